@@ -67,8 +67,8 @@ def _read_second_version(values: Mapping[str, Any]) -> Provenance:
         )
     return Provenance(
         tuple(_read_step(step) for step in values["history"]),
-        values["base"] and BaseModel(**values["base"]),
-        values["account"] and SizeAndCost.from_dict(values["account"]),
+        None if values["base"] is None else BaseModel(**values["base"]),
+        None if values["account"] is None else SizeAndCost.from_dict(values["account"]),
     )
 
 

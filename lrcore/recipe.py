@@ -16,7 +16,7 @@ import yaml
 
 from . import targets
 from .as_json import json_text
-from .errors import InputError, check_tokens_held, quoted, shown, unknown
+from .errors import SHOWN, InputError, check_tokens_held, quoted, shown, unknown
 from .settings import IN_MEMORY, check_settings, setting, settings_of
 from .texts import named
 
@@ -175,12 +175,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", named(self.data))
-        check_settings(self)
         self._check_numbers()
+        check_settings(self)
+        check_tokens_held(self.samples, self.seq_len)
         self._check_mappings()
 
     def _check_numbers(self) -> None:
-        check_tokens_held(self.samples, self.seq_len)
         ratio, number = self.ratio, isinstance(self.ratio, (int, float))
         if not number or isinstance(ratio, bool) or not 0 < ratio < 1:
             raise InputError(
@@ -201,13 +201,13 @@ class Recipe:
         for name, share in self.component_ratios.items():
             if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < 1:
                 raise InputError(
-                    f"The ratio of component {quoted(str(name))} must lie between 0 and 1 (the "
+                    f"The ratio of component {str(name)[:SHOWN]} must lie between 0 and 1 (the "
                     f"share to remove), got {shown(share)}."
                 )
         for name, value in [*self.options.items(), *self.policy_options.items()]:
             if not isinstance(value, (bool, int, float, str)):
                 raise InputError(
-                    f"Option {quoted(str(name))} must be a string, a number or true/false; got "
+                    f"Option {str(name)[:SHOWN]} must be a string, a number or true/false; got "
                     f"{shown(value)}."
                 )
         for slot, rank in self.overrides.items():

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lrcore.errors import InputError, quoted
+from lrcore.errors import SHOWN, InputError, quoted
 
-MOST = 5  # fields that are named in a sentence
+MOST = 20  # fields that are named in a sentence
 _ALPACA = ("instruction", "input", "output")
 
 
@@ -41,7 +41,7 @@ def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
     texts = [name for name, value in row.items() if isinstance(value, str)]
     if len(texts) == 1:
         return (texts[0],)
-    first = [f"{quoted(name)} ({type(value).__name__})" for name, value in [*row.items()][:MOST]]
+    first = [f"{name[:SHOWN]} ({type(value).__name__})" for name, value in [*row.items()][:MOST]]
     listed = ", ".join(first + ["..."] * (len(row) > MOST)) or "none"
     raise InputError(
         f"{where}: cannot tell which field is the text. Fields found: {listed}. "

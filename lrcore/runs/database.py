@@ -33,6 +33,7 @@ create table if not exists samples (
 create table if not exists changes (count integer not null);
 insert into changes select 0 where not exists (select * from changes);
 """
+LATEST = 1e11  # seconds since the epoch: later dates are mistakes
 AT_ONCE = 500  # rows of one question; SQLite takes 999 values
 
 
@@ -109,14 +110,17 @@ class Database:
         """{id: folder} of every run, oldest first."""
         return {
             row["id"]: row["folder"]
-            for row in self._rows("select id, folder from runs order by created, id")
+            for row in self._rows("select id, name, created, folder from runs order by created, id")
+            if _is_sound(row)
         }
 
     def heads(self) -> list[tuple[str, str, float, str]]:
         """(id, name, created, folder) of every run, oldest first."""
         question = "select id, name, created, folder from runs order by created, id"
         return [
-            (row["id"], row["name"], row["created"], row["folder"]) for row in self._rows(question)
+            (row["id"], row["name"], row["created"], row["folder"])
+            for row in self._rows(question)
+            if _is_sound(row)
         ]
 
     def get(self, run_id: str) -> Row | None:
@@ -129,7 +133,7 @@ class Database:
             places = ", ".join("?" * len(some))
             for row in self._rows(f"select * from runs where id in ({places})", *some):
                 recipe, report = _read(row["recipe"]), _read(row["report"])
-                if recipe is not None and report is not None:
+                if recipe is not None and report is not None and _is_sound(row):
                     own = (row["id"], row["name"], row["created"], row["folder"])
                     yield Row(*own, recipe, report)
 
@@ -180,7 +184,7 @@ class Database:
     def results(self, run_id: str, kind: str) -> list[dict[str, Any]]:
         """Newest last."""
         question = "select data from results where run = ? and kind = ? order by created, rowid"
-        data = (_read(row["data"]) for row in self._rows(question, run_id, kind))
+        data = (_read_result(row["data"]) for row in self._rows(question, run_id, kind))
         return [one for one in data if one is not None]
 
     def all_results(self, kind: str) -> dict[str, list[dict[str, Any]]]:
@@ -188,7 +192,7 @@ class Database:
         question = "select run, data from results where kind = ? order by created, rowid"
         results: dict[str, list[dict[str, Any]]] = {}
         for row in self._rows(question, kind):
-            if (data := _read(row["data"])) is not None:
+            if (data := _read_result(row["data"])) is not None:
                 results.setdefault(row["run"], []).append(data)
         return results
 
@@ -222,7 +226,7 @@ def _whole(file: Path) -> Iterator[None]:
         yield
     except sqlite3.IntegrityError:  # of a run that is gone
         raise
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise InputError(
             f"'{file}' cannot be used as the database of runs ({error}). Another program may hold "
             "it, or it is damaged: move it away, and the runs are taken up anew from their folders."
@@ -236,6 +240,20 @@ def _read(text: Any) -> dict[str, Any] | None:
     except (ValueError, TypeError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def _read_result(text: Any) -> dict[str, Any] | None:
+    """The same for what was measured, by whichever protocol."""
+    values = _read(text)
+    return values if values and isinstance(values.get("protocol", {}), dict) else None
+
+
+def _is_sound(row: sqlite3.Row) -> bool:
+    """Whether the row of a run has texts and a time where they have to be."""
+    texts, created = (row["id"], row["name"], row["folder"]), row["created"]
+    return all(isinstance(one, str) for one in texts) and (
+        isinstance(created, float) and 0 <= created < LATEST
+    )
 
 
 def _insert(database: sqlite3.Connection, row: Row) -> None:

@@ -33,7 +33,7 @@ from ..places import expanded
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import shortage
-from .database import Database, Row
+from .database import LATEST, Database, Row
 from .making import fields, method_and_policy
 
 PARTIAL = ".partial-"  # what earlier versions called a run that is being written
@@ -44,7 +44,6 @@ UNREADABLE = (
     TypeError,
     RecursionError,
 )  # what a folder that somebody else edited may lead to
-LATEST = 1e11  # seconds since the epoch: later dates are mistakes
 _Made = tuple[Recipe, Provenance]
 
 

@@ -91,21 +91,39 @@ def test_a_row_that_cannot_be_read_hides_no_other(column, value, folder, small):
     runs.delete(other.id)
 
 
-@pytest.mark.parametrize("value", ["{", "[]", "5", "null"])
+@pytest.mark.parametrize("value", ["{", "[]", "5", "null", '{"protocol": []}'])
 def test_results_and_samples_that_cannot_be_read_are_left_out(value, folder):
     with sqlite3.connect(folder / "runs.sqlite") as database:
         kept = (OWN, "evaluation", "p", 1.0, value)
         database.execute("insert into results values (?, ?, ?, ?, ?)", kept)
-        database.execute("insert into samples values (?, 1.0, 'p', ?, 't')", (OWN, value))
+        database.execute("insert into samples values (?, 1.0, 'p', '{', 't')", (OWN,))
     database.close()
     runs = lrcore.Runs(folder)
     assert [run.evaluations for run in runs.all()] == [[]]
     assert runs.samples(OWN) == [{"prompt": "p", "text": "t", "settings": {}}]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("created", one) for one in ("today", 1e308, -1.0)),
+        *((name, b"\xff") for name in ("name", "folder", "id")),
+    ],
+    ids=str,
+)
+def test_a_row_of_odd_types_hides_no_other(column, value, folder, small):
+    lrcore.Runs(folder).add(small, "other")
+    with sqlite3.connect(folder / "runs.sqlite") as database:
+        database.execute(f"update runs set {column} = ? where id = ?", (value, OWN))
+    database.close()
+    assert "other" in {run.name for run in lrcore.Runs(folder).all()}
+    assert main(["runs", "--folder", str(folder)]) == 0
+
+
 REPORTS = (
     *({"name": value} for value in (5, None, [], "\ud800")),
     *({"created": value} for value in ("today", None, [], 1e308, -1.0, 10**400)),
+    *({"account": value} for value in ({}, 5, [])),
     *({"evaluations": value} for value in (5, [5], [{}], [{"protocol": 5}], {"a": 1})),
 )
 
