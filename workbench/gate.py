@@ -7,16 +7,20 @@ that the browser sends, so these are checked.
 
 import asyncio
 import ipaddress
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+log = logging.getLogger("workbench.gate")
+
 LARGEST = 8 * 2**20  # bytes of a request: a form, a recipe, a text of prompts
 BODY = 120.0  # seconds in which the body of a request has to come
 HELD = 16 * LARGEST  # bytes of the bodies of all requests that are not answered
 BUSY = "The server holds as much as it can of requests that are not answered. Try again later."
+NO_REQUEST = "The request is none that the page makes, so it is not answered. Check its body."
 LATE = f"The request did not come within {BODY:.0f} seconds. Try again."
 UPLOADS = (".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml")
 ANY = "*"  # a name that stands for all
@@ -89,16 +93,36 @@ class Gate:
             return await send({"type": "websocket.close", "code": 1008})  # answered with 403
         if refused is not None:
             return await _answer(send, *refused)
-        if scope["type"] == "websocket" or scope["method"] == "GET":
+        if scope["type"] == "websocket":
             return await self.app(scope, receive, send)
+        if scope["method"] == "GET":
+            return await self._pass(scope, receive, send)
         parts: list[Any] = []
         try:
             refused = await self._read(scope, receive, parts)
             if refused is not None:
                 return await _answer(send, *refused)
-            await self.app(scope, _again(parts, receive), send)
+            await self._pass(scope, _again(parts, receive), send)
         finally:
             self.held -= sum(map(_size, parts))
+
+    async def _pass(self, scope: Any, receive: Any, send: Any) -> None:
+        """Let the page answer. What Gradio raises for a body that a route of its does not take is
+        one sentence, and one line of the log: nothing of the page asks so.
+        """
+        begun: list[Any] = []
+
+        async def sending(message: Any) -> None:
+            begun.append(message["type"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if begun:
+                raise
+            log.warning("refused: %r (%s)", scope["path"][:80], type(error).__name__)
+            await _answer(send, 400, NO_REQUEST)
 
     async def _read(self, scope: Any, receive: Any, parts: list[Any]) -> tuple[int, str] | None:
         """Put the messages of a request's body into parts; why it is refused, if it is."""

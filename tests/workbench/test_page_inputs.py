@@ -235,6 +235,28 @@ def test_events_that_say_something_else_are_answered_with_a_sentence(page, store
     check(page, store, capfd, caplog, asked)
 
 
+BODIES = (
+    *("", "5", "[]", "{}", "null", "[" * 100_000, "\xff", '{"data": 5}', '{"data": [NaN]}'),
+    *('{"data": [], "fn_index": 99999999}', '{"data": [], "fn_index": "x"}'),
+    *('{"data": [], "fn_index": 0, "session_hash": []}', '{"data": ["\\ud800"], "fn_index": 0}'),
+)
+ROUTES = (
+    *("run/predict", "queue/join", "call/nobody", "call/allocate", "call/v2/allocate", "reset"),
+    *("cancel", "component_server", "upload", "vibe-edit/"),
+)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_bodies_that_a_route_does_not_take_are_no_fault(route, page, store, capfd, caplog):
+    kind = {"Content-Type": "application/json"}
+    answers = [
+        page.http.post(f"/gradio_api/{route}", content=body.encode("latin-1"), headers=kind).text
+        for body in BODIES
+    ]
+    assert [one for one in answers if "Internal Server Error" in one or FAULT.search(one)] == []
+    check(page, store, capfd, caplog, [])
+
+
 @pytest.mark.soak
 def test_what_nobody_says_to_any_event(page, store, capfd, caplog):
     """Every input of every event."""
