@@ -72,10 +72,11 @@ class Page(Place):
         try:
             server.start()
             yield Visited(server)
-        except (httpx.HTTPError, OSError, AssertionError, Refused):
+        except (httpx.HTTPError, OSError, AssertionError, Refused) as error:
             if was_killed(server):
                 raise Killed from None
-            raise
+            said = f"it ended with {server.process.poll()}: {server.log[-800:]}"
+            raise AssertionError(said) from error
         finally:
             server.stop()
             self.log, self.left = server.log, group_runs(server.process.pid)
