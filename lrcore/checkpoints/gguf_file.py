@@ -15,11 +15,12 @@ from torch import Tensor
 from ..errors import InputError, unknown
 from ..files import check_file, draft_of
 from ..models.architectures import text_config
+from ..models.gguf import UNEVEN
 from ..models.load import LoadedModel
 from ..places import expanded
 from .card import licence
 from .gguf_families import GgufFamily
-from .gguf_fit import UNEVEN, LayerFacts, file_family, layer_facts, rotary_factors
+from .gguf_fit import LayerFacts, file_family, layer_facts, rotary_factors
 from .gguf_layers import named_tensors
 from .gguf_vocabulary import vocabulary
 from .notes import Changes, Filled

@@ -12,12 +12,11 @@ from transformers import PreTrainedModel
 from ..errors import InputError
 from ..layer import Layer, Linear
 from ..models.architectures import MULTIMODAL, decoder_layers, text_config
+from ..models.gguf import UNEVEN
 from ..models.layers import read_layer
 from .gguf_families import GGUF_FAMILIES, GgufFamily
 from .gguf_layers import tied
 from .plain import layer_misfit, network_misfit
-
-UNEVEN = "deci"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ rotated and which all heads share. So:
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from ..models.offload import present
 from ..places import expanded
 from .card import Usage, model_card
 from .checkpoint import SHARD, write_companions, write_folder, write_weights
+from .filling import filled_heads
 from .paths import public_model
 from .plain import FAMILIES, layer_misfit, network_misfit, window_of
 
@@ -93,14 +94,13 @@ def export_mla(
     as by `save`.
     """
     public, network = public_model(model), model.network
-    layers = checked_layers(network)
-    if len({layer.attention.n_q for layer in layers}) > 1:
-        raise _refused("its layers have different numbers of heads")
+    own = checked_layers(network)
+    layers = _with_equal_heads(own)
     sizes = _sizes(layers)
     state = _state(network, layers, sizes)
     parameters = sum(tensor.numel() for tensor in state.values())
     cached = len(layers) * (sizes.latent + sizes.rotary)
-    notes = [*_notes(layers, sizes, cached)]
+    notes = [*_notes(own, sizes, cached)]
     if window := window_of(network):
         notes.append(f"the context is that of the sliding window, {window:,}")
     title = Path(folder).name if expanded(model.name).exists() else public.name
@@ -148,6 +148,17 @@ def _bias(layer: Layer) -> str:
     assert m is not None  # refused before
     assert m.gate is not None
     return "the MLP has biases" if any(p.bias is not None for p in (m.gate, m.up, m.down)) else ""
+
+
+def _with_equal_heads(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers with as many heads as the one with most has; those that are added are zeros."""
+    most = max(layer.attention.n_kv for layer in layers)
+    return [
+        layer
+        if layer.attention.n_kv == most
+        else replace(layer, attention=filled_heads(layer.attention, most))
+        for layer in layers
+    ]
 
 
 def _sizes(layers: Sequence[Layer]) -> _Sizes:
@@ -369,6 +380,9 @@ def _notes(layers: Sequence[Layer], sizes: _Sizes, cached: int) -> Iterator[str]
     whole = sum(layer.attention.cached_latent("k") is not None for layer in layers)
     if whole:
         yield f"the keys of {whole} layers are cached whole"
+    heads_of = [layer.attention.n_kv for layer in layers]
+    if fewer := sum(count < max(heads_of) for count in heads_of):
+        yield f"{fewer} layers have heads of zeros, up to {max(heads_of)} of keys and values"
     if len({len(_values(layer.attention)[0]) for layer in layers}) > 1:
         yield f"latents were filled with zeros to the largest, {sizes.latent - 1}"
     if len({layer.mlp.up.weight.shape[0] for layer in layers if layer.mlp is not None}) > 1:

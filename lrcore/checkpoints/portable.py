@@ -60,9 +60,10 @@ class LowRank:
         super().__init__(config)
         text.{uneven} = sizes
         install(self, places_in(config.lowrank["layers"], self.inside))
-        shared = shared_names(self)
-        self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
+        shared = shared_names(self, "parameters")
         self.all_tied_weights_keys = self.all_tied_weights_keys | shared
+        shared |= shared_names(self, "buffers")  # written once, but transformers ties none
+        self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
 
     def _get_static_cache_init_shape(self):
         return None  # a layer of the cache takes the shapes of its first keys and values

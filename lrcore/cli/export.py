@@ -136,6 +136,11 @@ def _check_place(out: Path, how: Written) -> None:
 
     if how.format == "gguf":
         check_gguf(out, how.type)
+    elif out.suffix == ".gguf" and not out.is_dir():
+        raise InputError(
+            f"'{out}' is the name of a GGUF file, and this writes a folder. Add --format gguf, or "
+            "name a folder."
+        )
     else:
         check_target(out)
 

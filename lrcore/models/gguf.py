@@ -29,6 +29,7 @@ from .weights import MARK, SINGLE, file_hash, read_json
 ABOUT = "gguf.json"  # in the folder of a dequantised model: which file it is of, and the note
 FORMAT = 1  # of the folder; another number makes every file be dequantised again
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # stored without quantisation
+UNEVEN = "deci"  # the architecture whose layers have sizes of their own, which transformers lacks
 RARE = 0.01  # of the values: less is not worth a word in the note
 _BITS = re.compile(r"(?:I?Q|FP|T)(\d)")
 _held: dict[Path, Lock | None] = {}
@@ -123,6 +124,7 @@ def _write_model(header: GgufHeader, folder: Path, dtype: torch.dtype) -> None:
     """
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    _check_family(header)
     _check_depth(header)
     tokens, weights = folder / "tokenizer.gguf", folder / "weights.gguf"
     header.write_part(tokens, tensors=False)
@@ -195,6 +197,16 @@ def _readable(path: Path) -> Iterator[None]:
             f"transformers cannot read the GGUF file '{path}' ({type(error).__name__}: "
             f"{one_line(error)}). Take the model as safetensors."
         ) from error
+
+
+def _check_family(header: GgufHeader) -> None:
+    """Raise InputError for what `export --format gguf` writes of layers of different sizes."""
+    if header.architecture == UNEVEN:
+        raise InputError(
+            f"'{header.path}' is a {UNEVEN}, whose layers have sizes of their own: llama.cpp runs "
+            "it, and transformers does not read it from GGUF. Load the checkpoint that it was made "
+            "of, or take the model as safetensors."
+        )
 
 
 def _check_depth(header: GgufHeader) -> None:

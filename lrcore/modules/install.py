@@ -78,7 +78,8 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
     places: by path of a decoder layer ("" for changed modules outside the layers), its "parts" if
     it was sliced, its "modules", and its "projections", by their paths within the layer.
     """
-    for place, entry in places.items():
+    # layer 10 stands before layer 9 in a config that transformers wrote
+    for place, entry in sorted(places.items(), key=lambda one: _takes_bases(one[1])):
         if "parts" in entry:
             native = network.get_submodule(place)
             kind = standing_for(native, SlicedLayer)
@@ -92,6 +93,11 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
             parent, _, leaf = path.rpartition(".")
             beside = holder.get_submodule(parent)
             setattr(beside, leaf, in_place_of(getattr(beside, leaf, None), projection))
+
+
+def _takes_bases(entry: Mapping[str, Any]) -> bool:
+    """Whether projections share the basis of an earlier layer."""
+    return any("down_at" in described for described in entry["projections"].values())
 
 
 def in_place_of(native: nn.Module | None, projection: nn.Module) -> nn.Module:
@@ -131,11 +137,13 @@ def _inside(start: str, described: Mapping[str, Any]) -> dict[str, Any]:
     return {**described, **({"down_at": owner.removeprefix(start)} if owner else {})}
 
 
-def shared_names(network: nn.Module) -> dict[str, str]:
-    """Further names of parameters that several projections share, each with the first."""
+def shared_names(network: nn.Module, kind: str) -> dict[str, str]:
+    """Further names of tensors that several projections share, each with the first; kind:
+    "parameters" or "buffers".
+    """
     first: dict[int, str] = {}
-    named = network.named_parameters(remove_duplicate=False)
-    places = {name: first.setdefault(id(parameter), name) for name, parameter in named}
+    named = getattr(network, f"named_{kind}")(remove_duplicate=False)
+    places = {name: first.setdefault(id(tensor), name) for name, tensor in named}
     return {name: own for name, own in places.items() if name != own and ".down." in name}
 
 

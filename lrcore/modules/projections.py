@@ -182,7 +182,8 @@ def rebuild(
     find: a projection of an earlier layer by its path, whose `down` another one shares.
     """
     modules: dict[str, Any] = {}
-    for name, entry in described.items():
+    # transformers sorts the names of a config that it writes: who shares may stand first
+    for name, entry in sorted(described.items(), key=lambda one: "down_of" in one[1]):
         size_in, size_out, rank, bias = entry["in"], entry["out"], entry["rank"], entry["bias"]
         if rank is None:
             modules[name] = _empty(entry.get("whole"), (size_out, size_in), bias, dtype)

@@ -94,6 +94,8 @@ def test_layers_of_different_sizes_are_a_deci(tiny_llama, small_of, tmp_path) ->
     assert kinds["blk.0.ffn_down.weight"] == "F16"  # rows of 40 are no whole blocks of 32
     assert kinds["blk.0.ffn_norm.weight"] == "F32"
     assert "3 matrices are f16, since their rows are no multiple of 32" in written.notes
+    with pytest.raises(lrcore.InputError, match=r"is a deci, .* Load the checkpoint that it was"):
+        lrcore.load(written.path)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
@@ -172,6 +174,9 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
     assert "Did you mean 'gguf'?" in capsys.readouterr().err
     assert main(["export", "x", "y.bin", "--format", "gguf"]) == 2
     assert "ends in .gguf" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "small"), str(tmp_path / "folder.gguf")]) == 2
+    assert "Add --format gguf, or name a folder." in capsys.readouterr().err
+    assert not (tmp_path / "folder.gguf").exists()
 
 
 @pytest.mark.parametrize(

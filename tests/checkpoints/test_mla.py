@@ -117,6 +117,16 @@ def test_scaled_angles_stay_and_a_window_limits_the_context(tiny_llama, tmp_path
         assert ("the context is that of the sliding window, 6" in written.notes) == (window == 6)
 
 
+def test_where_layers_lost_heads_others_kept_they_are_zeros(tiny_llama, small_of, tmp_path) -> None:
+    by_hand = {"0.heads": 2, "1.heads": 1, "2.heads": 2}
+    small = small_of(tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, overrides=by_hand)
+    written = lrcore.export_mla(small, tmp_path / "out")
+    found = stock(written.path)
+    torch.testing.assert_close(logits(found), logits(small.network), atol=1e-4, rtol=0)
+    assert "1 layers have heads of zeros, up to 2 of keys and values" in written.notes
+    assert cached(found) == written.kv_values > small.size.kv_values
+
+
 def test_in_bfloat16_it_departs_as_much_as_the_model_itself(latents, tmp_path) -> None:
     found = stock(lrcore.export_mla(latents, tmp_path / "out").path, torch.bfloat16)
     exact = logits(latents.network)

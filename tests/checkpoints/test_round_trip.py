@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from elsewhere import TOKENS, elsewhere
+from tiny_models import CONFIGS, copy_tokenizer, noisy
 
 import lrcore
 
@@ -15,6 +16,7 @@ MADE = {
     "modegpt": ("modegpt", {}),
     "latentllm": ("latentllm", {}),
     "shared": ("care", {"joint": True}),
+    "joint": ("latentllm", {"attention": "joint_qkv"}),
     "sliced": None,
 }
 
@@ -94,6 +96,32 @@ def test_a_trained_export_is_measured_saved_and_loaded(name, saved, story_file, 
     assert math.isfinite(result.perplexity)
     kept = lrcore.load(str(lrcore.save(tuned, tmp_path / "kept")))
     assert torch.equal(logits(kept), logits(tuned))
+
+
+SAVE_ONLY = """
+import json, sys
+from transformers import AutoModelForCausalLM
+for folder in json.loads(sys.argv[1]):
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    model.save_pretrained(f"{folder}-again")
+    AutoModelForCausalLM.from_pretrained(f"{folder}-again", trust_remote_code=True)
+"""
+
+
+def test_what_layers_and_projections_share_is_saved_once(saved, tiny_llama, tmp_path) -> None:
+    """transformers ties parameters alone, and sorts the layers in a config by name."""
+    models, _ = saved
+    fields = CONFIGS["llama"] | {"num_hidden_layers": 11}
+    noisy("llama", fields).save_pretrained(tmp_path / "deep")
+    copy_tokenizer(tiny_llama, tmp_path / "deep")
+    deep = lrcore.load(tmp_path / "deep")
+    made = {f"{name}-4": lrcore.quantise(models[name], 4, 16) for name in ("shared", "joint")}
+    made["bases"] = lrcore.share_bases(deep, models["shared"].recipe, group=3)
+    folders = [lrcore.export(model, tmp_path / name) for name, model in made.items()]
+    elsewhere(SAVE_ONLY, json.dumps(list(map(str, folders))), cwd=tmp_path)
+    for folder, model in zip(folders, made.values(), strict=True):
+        copy_tokenizer(tiny_llama, again := folder.with_name(f"{folder.name}-again"))
+        assert torch.equal(logits(lrcore.load(again)), logits(model))
 
 
 def test_a_config_without_its_layers_says_so(saved, tmp_path) -> None:
