@@ -221,7 +221,7 @@ def analyse(
     for index in range(total):
         progress("analyse", index, total)
         file = layer_file(folder, index)
-        if not is_kept(folder, index):
+        if not is_kept(folder, index, counted=False):
             with draft_of(file) as draft:
                 save_file(_layer_values(model, calibration, index), draft)
         values = load_file(file)

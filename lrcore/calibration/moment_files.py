@@ -49,14 +49,16 @@ def layer_file(folder: Path, layer: int) -> Path:
     return folder / f"layer-{layer:04d}.safetensors"
 
 
-def is_kept(folder: Path, layer: int) -> bool:
-    """Whether the moments of a layer are there, in a file that is whole."""
+def is_kept(folder: Path, layer: int, counted: bool = True) -> bool:
+    """Whether the moments of a layer are there, in a file that is whole. counted: it says of how
+    many tokens, as that of spectra does not.
+    """
     file = layer_file(folder, layer)
     try:
         if not file.is_file():  # also a pipe, which would be waited for
             return False
         with safe_open(file, "pt") as opened:
-            tokens = (opened.metadata() or {}).get("tokens", "0")  # spectra have none
+            tokens = (opened.metadata() or {}).get("tokens", "" if counted else "0")
             return tokens.isdecimal() and bool(opened.keys())
     except (OSError, SafetensorError):
         return False

@@ -67,9 +67,9 @@ def _summaries() -> list[Any]:
 
 def _listed(known: Any) -> Any:
     """The same. Raises TypeError or LookupError for neither `_described` nor `_summaries`."""
-    for rows in (known["methods"], known["policies"]) if isinstance(known, dict) else known:
-        for row in rows:
-            row["name"], row["options"]
+    first, second = known.values() if isinstance(known, dict) else known
+    for row in [*first, *second]:
+        row["name"], row["options"]
     return known
 
 
