@@ -127,7 +127,9 @@ class Gate:
     async def _read(self, scope: Any, receive: Any, parts: list[Any]) -> tuple[int, str] | None:
         """Put the messages of a request's body into parts; why it is refused, if it is."""
         claimed = next(_values(scope, b"content-length"), "0")
-        more = not claimed.isdigit() or int(claimed) <= LARGEST
+        more = not re.fullmatch("[0-9]+", claimed) or (
+            len(claimed) < 12 and int(claimed) <= LARGEST
+        )
         left = LARGEST if more else -1
         try:
             async with asyncio.timeout(BODY):

@@ -188,6 +188,58 @@ def test_what_is_no_file_in_the_place_of_one(kind, refused, tiny_llama, compress
     refused("runs", "--folder", named("runs"))
 
 
+MODELS: dict[str, tuple[str, Callable[[dict], object]]] = {
+    "a token numbered 10^12": (
+        "tokenizer.json",
+        lambda own: own["model"]["vocab"].update(a=10**12),
+    ),
+    "texts filled up to 10^9 tokens": (
+        "tokenizer.json",
+        lambda own: own.update(
+            padding={
+                "strategy": {"Fixed": 10**9},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "<pad>",
+            }
+        ),
+    ),
+    "a billion labels": ("config.json", lambda own: own.update(num_labels=10**9)),
+    "a config of text that is none": ("config.json", lambda own: own.update(text_config={})),
+    "a config of text that is a number": ("config.json", lambda own: own.update(text_config=5)),
+    "a share that is a text": ("config.json", lambda own: own.update(partial_rotary_factor="x")),
+    "a family of a long name": ("config.json", lambda own: own.update(model_type="a" * 5000)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name, refused, quick, tiny_llama, tmp_path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    file, change = MODELS[name]
+    values = json.loads((folder / file).read_text())
+    change(values)
+    (folder / file).write_text(json.dumps(values))
+    refused("compress", folder, "--out", tmp_path / "out", *quick)
+
+
+@pytest.mark.parametrize("flag", ["--csv", "--html"])
+def test_what_is_written_replaces_no_device(flag, refused, tiny_llama, story_file, quick, tmp_path):
+    device = tmp_path / "null"
+    device.symlink_to("/dev/null")
+    words = ["answers", tiny_llama, "--prompts", story_file, "--max-new-tokens", 1]
+    if flag == "--html":
+        words = ["compare", tiny_llama, tiny_llama, *quick]
+    refused(*words, flag, device)
+    assert device.is_symlink()
+
+
+def test_a_folder_that_is_no_text_is_refused_before_any_work(refused, tiny_llama, quick, tmp_path):
+    refused("compress", tiny_llama, "--out", f"{tmp_path}/caf\udce9", *quick)
+    refused("export", tiny_llama, f"{tmp_path}/caf\udce9.gguf", "--format", "gguf")
+
+
 # --- texts and questions ---
 
 TEXTS = {
