@@ -37,6 +37,15 @@ def port(text: str) -> int:
     return number
 
 
+def named_port(environment: MutableMapping[str, str]) -> str:
+    """The port that the environment names, or the usual one; an empty name, at which Gradio fails
+    when it is imported, is taken out.
+    """
+    if not environment.get("GRADIO_SERVER_PORT"):
+        environment.pop("GRADIO_SERVER_PORT", None)
+    return environment.get("GRADIO_SERVER_PORT", "7860")
+
+
 def check_free(host: str, port: int) -> None:
     """Raise InputError where nobody can listen on an address, seconds before Gradio would find
     out.
@@ -59,9 +68,7 @@ def main() -> None:
     """Serve the page until it is stopped."""
     keep_in_storage(os.environ)
     options = argparse.ArgumentParser(description="Start the workbench, and print its address.")
-    options.add_argument(
-        "--port", type=port, default=os.environ.get("GRADIO_SERVER_PORT") or "7860"
-    )
+    options.add_argument("--port", type=port, default=named_port(os.environ))
     access.add_options(options)
     chosen = options.parse_args()
     try:

@@ -184,12 +184,12 @@ def interrupted(place: Place, job: Job, chance: random.Random) -> Outcome:
     at = chance.randrange(1, job.events[kind] + 1)
     done, what = place.run(job.arguments, kind, at, signal.SIGINT), f"{job.name} ({kind} {at})"
     wrong = harmed(place, job, before, what)
-    wrong += [f"{what}: {path} is left" for path in place.temporary()]
     if done.returncode not in (0, 130) or (done.returncode and not ends_well(done.stderr)):
         wrong.append(f"{what}: {done.returncode}: {done.stderr[-600:]}")
     again = place.run(job.arguments)
     if again.returncode or place.plain(again.stdout) != job.shown or place.tree() != job.after:
         wrong.append(f"{what}: it does not go on: {again.stderr[-300:]}")
+    wrong += [f"{what}: {path} is left" for path in place.temporary()]
     return Outcome(done.returncode == 130, tuple(wrong))
 
 

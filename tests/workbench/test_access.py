@@ -119,6 +119,15 @@ def test_where_nobody_can_listen_is_said_before_the_page_is_built(host):
     start.check_free("127.0.0.1", port)
 
 
+def test_an_empty_name_of_a_port_is_taken_out_before_gradio_reads_it():
+    from workbench import start
+
+    environment = {"GRADIO_SERVER_PORT": ""}
+    assert start.named_port(environment) == "7860"
+    assert environment == {}
+    assert start.named_port({"GRADIO_SERVER_PORT": "80"}) == "80"
+
+
 def test_a_password_file_of_nobody_is_refused(read):
     with pytest.raises(lrcore.InputError, match="cannot be read"):
         read("--password-file", "~nobody_is_called_so/password")
