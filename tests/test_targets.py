@@ -124,6 +124,14 @@ def test_export_writes_what_the_target_asks_for(
         assert loaded.config.kv_lora_rank == 1 + next(iter(small.history[-1].ranks)).rank
 
 
+def test_stock_is_a_format_whatever_the_target(prepared, dense, tmp_path) -> None:
+    recipe, factors = prepared("a3", target="llama.cpp")
+    lrcore.save(lrcore.compress(dense, recipe, factors), tmp_path / "checkpoint")
+    assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "out"), "--stock"]) == 0
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
+    assert found.config.model_type == "llama"
+
+
 def test_a_method_that_adds_biases_the_file_has_no_place_for_is_refused(story_file) -> None:
     """Before any work, with the methods that fit; the same method on a llama is not."""
     tokenizer = lrcore.load("demo-llama").tokenizer

@@ -63,13 +63,13 @@ class Written:
         return "vllm" if self.format == "vllm" else "transformers"
 
     def of(self, target: Any) -> "Written":
-        """With the format of a `lrcore.targets.Target` where none is named.
+        """With the format of a `lrcore.targets.Target` where none is named; --stock names one.
 
         Raises InputError for what that format excludes.
         """
         if self.format != "auto":
             return self
-        kind = "transformers" if self.stock and target.takes_code else target.format
+        kind = "transformers" if self.stock else target.format
         return replace(self, format=kind, stock=self.stock or target.stock)
 
 

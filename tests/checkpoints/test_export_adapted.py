@@ -6,6 +6,7 @@ import json
 
 import pytest
 from elsewhere import elsewhere
+from tiny_models import family_folder
 from transformers import AutoModelForCausalLM
 
 import lrcore
@@ -189,6 +190,31 @@ def test_lora_takes_the_names_of_the_family_and_its_defaults(
         small = lrcore.compress(lrcore.load(tiny_llama), one)
         exports.append(str(lrcore.export(small, tmp_path / name)))
     elsewhere(BY_NAMES, json.dumps(exports), cwd=folders)
+
+
+JOINT = """
+import json, sys
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+for folder in json.loads(sys.argv[1]):
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    tuned = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM"))
+    reached = [name for name, _ in tuned.named_parameters() if "lora_A" in name]
+    for part in ("q_proj", "k_proj", "v_proj"):
+        assert any(f".{part}." in name for name in reached), (folder, part, reached)
+"""
+
+
+def test_lora_reaches_queries_keys_and_values_of_families_that_join_them(
+    tiny_llama, small_of, tmp_path
+) -> None:
+    """Their defaults name one matrix, which compressed attention has no more."""
+    exports = []
+    for family in ("gpt2", "gpt_neox", "bloom", "falcon", "mpt"):
+        dense = family_folder(family, tiny_llama, tmp_path / f"{family}-dense")
+        small = small_of(dense, "svd_llm", samples=2, seq_len=24)
+        exports.append(str(lrcore.export(small, tmp_path / family)))
+    elsewhere(JOINT, json.dumps(exports), cwd=tmp_path)
 
 
 def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:
