@@ -31,7 +31,7 @@ def cells(name: str = where_it_runs.MODELS[0]) -> dict[str, list[str]]:
     return {use: own for use, *own in rows[2:]}
 
 
-@pytest.mark.parametrize("name", ["demo-llama"])
+@pytest.mark.parametrize("name", where_it_runs.MODELS)
 def test_every_use_has_a_row_with_a_finding_for_every_structure(name) -> None:
     assert list(cells(name)) == list(libraries.USES)
     for own in cells(name).values():
