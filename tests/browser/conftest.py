@@ -89,7 +89,8 @@ def common_server(tmp_path_factory, cache):
 def stop(server: Server) -> None:
     """Nothing that was done on its pages may have been a fault of the server's."""
     server.stop()
-    assert "Traceback" not in server.log
+    before, fault, after = server.log.partition("Traceback")
+    assert not fault, f"{before[-500:]}{fault}{after[:4000]}"
 
 
 @pytest.fixture(scope="module")
