@@ -33,7 +33,9 @@ def duo_svd(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
         losses[slot] = curves[slot].at(offer.ranks)
         prices[slot] = offer.prices.double()
         few = min(CHOICES, len(offer.ranks))
-        places.append(torch.linspace(0, len(offer.ranks) - 1, few).round().long())
+        ends = (0, len(offer.ranks) - 1)
+        # named: a network that another thread makes changes the default type meanwhile
+        places.append(torch.linspace(*ends, few, dtype=torch.float64).round().long())
     left = budget.limit - sum(float(own[0]) for own in prices.values())
     unit = max(left / STATES, 1.0)
     parts = [
