@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calibration.calibrate import calibrate
+from ..compression.compress import check_recipe
 from ..data import check_named
 from ..errors import InputError, Shortage
 from ..evaluation.settings import EvaluationSettings
@@ -37,12 +38,16 @@ def run_sweep(
     store: a folder stands for `CellFiles` in it. progress is also called with ("sweep", cells done,
     cells). A cell that cannot be made, such as a KV budget for a method that leaves the cache as it
     is, becomes a row with its error. Raises InputError where a folder is given and nothing is to be
-    measured, and Shortage where disk or memory do not suffice.
+    measured or a cell has an option that there is not, and Shortage where disk or memory do not
+    suffice.
     """
     if not isinstance(store, SweepStore):
         if not sweep.evaluations and not sweep.tasks:
             raise InputError("The sweep measures nothing: give an evaluation or a task.")
         steps = [step for chain in sweep.cells() for step in chain]
+        for step in steps:
+            if step.kind == "compress":
+                check_recipe(step.recipe)
         read = [text for step in steps for text in (step.reads_text, step.measures_text) if text]
         for data in dict.fromkeys([*read, *(one.data for one in sweep.evaluations)]):
             check_named(data)

@@ -108,6 +108,8 @@ SWEEPS = (
     f"ratios: [{DIGITS}]",
     f"evaluation: {{samples: {DIGITS}}}",
     'methods: ["\\ud800"]',
+    "method: modegpt\noptions: {nosuch: 1}\nratios: [0.2]",
+    "policy: softmax\npolicy_options: {nosuch: 1}\nratios: [0.2]",
     *(
         f"rows: [{{heal: {{{name}: {value}}}}}]"
         for name in ("lr", "beta", "temperature", "seed")
