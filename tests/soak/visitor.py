@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 
 PATIENCE = 300.0  # seconds for one answer
-KEPT = 2.0  # seconds that a connection is kept; the server keeps it for 5
 DEEPEST = 4  # changes that follow a change, and so on
 CONFIG = "window.gradio_config = "  # what the page says of itself
 _TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
@@ -35,8 +34,9 @@ class Visitor:
     took: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # else a question may meet the end of a connection that the server gives up
-        limits = httpx.Limits(keepalive_expiry=KEPT)
+        # A connection for each question: one that is kept may meet the end that the server gives it
+        # after five seconds, as a browser notices and asks again.
+        limits = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, limits=limits)
         self.open()
 
