@@ -165,4 +165,6 @@ def _lost(a: Attention) -> int:
 
 def _angles(a: Attention) -> Tensor:
     """Radians per position of the pairs of a whole head, [head_size / 2]; ones where unknown."""
-    return torch.ones(a.head_size // 2) if a.frequencies is None else a.frequencies.cpu()
+    if a.frequencies is None:
+        return torch.ones(a.head_size // 2, dtype=torch.float32)
+    return a.frequencies.cpu()

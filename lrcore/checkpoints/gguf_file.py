@@ -136,7 +136,7 @@ def _write(
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         if factors := rotary_factors(model.network):
-            yield "rope_freqs.weight", torch.tensor(factors)
+            yield "rope_freqs.weight", torch.tensor(factors, dtype=torch.float32)
         names = ("feed_forward_length", "attention.head_count_kv")
         even = (None if family.plain else settings[f"{family.name}.{name}"] for name in names)
         yield from named_tensors(model.network, family, *even)

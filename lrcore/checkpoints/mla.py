@@ -269,7 +269,7 @@ def _attention(a: Attention, norm: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
     keys, key_bias = _keys(a, sizes)
     outputs = output_heads(a.o.weight.double().cpu(), a.n_q)
     outputs = torch.nn.functional.pad(outputs, (0, sizes.value - a.v_size))
-    o_bias = torch.zeros(len(a.o.weight)) if a.o.bias is None else a.o.bias.cpu()
+    o_bias = a.o.weight.new_zeros(len(a.o.weight)) if a.o.bias is None else a.o.bias
     named = {
         **_query_tensors(a, norm, sizes),
         "kv_a_proj_with_mqa.weight": torch.cat((values.down, keys)),
@@ -277,7 +277,7 @@ def _attention(a: Attention, norm: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
         "kv_a_layernorm.weight": values.scales,
         "kv_b_proj.weight": expand.repeat_interleave(a.group, dim=0).flatten(0, 1),
         "o_proj.weight": outputs.transpose(0, 1).reshape(outputs.shape[1], -1),
-        "o_proj.bias": o_bias,
+        "o_proj.bias": o_bias.cpu(),
     }
     return {f"{_ATTENTION}.{name}": tensor for name, tensor in named.items()}
 

@@ -181,7 +181,8 @@ def qk_pairs(
         ranking = by_pairs(column_products(magnitudes(a.q, a.n_q), magnitudes(a.k, a.n_kv), a))
     else:
         generator = torch.Generator().manual_seed(seed)
-        ranking = torch.rand(a.n_kv, a.qk_size // 2, generator=generator).to(squares.device)
+        size = (a.n_kv, a.qk_size // 2)
+        ranking = torch.rand(size, generator=generator, dtype=torch.float32).to(squares.device)
     return ordered(a, by_pairs(squares), ranking)
 
 

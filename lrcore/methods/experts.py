@@ -62,7 +62,7 @@ class EachExpert:
             self.solve(layer.of_expert(number), expert_moments(layer, moments, number), *options)
             for number in range(count)
         ]
-        scale = shares(layer, moments) if self.weighted else torch.ones(count)
+        scale = shares(layer, moments) if self.weighted else torch.ones(count, dtype=torch.float64)
         active = layer.experts.active
         return solved | {
             name: _joint([one[name] for one in each], scale, active) for name in each[0]

@@ -50,10 +50,9 @@ def add_channel(network: PreTrainedModel, size: int, seed: int = 0) -> None:
         a = layer.attention
         assert isinstance(a.k, LowRank)  # as _can_have_channel says
         weight = a.q.weight
-        q = (
-            torch.randn(a.n_q * size, weight.shape[1], generator=generator).to(weight)
-            * weight.std()
-        )
+        shape = (a.n_q * size, weight.shape[1])
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+        q = drawn.to(weight) * weight.std()
         write_layer(
             network,
             replace(

@@ -1,0 +1,47 @@
+"""A network that another thread makes, in 16 bits, changes torch's default type for all threads."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import lrcore
+
+# what makes numbers of the default type where none is named
+MAKERS = {"zeros", "ones", "empty", "eye", "rand", "randn", "linspace", "logspace"}
+
+
+def unnamed(tree: ast.AST) -> Iterator[ast.Call]:
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        of_torch = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
+        if (
+            of_torch
+            and call.func.attr in MAKERS
+            and not any(k.arg == "dtype" for k in call.keywords)
+        ):
+            yield call
+
+
+def test_what_makes_numbers_in_the_core_names_their_type() -> None:
+    folder = Path(lrcore.__file__).parent
+    found = [
+        f"{path.relative_to(folder)}:{call.lineno}"
+        for path in folder.rglob("*.py")
+        for call in unnamed(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found
+
+
+def test_the_programme_of_duo_svd_gives_the_same_ranks_meanwhile() -> None:
+    model = lrcore.load("demo-llama")
+    recipe = lrcore.Recipe(method="a3", policy="duo_svd", ratio=0.3)
+    factors = lrcore.prepare(model, recipe)
+    ranks = lrcore.allocate(factors, recipe).ranks
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert lrcore.allocate(factors, recipe).ranks == ranks
+    finally:
+        torch.set_default_dtype(torch.float32)
