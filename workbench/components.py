@@ -117,7 +117,7 @@ def log_slider(elem_id: str) -> gr.HTML:
     mark stands at what the slider's explanation calls the rule of thumb.
     """
     words = {"SLIDER": elem_id, "MARKED": text.RULE_OF_THUMB, "LABEL": text.LOGARITHMIC}
-    return unseen(f"{elem_id}-log", "log-slider.js", words=words)
+    return unseen(f"log-{elem_id}", "log-slider.js", words=words)
 
 
 def at_rest(elem_id: str, *changes: str) -> gr.HTML:

@@ -73,7 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _stop(f"error: {error.format_message().rstrip('.')}. See --help.", 2)
     except (Cancelled, KeyboardInterrupt, typer.Abort):
         return _stop("cancelled", 130)
-    except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has what it wanted
+    except BrokenPipeError:  # the reader, such as `head`, has what it wanted
+        leave_streams()
+        return 0
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):  # what a shell asked to complete
+            raise
         leave_streams()
         return 0
     except Exception as error:

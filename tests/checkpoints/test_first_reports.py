@@ -52,6 +52,7 @@ def test_its_report_becomes_a_history(model):
     # what plans did not say of themselves then is None
     summary = dict.fromkeys(OF_PLANS) | report["summary"]
     summary["requested"] = summary["asked"]
+    summary["removed_flops"] = 1 - summary["flops_per_token"] / summary["dense_flops_per_token"]
     for name, value in account.to_dict().items():
         assert value == (
             pytest.approx(summary[name]) if isinstance(value, float) else summary[name]

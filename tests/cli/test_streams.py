@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from fresh import ROOT
+from interrupts import hears_ctrl_c
 
 LRCORE = f"{sys.executable} -m lrcore"
 
@@ -19,7 +20,8 @@ def shell(tmp_path):
     def run(line: str, **environment: str) -> subprocess.CompletedProcess:
         own = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | environment
         call = ["bash", "-c", line.replace("lrcore ", f"{LRCORE} ", 1)]
-        done = subprocess.run(call, cwd=tmp_path, env=own, capture_output=True, text=True)
+        how = {"capture_output": True, "text": True, "preexec_fn": hears_ctrl_c}
+        done = subprocess.run(call, cwd=tmp_path, env=own, **how)
         assert "Traceback" not in done.stderr
         assert "Exception ignored" not in done.stderr
         return done

@@ -40,6 +40,7 @@ class Killer:
 def run(number: int, kind: str, at: int, arguments: list[str]) -> int:
     from lrcore.cli import main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background is deaf to it
     files, calls = (Killer(at if kind == one else 0, number=number) for one in ("files", "calls"))
     sys.addaudithook(files.audit)
     if kind == "calls" or not at:

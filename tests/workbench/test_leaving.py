@@ -7,14 +7,10 @@ import sys
 import time
 
 from gradio_client import Client
+from interrupts import hears_ctrl_c
 from page_server import PATIENCE, ROOT, free_port
 
 SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3}
-
-
-def heard() -> None:
-    """In the new process: a shell's background commands are started deaf to Ctrl+C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
@@ -35,7 +31,7 @@ def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
             env=os.environ | folders,
             stdout=log,
             stderr=log,
-            preexec_fn=heard,
+            preexec_fn=hears_ctrl_c,
         )
         try:
             until("Running on local URL")

@@ -1,6 +1,6 @@
 """The choice of runs, their figures, excess loss over size, and where their recipes differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,12 +149,20 @@ def chart_panels(store: Store, ids: list[str], protocol: str | None, axis: str) 
     return panels(runs, protocol, AXES[axis], known, ids or [])
 
 
+def form_of(event: gr.EventData, forms: Mapping[str, str]) -> str:
+    """The form of a file that was pressed. Raises InputError where it is none of these."""
+    form = event_data(event)["form"]
+    if form not in forms:
+        raise Said.unclear("form")
+    return str(form)
+
+
 def save_points(
     store: Store, ids: list[str], protocol: str | None, axis: str | None, event: gr.EventData
 ) -> str:
     """The points of the chart as a file of the form that was pressed."""
     axis = axis or next(iter(AXES))
-    form, drawn = event_data(event)["form"], chart_panels(store, ids, protocol, axis)
+    form, drawn = form_of(event, points.FILES), chart_panels(store, ids, protocol, axis)
     return download(points.FILES[form], points.WRITERS[form](drawn, axis))
 
 
@@ -166,9 +174,7 @@ def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
 
 def save(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:
     """The comparison on show as a file of the form that was pressed."""
-    form, runs = event_data(event)["form"], store.chosen_runs(ids)
-    if form not in forms.FILES:
-        raise Said.unclear("form")
+    form, runs = form_of(event, forms.FILES), store.chosen_runs(ids)
     shown = tables(runs, protocol, known(store, runs))
     return download(forms.FILES[form], forms.WRITERS[form](shown))
 
