@@ -42,6 +42,14 @@ def test_an_event_without_progress_touches_no_other_component(page):
     assert {len(event["show_progress_on"]) for event in private} == {0}
 
 
+def test_boxes_that_are_drawn_anew_are_drawn_one_at_a_time(page):
+    """Gradio goes through the components of a page, to which another thread may not add any."""
+    drawn = [listener for listener in page.fns.values() if listener.renderable]
+    assert len(drawn) == 2
+    assert len({listener.concurrency_id for listener in drawn}) == 1
+    assert {listener.concurrency_limit for listener in drawn} == {1}
+
+
 def test_the_fields_of_the_form_are_no_inputs_of_listeners(page):
     """Gradio's page draws the status of every input so far, at every event."""
     fields = {

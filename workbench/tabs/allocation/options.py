@@ -85,7 +85,10 @@ def place(page: Page, owner: Owner) -> None:
     """The settings of the row that the form names, drawn anew with each choice."""
     choice, kept = page.choice, page.form[owner.kept_in]
 
-    @gr.render([choice, kept], triggers=[page.opened, choice.change])
+    # one at a time: Gradio goes through the page's components meanwhile, in a thread for each
+    alone = {"concurrency_id": "options", "concurrency_limit": 1}
+
+    @gr.render([choice, kept], triggers=[page.opened, choice.change], **alone)
     def draw(names: list, chosen: dict[str, Any]) -> None:
         name = names[owner.place]
         rows = next((row["options"] for row in owner.rows() if row["name"] == name), [])
