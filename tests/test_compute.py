@@ -18,6 +18,11 @@ def one(cost: Cost) -> Spectrum:
     return Spectrum((0, "qk"), values, cost)
 
 
+def of_flops(model, text, **chosen) -> lrcore.Recipe:
+    few = {"samples": 4, "seq_len": 32, "budget": "flops"}
+    return lrcore.Recipe(str(model), data=str(text), **few, **chosen)
+
+
 def test_a_rank_costs_what_it_multiplies_for_the_token_and_for_each_one_in_the_cache() -> None:
     cost = Cost(full=32, per_rank=10, dense=320, step=2, per_cached=3, cached_dense=96)
     spectrum = one(cost)
@@ -43,16 +48,7 @@ def test_a_rank_that_multiplies_more_than_the_dense_slot_is_not_on_offer() -> No
 @pytest.mark.parametrize("method", ["a3", "svd_llm", "modegpt"])
 def test_a_plan_removes_the_share_that_was_asked_for(method, tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(
-        str(tiny_llama),
-        data=str(story_file),
-        samples=4,
-        seq_len=32,
-        method=method,
-        refit="off",
-        budget="flops",
-        ratio=0.2,
-    )
+    recipe = of_flops(tiny_llama, story_file, method=method, refit="off", ratio=0.2)
     factors = lrcore.prepare(model, recipe)
     plans = [lrcore.allocate(factors, recipe.with_(ratio=share)) for share in (0.1, 0.2, 0.3)]
     for share, plan in zip((0.1, 0.2, 0.3), plans, strict=True):
@@ -70,15 +66,7 @@ def test_a_method_that_spends_more_for_the_cache_is_refused_in_a_sentence(
     tiny_llama, story_file
 ) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(
-        str(tiny_llama),
-        data=str(story_file),
-        samples=4,
-        seq_len=32,
-        method="care",
-        budget="flops",
-        ratio=0.5,
-    )
+    recipe = of_flops(tiny_llama, story_file, method="care", ratio=0.5)
     factors = lrcore.prepare(model, recipe)
     with pytest.raises(lrcore.InputError, match="changes keys and values only"):
         lrcore.allocate(factors, recipe)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lrcore.errors import InputError
+from ..errors import InputError
 
 
 @contextmanager
