@@ -21,6 +21,12 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     pareto    milliseconds per token of every method, and the picture of the README: perplexity
               against parameters, KV cache and milliseconds, from the record
     speed     a slider move against the decomposition behind it, and the first spectra
+    stages    what every stage takes on SmolLM2-135M, beside the forward passes
+    growth    how seconds and memory grow with layers, width and tokens
+    throughput  prefill and decoding against the dense model, beside the ratio of the FLOPs:
+              SmolLM2-135M, and a made-up model of 1.1 billion parameters
+    gpu       models of 7 and 8 billion parameters on a CUDA device: seconds by stage, memory,
+              tokens per second; 30 GB of disk
     latency   a quarter of the layers' time removed against a quarter of their parameters
     memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram      Gram space against the papers' d x d formulas
@@ -45,7 +51,9 @@ from bench.cancel import cancel  # noqa: E402 (after the path)
 from bench.depth import depth  # noqa: E402 (after the path)
 from bench.energy import energy  # noqa: E402 (after the path)
 from bench.fresh import fresh  # noqa: E402 (after the path)
+from bench.gpu import gpu  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
+from bench.growth import growth  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.images import images  # noqa: E402 (after the path)
 from bench.latency import latency  # noqa: E402 (after the path)
@@ -57,7 +65,9 @@ from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.real import real  # noqa: E402 (after the path)
 from bench.recipes import recipes  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
+from bench.stages import stages  # noqa: E402 (after the path)
 from bench.threads import threads  # noqa: E402 (after the path)
+from bench.throughput import throughput  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 from bench.width import width  # noqa: E402 (after the path)
@@ -80,6 +90,10 @@ JOBS = {
     "energy": energy,
     "pareto": pareto,
     "speed": speed,
+    "stages": stages,
+    "growth": growth,
+    "throughput": throughput,
+    "gpu": gpu,
     "latency": latency,
     "memory": memory,
     "gram": gram,

@@ -4,10 +4,9 @@ memory and disk, written to docs/benchmarks.md.
     python scripts/scale.py llama-2-7b                  all 32 layers: 14 GB of disk, hours
     python scripts/scale.py llama-2-7b --layers 2       the same layers, two of them: minutes
 
-The weights are made up: in bfloat16, every matrix the product of two random ones and singular
-values that fall by a power law, so that solvers work as on a trained model. Its perplexity means
-nothing. The model is kept in build/scale and written once, and the
-methods share its moments. A run goes on where it ended: what was measured is kept beside the model.
+The weights are made up (scripts/bench/made_up.py). The model is kept in build/scale and written
+once, and the methods share its moments. A run goes on where it ended: what was measured is kept
+beside the model.
 """
 
 import argparse
@@ -18,31 +17,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from bench.made_up import SHAPES, write_model, write_text  # noqa: E402 (after the path)
 from bench.page import machine, note, table, write_section  # noqa: E402 (after the path)
 
-from lrcore.data import load_texts  # noqa: E402 (after the path)
-from lrcore.models.hub import locate  # noqa: E402 (after the path)
-
-SHARED = {"hidden_size": 4096, "num_attention_heads": 32, "tie_word_embeddings": False}
-SHAPES = {
-    "llama-2-7b": SHARED | {"num_key_value_heads": 32, "intermediate_size": 11008},
-    "llama-3-8b": SHARED | {"num_key_value_heads": 8, "intermediate_size": 14336},
-}
-WHOLE, VOCABULARY = 32, 32_000  # layers of both; the tokenizer is a demo model's
+WHOLE = 32  # layers of both
+NAMES = ("llama-2-7b", "llama-3-8b")
 METHODS = ("a3", "care", "modegpt", "svd_llm", "latentllm", "fused")
-DECAY = 0.5  # singular values fall as the index to the power of minus this
-SIZE = 0.02  # spread of the weights
 SAMPLES, LENGTH, RATIO, TEXTS = 16, 512, 0.3, 2000
 
 
@@ -64,15 +52,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shape", choices=NAMES)
     parser.add_argument("--layers", type=int, default=WHOLE)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     given = parser.parse_args()
     place = ROOT / "build" / "scale" / f"{given.shape}-{given.layers}"
     folder, known = place / "model", place / "measured.json"
     if not (folder / "config.json").exists():
-        write_model(folder, SHAPES[given.shape], given.layers)
-    write_text(place / "text.jsonl")
+        write_model(folder, SHAPES[given.shape], num_hidden_layers=given.layers)
+    write_text(place / "text.jsonl", TEXTS)
     rows = json.loads(known.read_text()) if known.exists() else {}
     for name in ("calibrate", *given.methods):
         if name not in rows:
@@ -82,66 +70,6 @@ def main() -> None:
         write_section(
             f"scale {given.shape} {given.layers}", section(folder, given.shape, given.layers, rows)
         )
-
-
-# --- the model ---
-
-
-def write_model(folder: Path, shape: dict, layers: int) -> None:
-    """A folder as transformers writes it, a file per layer; config.json comes last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = LlamaConfig(**shape, num_hidden_layers=layers, vocab_size=VOCABULARY, dtype="bfloat16")
-    config.architectures = ["LlamaForCausalLM"]
-    generator, files = torch.Generator().manual_seed(0), {}
-    for number, tensors in enumerate(parts(config, generator)):
-        name = f"model-{number:05}.safetensors"
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        files |= dict.fromkeys(tensors, name)
-        note(f"written: {name}")
-    index = {"metadata": {}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, allow_nan=False))
-    for file in locate("demo-llama").glob("token*"):
-        shutil.copy(file, folder)
-    config.save_pretrained(folder)
-
-
-def parts(config: LlamaConfig, generator: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of each file: embeddings and head, then layer by layer."""
-    wide, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-    neurons, one = config.intermediate_size, torch.ones(config.hidden_size, dtype=torch.bfloat16)
-    words = {"model.embed_tokens.weight", "lm_head.weight"}
-    yield {name: drawn(VOCABULARY, wide, generator).bfloat16() for name in sorted(words)} | {
-        "model.norm.weight": one
-    }
-    matrices = {
-        "self_attn.q_proj": (wide, wide),
-        "self_attn.k_proj": (kv, wide),
-        "self_attn.v_proj": (kv, wide),
-        "self_attn.o_proj": (wide, wide),
-        "mlp.gate_proj": (neurons, wide),
-        "mlp.up_proj": (neurons, wide),
-        "mlp.down_proj": (wide, neurons),
-    }
-    norms = ("input_layernorm", "post_attention_layernorm")
-    for layer in range(config.num_hidden_layers):
-        place = f"model.layers.{layer}."
-        yield {
-            f"{place}{name}.weight": power_law(*size, generator) for name, size in matrices.items()
-        } | {f"{place}{name}.weight": one.clone() for name in norms}
-
-
-def power_law(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """[rows, columns] bfloat16: two Gaussian matrices with a power law between them."""
-    count = min(rows, columns)
-    values = torch.arange(1, count + 1, dtype=torch.float32) ** -DECAY
-    left, right = drawn(rows, count, generator), drawn(count, columns, generator)
-    product = (left * values) @ right
-    return (product * (SIZE / product.std())).bfloat16()
-
-
-def drawn(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """Gaussian [rows, columns] float32 of spread SIZE."""
-    return torch.randn(rows, columns, generator=generator).mul_(SIZE)
 
 
 # --- measuring ---
@@ -178,15 +106,6 @@ def measure(place: Path, name: str) -> Measured:
 def peak_of(used: resource.struct_rusage) -> int:
     """Bytes that were resident at once; Linux counts them in kilobytes."""
     return used.ru_maxrss * 1024
-
-
-def write_text(file: Path) -> None:
-    """A few texts to calibrate on: the whole data set takes memory of its own."""
-    texts = load_texts("stories", "calibration").documents[:TEXTS]
-    file.write_text(
-        "".join(json.dumps({"text": text}, allow_nan=False) + "\n" for text in texts),
-        encoding="utf-8",
-    )
 
 
 # --- the page ---

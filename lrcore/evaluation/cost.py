@@ -168,14 +168,17 @@ def measure_speed(
     new: int | None = None,
     rounds: int = 5,
     progress: Progress | None = None,
+    batch: int = 1,
 ) -> list[Speed]:
     """Prefill and decode speed of each model, taking turns in every round, so that a busy machine
     slows all of them alike.
 
     prompt tokens are read in one pass, then `new` ones are decoded greedily: 128 and 32, or three
-    quarters and one of the shortest context. One round before the first is not counted. Raises
-    InputError where a context holds fewer.
+    quarters and one of the shortest context. batch: sequences at once, whose tokens all count. One
+    round before the first is not counted. Raises InputError where a context holds fewer, and for a
+    batch below 1.
     """
+    check_least("batch", batch, 1)
     progress, context = (
         progress or silent,
         min((model.context or 160 for model in models), default=160),
@@ -189,7 +192,7 @@ def measure_speed(
         progress("speed", turn, rounds + 1)
         for i, model in enumerate(models):
             reset_peak(model.device)
-            result = _time(model, _prompt(model, prompt), new)
+            result = _time(model, _prompt(model, prompt, batch), new)
             if turn:
                 times[i].append(result)
                 peaks[i] = max(filter(None, (peaks[i], read_peak(model.device))), default=None)
@@ -197,8 +200,8 @@ def measure_speed(
     return [
         Speed(
             model.name,
-            prompt / statistics.median(prefill for prefill, _ in own),
-            new / statistics.median(decode for _, decode in own),
+            batch * prompt / statistics.median(prefill for prefill, _ in own),
+            batch * new / statistics.median(decode for _, decode in own),
             peak,
             "cuda" if model.device.type == "cuda" else "process",
             rounds,
@@ -224,10 +227,10 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _prompt(model: LoadedModel, tokens: int) -> Tensor:
-    """Any tokens, [1, tokens]: what they say changes no cost."""
+def _prompt(model: LoadedModel, tokens: int, batch: int = 1) -> Tensor:
+    """Any tokens, [batch, tokens]: what they say changes no cost."""
     rows = model.network.get_input_embeddings().num_embeddings
-    return torch.randint(rows, (1, tokens), generator=torch.Generator().manual_seed(0)).to(
+    return torch.randint(rows, (batch, tokens), generator=torch.Generator().manual_seed(0)).to(
         model.device
     )
 

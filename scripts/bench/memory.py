@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lrcore.data import load_texts
 from lrcore.models.config import unfilled
 from lrcore.models.hub import locate
 
+from .made_up import write_text
 from .page import ROOT, machine, note, table, write_section
 
 SHAPE = {
@@ -58,7 +58,7 @@ def memory(_models: list[str]) -> None:
             "--device",
             "cpu",
         ]
-        write_text(folder / "text.jsonl")
+        write_text(folder / "text.jsonl", TEXTS)
         command += [
             "--data",
             str(folder / "text.jsonl"),
@@ -95,15 +95,6 @@ def write_model(folder: Path) -> int:
     for file in locate("demo-llama").glob("token*"):
         shutil.copy(file, folder)
     return sum(parameter.numel() for parameter in network.parameters())
-
-
-def write_text(file: Path) -> None:
-    """A few texts to calibrate on: the whole data set takes memory of its own."""
-    texts = load_texts("stories", "calibration").documents[:TEXTS]
-    file.write_text(
-        "".join(json.dumps({"text": text}, allow_nan=False) + "\n" for text in texts),
-        encoding="utf-8",
-    )
 
 
 def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[str, int]:

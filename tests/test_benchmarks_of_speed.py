@@ -1,0 +1,118 @@
+"""The benchmarks of time and memory run through on tiny models; what they measured is kept."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.evaluation import cost
+
+SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
+sys.path.insert(0, SCRIPTS)
+from bench import gpu, growth, made_up, throughput  # noqa: E402 (its folder is no package)
+
+sys.path.remove(SCRIPTS)
+
+SHAPE = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch) -> None:
+    monkeypatch.setattr(made_up, "VOCABULARY", 4096)
+    sizes = {"SAMPLES": 2, "LENGTH": 32, "TEXTS": 20, "NEW": 2, "ROUNDS": 1}
+    for name, value in sizes.items():
+        monkeypatch.setattr(gpu, name, value)
+        monkeypatch.setattr(throughput, name, value)
+    monkeypatch.setattr(gpu, "BATCHES", (1,))
+    monkeypatch.setattr(gpu, "PROMPTS", (8,))
+    monkeypatch.setattr(
+        lrcore, "methods", lambda: [{"name": "a3"}, {"name": "clover"}]
+    )  # the latter cannot remove so much
+
+
+def test_what_a_device_takes_is_measured_once(monkeypatch, tmp_path) -> None:
+    rows = gpu.measured(tmp_path, SHAPE, torch.device("cpu"))
+    assert list(rows) == ["dense", "a3", "clover"]
+    assert set(rows["a3"]["seconds"]) == set(gpu.STAGES)
+    assert rows["a3"]["rates"]["1 8"]["decode"] > 0
+    monkeypatch.setattr(gpu, "of_method", None)
+    assert gpu.measured(tmp_path, SHAPE, torch.device("cpu")) == rows
+    text = gpu.section("tiny", rows)
+    assert f"clover: {rows['clover']['refused']}" in text
+    assert text.count("| a3 |") == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_memory_does_not_hold_has_no_rate(monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(lrcore, "measure_speed", full)
+    assert gpu.rate(lrcore.load("demo-llama"), 256, 128) == gpu.Rate()
+    assert gpu.shown({"prefill": None, "decode": None}) == "–"
+
+
+def test_a_model_without_a_cuda_device_is_left_out_in_a_line(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu.gpu([])
+    assert capsys.readouterr().err == "gpu is left out: torch sees no CUDA device.\n"
+
+
+def test_speed_is_held_against_the_flops(monkeypatch, tmp_path) -> None:
+    name = "tiny"
+    monkeypatch.setattr(throughput, "ROOT", tmp_path)
+    monkeypatch.setattr(throughput, "PROMPT", 8)
+    monkeypatch.setattr(throughput, "SHAPES", {name: SHAPE})
+    monkeypatch.setattr(throughput, "METHODS", {name: ("svd_llm",)})
+    monkeypatch.setattr(throughput, "BATCHES", (1, 2))
+    known: dict[str, dict] = {}
+    for key, cell in throughput.measured(name, known):
+        known[key] = json.loads(json.dumps(vars(cell)))
+        assert 1 < cell.flops < 2
+    assert len(known) == 4
+    assert list(throughput.measured(name, known)) == []
+    known["tiny svd_llm 0.2 1"] = {"flops": 1.2, "prefill": 1.15, "decode": 1.1}
+    known["tiny svd_llm 0.2 2"] = {"flops": 1.2, "prefill": 1.1, "decode": 0.9}
+    known["tiny svd_llm 0.4 1"] = known["tiny svd_llm 0.4 2"] = known["tiny svd_llm 0.2 1"]
+    text = throughput.section(name, known)
+    assert "prefill: 3 of 4 cells; slower than dense in prefill or decoding: 1." in " ".join(
+        text.split()
+    )
+    assert "| svd_llm | 20% | 2 | 0.83 | 1.10 | 0.92 | 0.90 |" in text
+
+
+def test_growth_is_the_exponent_of_what_was_measured(monkeypatch) -> None:
+    assert growth.exponent((1, 2, 4), [3.0, 24.0, 192.0]) == pytest.approx(3)
+    monkeypatch.setattr(growth, "METHODS", ("a3",))
+    monkeypatch.setattr(growth, "LENGTH", 32)
+    monkeypatch.setattr(growth, "TEXTS", 20)
+    monkeypatch.setattr(growth, "HEAD", 16)
+    runs = [growth.measured(layers=1, width=32, tokens=tokens) for tokens in (32, 64)]
+    assert list(runs[0]) == ["calibrate", "factorise a3", "compress a3"]
+    text = growth.section("tokens", (32, 64), runs)
+    assert text.startswith("| seconds by tokens | 32 | 64 | exponent |")
+
+
+def test_tokens_of_all_sequences_of_a_batch_count(monkeypatch) -> None:
+    seen = []
+
+    def a_second_each(model: lrcore.LoadedModel, prompt: torch.Tensor, new: int):
+        seen.append((tuple(prompt.shape), new))
+        return 1.0, 1.0
+
+    monkeypatch.setattr(cost, "_time", a_second_each)
+    model = lrcore.load("demo-llama")
+    (speed,) = lrcore.measure_speed([model], prompt=8, new=2, rounds=1, batch=4)
+    assert (speed.prefill, speed.decode) == (32, 8)
+    assert set(seen) == {((4, 8), 2)}
+    with pytest.raises(lrcore.InputError, match="batch"):
+        lrcore.measure_speed([model], batch=0)
