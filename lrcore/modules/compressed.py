@@ -71,6 +71,8 @@ class CompressedAttention(nn.Module):
         if sizes["selected_pairs"]:
             pairs = torch.zeros(self.n_kv, self.qk_size // 2, dtype=torch.int32)
         self.register_buffer("rotary_pairs", pairs)
+        # the buffer that it was found for, and what `_kept_columns` gives
+        self._columns: tuple[Tensor, Tensor, Tensor | None] | None = None
         # checkpoints of earlier versions do not name it
         fewer = sizes.get("selected_heads", False)
         beside = sizes.get("interleaved", False)  # what they say of tables
@@ -132,16 +134,35 @@ class CompressedAttention(nn.Module):
         cos, sin = whole_head(*self.in_halves(position_embeddings), self.head_size)
         if self.rotary_pairs is None:
             return cos.unsqueeze(1), sin.unsqueeze(1)
+        columns, without = self._kept_columns(self.rotary_pairs)
+        cos, sin = (table[..., columns].transpose(1, 2) for table in (cos, sin))
+        if without is None:
+            return cos, sin
         # 1, or what scaled frequencies (YaRN) multiply queries and keys by
         still = getattr(getattr(self, "rotary", None), "attention_scaling", 1.0)
-        pairs = self.rotary_pairs.long()  # ONNX Runtime gathers by no narrower integers
-        columns = torch.cat((pairs, pairs + self.head_size // 2), dim=1)  # [n_kv, qk_size]
-        without = (pairs < 0).repeat(1, 2)
-        cos, sin = (
-            torch.where(without, fixed, table[..., columns]).transpose(1, 2)
-            for table, fixed in ((cos, still), (sin, 0.0))
-        )
-        return cos, sin
+        return torch.where(without, still, cos), torch.where(without, 0.0, sin)
+
+    def _kept_columns(self, pairs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The columns of the tables that `rotary_pairs` stand for, [n_kv, qk_size]; and where a
+        pair has no position, [n_kv, 1, qk_size], None where all have one. Found once: for a single
+        token this takes longer than the tables themselves.
+        """
+        if self._columns is not None and self._columns[0] is pairs:
+            return self._columns[1:]
+        unread = torch.compiler.is_compiling() or pairs.is_meta  # there are no values to look at
+        with torch.inference_mode(False):  # training may use them, too
+            own = pairs.long()  # ONNX Runtime gathers by no narrower integers
+            columns = torch.cat((own, own + self.head_size // 2), dim=1)
+            without: Tensor | None = (own < 0).repeat(1, 2).unsqueeze(1)
+        if unread:
+            return columns, without
+        without = without if bool((own < 0).any()) else None
+        self._columns = pairs, columns, without
+        return columns, without
+
+    def _load_from_state_dict(self, *given: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*given, **named)
+        self._columns = None  # the pairs may be others now
 
     def _turned(self, states: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """States [b, n, t, qk_size] rotated by `_angles`."""
