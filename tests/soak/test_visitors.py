@@ -38,6 +38,7 @@ class Person:
     took: dict[str, list[float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     full: int = 0
+    page: Visitor | None = None
 
     def live(self) -> None:
         self.chance = random.Random(SEED + self.number)
@@ -69,6 +70,8 @@ class Person:
 
     def comes(self) -> None:
         """To the plan, with its curve over budgets beside it."""
+        if self.page is not None:
+            self.page.close()
         self.page = Visitor(self.url, self.took)
         self.page.looks("curve-sight")
 

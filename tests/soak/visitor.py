@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from stream import PATIENCE, Refused, Stream
 
-PATIENCE = 300.0  # seconds for one answer
 DEEPEST = 4  # changes that follow a change, and so on
 CONFIG = "window.gradio_config = "  # what the page says of itself
 _TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
@@ -19,15 +19,13 @@ _WATCHED = "let seen = !true"
 _LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
 
 
-class Refused(Exception):
-    """The server's answer is a message for the reader."""
-
-
 @dataclass
 class Visitor:
     """One opened page: the values of its components, and how long each answer took.
 
-    took: seconds by the elem_id of the component whose event was answered.
+    took: seconds by the elem_id of the component whose event was answered, without what follows
+    the changes that the answer makes. Of that, what is told bit by bit, such as the live figures,
+    comes while the page goes on.
     """
 
     url: str
@@ -38,12 +36,15 @@ class Visitor:
         # after five seconds, as a browser notices and asks again.
         limits = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, limits=limits)
+        self.stream = Stream(self.http, "")
         self.open()
 
     def open(self) -> None:
         """Load the page, as a reload does."""
         began = time.perf_counter()
+        self.stream.close()
         self.session = uuid.uuid4().hex[:12]
+        self.stream = Stream(self.http, self.session)
         page = self.http.get("/").raise_for_status().text
         config, _ = json.JSONDecoder().raw_decode(page[page.index(CONFIG) + len(CONFIG) :])
         self.steps = {step["id"]: step for step in config["dependencies"]}
@@ -62,7 +63,7 @@ class Visitor:
         self.stale: set[str] = set()
         loads = [step for step in config["dependencies"] if "load" in _events(step)]
         for step in loads:
-            self._follow(step, DEEPEST)
+            self._settle(self._follow(step), DEEPEST)
         self._note("open", began)
 
     def does(self, elem_id: str, event: str, value: Any = None, told: Any = None) -> None:
@@ -72,8 +73,9 @@ class Visitor:
         began, at = time.perf_counter(), self.ids[elem_id]
         if value is not None:
             self.values[at] = value
-        self._fire(at, event, DEEPEST, told)
+        changed = self._fire(at, event, told)
         self._note(f"{elem_id} {event}", began)
+        self._settle(changed, DEEPEST)
 
     def fills(self, values: Mapping[str, Any]) -> None:
         """Fields of the page by elem_id, as a recipe fills them."""
@@ -129,13 +131,24 @@ class Visitor:
             for after in [step, *self._followers(step)]:
                 if after["backend_fn"]:
                     self._join(after)
+        self.close()
+
+    def close(self) -> None:
+        """Leave, whatever is still to come."""
+        self.stream.close()
         self.http.close()
 
     # --- as Gradio's page does it ---
 
-    def _fire(self, at: int, event: str, depth: int, told: Any = None) -> None:
-        for step in self._listeners(at, event):
-            self._follow(step, depth, told)
+    def _fire(self, at: int, event: str, told: Any = None, awaited: bool = True) -> list[int]:
+        """The components that the answers to an event change."""
+        steps = self._listeners(at, event)
+        return [one for step in steps for one in self._follow(step, told, awaited)]
+
+    def _settle(self, changed: list[int], depth: int) -> None:
+        """What follows changes, and the changes that those make, so many times in a row."""
+        for at in changed if depth else []:
+            self._settle(self._fire(at, "change", awaited=False), depth - 1)
 
     def _listeners(self, at: int, event: str) -> list[dict[str, Any]]:
         return [step for step in self.steps.values() if [at, event] in _targets(step)]
@@ -143,16 +156,21 @@ class Visitor:
     def _followers(self, step: dict[str, Any]) -> list[dict[str, Any]]:
         return [one for one in self.steps.values() if one["trigger_after"] == step["id"]]
 
-    def _follow(self, step: dict[str, Any], depth: int, told: Any = None) -> None:
-        if step["backend_fn"]:
-            changed = self._take(step["outputs"], self._answer(step, told))
-        else:
+    def _follow(self, step: dict[str, Any], told: Any = None, awaited: bool = True) -> list[int]:
+        """The components that a step and those after it change. awaited: what tells its answer bit
+        by bit, too; else the page goes on without it.
+        """
+        if not step["backend_fn"]:
             self._collect(step)
             changed = []
+        elif awaited or not step["types"]["generator"]:
+            changed = self._take(step["outputs"], self._answer(step, told))
+        else:
+            self.stream.expect(self._join(step, told), awaited=False)
+            changed = []
         for after in self._followers(step):
-            self._follow(after, depth)
-        for at in changed if depth else []:
-            self._fire(at, "change", depth - 1)
+            changed += self._follow(after, None, awaited)
+        return changed
 
     def _collect(self, step: dict[str, Any]) -> None:
         """The script of `events.collect`, the values of a form as one list for each output, or of
@@ -171,20 +189,11 @@ class Visitor:
     def _answer(self, step: dict[str, Any], told: Any = None) -> Sequence[Any]:
         if not step["queue"]:
             return self._asked("run/predict", step, told)["data"]
-        event, answer = self._join(step, told), None
-        stream = {"session_hash": self.session}
-        with self.http.stream("GET", "/gradio_api/queue/data", params=stream) as lines:
-            for line in lines.iter_lines():
-                if not line.startswith("data:"):
-                    continue
-                message = json.loads(line[5:])
-                if message["msg"] == "process_completed" and message["event_id"] == event:
-                    answer = message
-                    break
-                if message["msg"] == "unexpected_error":
-                    raise Refused(message["message"])
-        if answer is None or not answer["success"]:
-            raise Refused(str(answer and answer["output"].get("error")))
+        event = self._join(step, told)
+        self.stream.expect(event)
+        answer = self.stream.answer(event)
+        if not answer["success"]:
+            raise Refused(str(answer["output"].get("error")))
         return answer["output"]["data"]
 
     def _join(self, step: dict[str, Any], told: Any = None) -> str:

@@ -1,0 +1,106 @@
+"""The one stream by which Gradio's queue answers a page, read beside what the page does."""
+
+import json
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+PATIENCE = 300.0  # seconds for one answer
+
+
+class Refused(Exception):
+    """The server's answer is a message for the reader."""
+
+
+class Stream:
+    """Of one session: open while an event waits for its answer, as in a browser. The server ends it
+    when none does.
+    """
+
+    def __init__(self, http: httpx.Client, session: str) -> None:
+        self.http, self.session = http, session
+        self._told = threading.Condition()
+        self._waiting: set[str] = set()
+        self._unread: set[str] = set()  # of the waiting ones, those whose answer nobody awaits
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._broken: Exception | None = None
+        self._reader: threading.Thread | None = None
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def expect(self, event: str, awaited: bool = True) -> None:
+        """The queue has taken an event; awaited: `answer` will be asked for it."""
+        with self._told:
+            if event in self._answers:  # it was answered before
+                if not awaited:
+                    del self._answers[event]
+                return
+            self._waiting.add(event)
+            if not awaited:
+                self._unread.add(event)
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read, daemon=True)
+                self._reader.start()
+
+    def answer(self, event: str) -> dict[str, Any]:
+        """How an event ended. Raises Refused, or what ended the stream."""
+        with self._told:
+            known = self._told.wait_for(lambda: event in self._answers or self._broken, PATIENCE)
+            if event in self._answers:
+                return self._answers.pop(event)
+            raise self._broken if known and self._broken else Refused("no answer came")
+
+    def close(self) -> None:
+        """As a page that is left."""
+        with self._told:
+            self._closed = True
+            if self._socket is not None:
+                with suppress(OSError):  # the server was faster
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self._read_once()
+            except Exception as error:
+                with self._told:
+                    self._broken = error
+                    self._told.notify_all()
+                return
+            with self._told:
+                if self._closed or not self._waiting:
+                    self._reader = None
+                    return
+
+    def _read_once(self) -> None:
+        asked = {"session_hash": self.session}
+        with self.http.stream("GET", "/gradio_api/queue/data", params=asked) as lines:
+            with self._told:
+                own = lines.extensions["network_stream"].get_extra_info("socket")
+                self._socket = own
+                if self._closed:
+                    return
+            try:
+                for line in lines.iter_lines():
+                    if line.startswith("data:"):
+                        self._take(json.loads(line[5:]))
+            finally:
+                with self._told:
+                    self._socket = None
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["msg"] == "unexpected_error":
+            raise Refused(message["message"])
+        if message["msg"] != "process_completed":
+            return
+        with self._told:
+            event = message["event_id"]
+            self._waiting.discard(event)
+            if event in self._unread:
+                self._unread.discard(event)
+            else:
+                self._answers[event] = message
+            self._told.notify_all()
