@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -16,6 +17,7 @@ from .as_json import json_text
 from .cache import hold, trim
 from .calibration.calibrate import Calibration
 from .calibration.moment_files import is_kept, layer_file
+from .calibration.working_memory import extent, width_read
 from .errors import InputError, unknown
 from .files import cache_folder, cache_key, draft_of
 from .layer import LATENT_MATRICES, MLP, Layer, heads, output_heads
@@ -30,14 +32,14 @@ from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
 from .methods.grams import head_gram, output_gram
 from .models.architectures import decoder_layers
-from .models.layers import read_exact
+from .models.layers import layer_shapes, read_exact
 from .models.load import LoadedModel
 from .notebooks import html_table, measures_figure
 from .parallel import at_once
 from .places import expanded
 from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
-from .statistics import TAPS, Moments
+from .statistics import TAPS, Moments, is_finite
 from .tables import frame
 
 if TYPE_CHECKING:
@@ -220,11 +222,11 @@ def analyse(
     held = hold(folder)  # for as long as this function runs
     for index in range(total):
         progress("analyse", index, total)
-        file = layer_file(folder, index)
-        if not is_kept(folder, index, counted=False):
-            with draft_of(file) as draft:
-                save_file(_layer_values(model, calibration, index), draft)
-        values = load_file(file)
+        values = kept_values(model, folder, index)
+        if values is None:
+            values = layer_values(model, calibration, index)
+            with draft_of(layer_file(folder, index)) as draft:
+                save_file(values, draft)
         spectra |= {
             (index, name, kind): values[f"{name}.{kind}"]
             for kind in ("raw", "aware")
@@ -237,8 +239,27 @@ def analyse(
     return Analysis(spectra, calibration.block_influence, calibration.protocol, total)
 
 
-def _layer_values(model: LoadedModel, calibration: Calibration, index: int) -> dict[str, Tensor]:
-    """The spectra of one layer as "name.kind", on the CPU."""
+def kept_values(model: LoadedModel, folder: Path, index: int) -> dict[str, Tensor] | None:
+    """What is on disk of one layer, [heads or 1, k] each, as `layer_values` gives it; None where
+    that is missing, not finite, or not of this layer's shapes.
+    """
+    if not is_kept(folder, index, counted=False):
+        return None
+    values, layer = load_file(layer_file(folder, index)), layer_shapes(model.network, index)
+    sizes = {name: (1, min(extent(p))) for name, p in layer.matrices().items()}
+    a = layer.attention
+    if a.factors is None:
+        sizes |= {"qk": (a.n_q, a.head_size), "ov": (a.n_q, a.v_size)}
+    if layer.mlp is not None:
+        sizes["mlp"] = (1, width_read(layer.mlp.down))
+    expected = {f"{name}.{kind}": size for name, size in sizes.items() for kind in get_args(Kind)}
+    found = {name: tuple(value.shape) for name, value in values.items()}
+    exact = all(value.dtype == torch.float64 and is_finite(value) for value in values.values())
+    return values if found == expected and exact else None
+
+
+def layer_values(model: LoadedModel, calibration: Calibration, index: int) -> dict[str, Tensor]:
+    """The spectra of one layer, [heads or 1, k] each, as "name.kind", on the CPU."""
     layer, moments = read_exact(model.network, index), calibration.moments(index)
     kinds = {"raw": raw_values(layer), "aware": aware_values(layer, moments)}
     return {

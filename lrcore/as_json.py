@@ -30,6 +30,20 @@ def json_text(values: Any, nulls: bool = False, **how: Any) -> str:
     return json.dumps(finite(values), allow_nan=False, **how)
 
 
+def finite_values(text: str) -> Any:
+    """The value of JSON as `json_text` writes it. Raises ValueError for other text, and for NaN and
+    infinity, which Python would read, also from 1e999.
+    """
+    return json.loads(text, parse_constant=_number, parse_float=_number)
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(digits)
+    return number
+
+
 def finite(values: Any) -> Any:
     """The same values with None in the place of numbers that are not finite."""
     if isinstance(values, Mapping):

@@ -5,7 +5,6 @@ or listings). The limit is $LRCORE_CACHE_LIMIT. After each write, the entries th
 longest time ago go until the rest fits. What a process reads is locked, and never goes.
 """
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .as_json import json_text
+from .as_json import finite_values, json_text
 from .errors import InputError, quoted
 from .files import (
     ASSETS,
@@ -124,7 +123,7 @@ def read_value(file: Path) -> Any:
         with suppress(OSError, ValueError, RecursionError):
             if not one.is_file():  # also a pipe, which would be waited for
                 continue
-            value = json.loads(one.read_text(encoding="utf-8"))
+            value = finite_values(one.read_text(encoding="utf-8"))
             if one is file:
                 _touch(file)
             return value

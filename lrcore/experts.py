@@ -17,9 +17,8 @@ from torch import Tensor
 from .gates import clamped_swiglu, clamps_of
 from .layer import MLP, Experts, Layer
 from .precise import exact_device
-from .statistics import STATISTICS, Accumulator, Moments, Need, at_least_float32
+from .statistics import SECOND, STATISTICS, Accumulator, Moments, Need, at_least_float32
 
-SECOND = "second"
 OF_EXPERTS = ("mlp_in", "mlp_hidden")  # the taps that every expert has
 STACKED = 8  # a multiple for widths: rows of stacked matrices begin at multiples of 16 bytes
 SHARES: Need = ("routing", "square")

@@ -56,6 +56,7 @@ from .precise import exact, exact_sum
 
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
+SECOND = "second"
 BLOCK_INFLUENCE: Need = ("block", "influence")
 BLOCK_ANGLE: Need = ("block", "angle")
 GRADIENTS = frozenset(
@@ -148,10 +149,17 @@ class Moments:
         return float(self.values[BLOCK_INFLUENCE])
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether no number of x [...] is NaN or infinite: their sum says so in one pass through
+    memory, unless it overflows itself.
+    """
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def check_finite_moments(moments: Moments, layer: int) -> None:
     """Raises InputError where an average or a sample of a layer holds NaN or infinity."""
     for (tap, statistic), value in moments.values.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise InputError(
                 f"The activations at '{tap}' of layer {layer} are not finite ({statistic}). In "
                 "float16 they overflow above 65,504: use dtype bfloat16 or float32. In float32, "
@@ -336,8 +344,8 @@ class Accumulator:
             self._add((tap, name), value)
         if (tap, "sample") in self.needs:
             self._samples[tap, "sample"].add(x)
-        if (tap, "second") in self.needs:
-            second = self._seconds.setdefault((tap, "second"), SecondSum())
+        if (tap, SECOND) in self.needs:
+            second = self._seconds.setdefault((tap, SECOND), SecondSum())
             if "mean" in sums:
                 second.add(*centred(wide, sums["mean"], scale))
             else:

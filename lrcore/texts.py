@@ -24,7 +24,7 @@ def named(data: Any) -> Any:
     text = "\n".join(lines) + "\n"
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = cache_folder() / "texts" / f"texts-{name}.jsonl"
-    if not path.is_file():
+    if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)
     return str(path)
 

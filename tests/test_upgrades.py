@@ -5,6 +5,7 @@ caches of every kind, cells of a sweep, the state of a healing. tests/released.p
 import importlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -125,6 +126,55 @@ def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
             assert_nearly_equal(load(before[path]), load(held))
         else:
             assert shape_of(json.loads(held)) == shape_of(json.loads(before[path]))
+
+
+def poorer(value: object) -> object:
+    """JSON with an item less in every list that holds no lists, or else in a mapping."""
+    if isinstance(value, dict):
+        less = {name: poorer(one) for name, one in value.items()}
+        return less if less != value else dict(list(value.items())[1:])
+    if not isinstance(value, list) or not value:
+        return value
+    nested = [poorer(one) for one in value]
+    return nested if nested != value else value[1:]
+
+
+WRONG = {
+    "NaN": lambda text: re.sub(r"\d+\.\d+(e-\d+)?", "NaN", text),
+    "infinity": lambda text: re.sub(r"\d+\.\d+(e-\d+)?", "1e999", text, count=1),
+    "too few": lambda text: json.dumps(poorer(json.loads(text))),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *(("probes", how) for how in WRONG),
+        ("latency", "too few"),
+        ("searches", "infinity"),
+        ("type_searches", "too few"),
+    ],
+)
+def test_numbers_of_the_cache_that_are_not_finite_or_too_few_are_measured_again(
+    released, kind, how, quick_search
+):
+    before = files(released / "cache" / kind)
+    for path, held in before.items():
+        path.write_text(WRONG[how](held.decode()))
+    wrong = files(released / "cache" / kind)
+    assert all(wrong[path] != held for path, held in before.items())
+    CACHED[kind]()
+    for path, held in files(released / "cache" / kind).items():
+        assert held != wrong[path]
+        assert shape_of(json.loads(held)) == shape_of(json.loads(before[path]))
+
+
+def test_a_text_of_the_cache_that_somebody_changed_is_written_again(released):
+    (path,) = files(released / "cache" / "texts")
+    held = path.read_bytes()
+    path.write_bytes(held[:-9])
+    CACHED["texts"]()
+    assert path.read_bytes() == held
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind != "gguf"])

@@ -6,11 +6,10 @@ They are cached on disk under a key of everything they depend on.
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors import safe_open
 from torch import Tensor
 
 from .. import data
@@ -31,6 +30,7 @@ from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need, of_activations
 from .collect import collect
 from .moment_files import MomentsFile, is_kept, layer_file, read_moments
+from .remaking import Again
 
 # Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
 # to check what that led to.
@@ -54,7 +54,8 @@ class Calibration:
     aside: windows of the same text that share no token with them, [at most ASIDE and 2 n, t]. Ids
     beyond the vocabulary are patches of images, which the model knows (see image_tokens.py).
     extra: folder of the statistics that `also` collected. gradients: folders of the statistics that
-    calibration/gradients.py collected. held: keeps these folders in the cache.
+    calibration/gradients.py collected. held: keeps these folders in the cache. again: of each of
+    them, what collects a damaged file of it again.
     """
 
     folder: Path
@@ -67,9 +68,12 @@ class Calibration:
     extra: Path | None = None
     gradients: tuple[Path, ...] = ()
     held: tuple[Lock | None, ...] = field(default=(), repr=False)
+    again: Mapping[Path, Again] = field(default_factory=dict, repr=False)
 
     def moments(self, layer: int) -> Moments:
-        """The moments of one layer, read from disk onto the model's device."""
+        """The moments of one layer, read from disk onto the model's device. What is damaged there
+        is collected again; raises InputError where the model is gone.
+        """
         own = self._read(self.folder, layer)
         if self.extra is not None:
             further = self._read(self.extra, layer)
@@ -86,20 +90,24 @@ class Calibration:
         return text_of(tokenizer, self.tokens[window])
 
     def _read(self, folder: Path, layer: int) -> Moments:
-        return read_moments(layer_file(folder, layer), self.device)
+        return read_moments(layer_file(folder, layer), self.device, self.again.get(folder))
+
+    def files(self, folder: Path) -> list[MomentsFile]:
+        """The files of all layers in one of the folders."""
+        again = self.again.get(folder)
+        return [MomentsFile.at(layer_file(folder, layer), again) for layer in range(self.layers)]
 
     @cached_property
     def influence(self) -> dict[str, list[float]]:
         """Influence of every layer ("block"), attention and MLP: [L] each, in [0, 2]."""
-        files = [layer_file(self.folder, layer) for layer in range(self.layers)]
-        return {part: [_read_one(file, (part, "influence")) for file in files] for part in PARTS}
+        files = self.files(self.folder)
+        return {part: [float(file.read((part, "influence"))) for file in files] for part in PARTS}
 
     @cached_property
     def rare_experts(self) -> int:
         """How many routed experts other tokens stand in for, see lrcore/experts.py."""
-        files = [MomentsFile.at(layer_file(self.folder, layer)) for layer in range(self.layers)]
         rare = 0
-        for file in files:
+        for file in self.files(self.folder):
             if COUNTS in file.needs:
                 first = ((tap_of(tap, 0), "square") for tap in OF_EXPERTS)
                 width = max(len(file.read(need)) for need in first)
@@ -161,10 +169,21 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     }
     aside = data.windows_aside(texts, encoder, windows, min(ASIDE, 2 * len(windows.tokens)))
     see(encoder, aside)
-    held = hold(folder)
-    collect(model, windows.tokens, needs, folder, progress)
+    held = (hold(folder),)
+    again = {folder: _collect(model, windows.tokens, needs, folder, progress)}
     device = str(exact_device(model.network.device))
-    return Calibration(folder, key, layers, protocol, device, windows.tokens, aside, held=(held,))
+    return Calibration(
+        folder, key, layers, protocol, device, windows.tokens, aside, held=held, again=again
+    )
+
+
+def _collect(
+    model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress
+) -> Again:
+    """Collect what is not in the folder; what does so once more."""
+    collect(model, tokens, needs, folder, progress)
+    once_more = partial(collect, tokens=tokens, needs=needs, folder=folder, progress=silent)
+    return Again(model, once_more)
 
 
 def _check_memory(model: LoadedModel, recipe: Recipe) -> None:
@@ -189,8 +208,9 @@ def also(
         return calibration
     folder = _further(calibration, needs)
     held = hold(folder)
-    collect(model, calibration.tokens, needs, folder, progress or silent)
-    return replace(calibration, extra=folder, held=(*calibration.held, held))
+    again = _collect(model, calibration.tokens, needs, folder, progress or silent)
+    known = {**calibration.again, folder: again}
+    return replace(calibration, extra=folder, held=(*calibration.held, held), again=known)
 
 
 def tokens_run(calibration: Calibration, needs: frozenset[Need]) -> float:
@@ -209,8 +229,3 @@ def _further(calibration: Calibration, needs: frozenset[Need]) -> Path:
 def _together(*parts: Mapping[Need, Tensor]) -> Mapping[Need, Tensor]:
     """Statistics of several mappings, of those with the same name the first; none is read yet."""
     return ChainMap(*(cast(MutableMapping[Need, Tensor], one) for one in parts))
-
-
-def _read_one(path: Path, need: Need) -> float:
-    with safe_open(path, "pt") as file:
-        return float(file.get_tensor(".".join(need)))

@@ -7,7 +7,7 @@ the sums differs.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..cache import trim
 from ..experts import SAMPLE
+from ..files import writing
 from ..models.architectures import decoder_layers
 from ..models.layers import clone
 from ..models.load import LoadedModel
@@ -24,6 +25,7 @@ from ..models.stream import BATCH, LayerStream
 from ..progress import Progress
 from ..statistics import EvenSample, Moments, Need
 from ..units import Work, each, workers
+from .layouts import activation_layout
 from .moment_files import MomentsFile, is_kept, layer_file, write_moments
 from .working_memory import check_calibration
 
@@ -33,14 +35,16 @@ SHARES = "shares"  # folder beside the layers
 def collect(
     model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress
 ) -> None:
-    """Run the windows [n, t] through the model; write the moments of layers not in the folder.
+    """Run the windows [n, t] through the model; write the moments of layers that are not in the
+    folder, or not as this layer has them.
 
     Raises Shortage before any layer is run where that takes more memory than is free.
     """
     layers = len(decoder_layers(model.network))
-    missing = _missing(folder, range(layers))
-    if missing:
-        doing = _Passing(model, tokens, needs, folder, missing)
+    lacking = missing_in(model, needs, folder, range(layers))
+    if lacking:
+        _delete(layer_file(folder, layer) for layer in lacking)
+        doing = _Passing(model, tokens, needs, folder, lacking)
         if workers().apart:
             _collect_in_shares(doing, progress)
         else:
@@ -51,8 +55,20 @@ def collect(
     progress("calibrate", layers, layers)
 
 
-def _missing(folder: Path, wanted: Sequence[int]) -> list[int]:
-    return [layer for layer in wanted if not is_kept(folder, layer)]
+def missing_in(
+    model: LoadedModel, needs: frozenset[Need], folder: Path, wanted: Sequence[int]
+) -> list[int]:
+    """Those of some layers whose moments are not in a folder, or not as the layer has them."""
+    layouts = {layer: activation_layout(model.network, layer, needs) for layer in wanted}
+    return [layer for layer, one in layouts.items() if not is_kept(folder, layer, layout=one)]
+
+
+def _delete(files: Iterable[Path]) -> None:
+    """Damaged ones, for a file that is there counts as written."""
+    for file in files:
+        if file.is_file():
+            with writing(file):
+                file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,7 @@ class _Passing:
 
     def run(self, share: _Share, folder: Path, progress: Progress) -> None:
         """Write the moments that are not in the folder yet."""
-        missing = _missing(folder, self.wanted)
+        missing = missing_in(self.model, self.needs, folder, self.wanted)
         if not missing:
             return
         own, layers = self.tokens[share.begin : share.end], len(decoder_layers(self.model.network))

@@ -22,6 +22,7 @@ decoder's weights once more and entries twice, so `PASSES` collects them apart.
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,7 +45,9 @@ from ..spectra import Slot
 from ..statistics import Moments, Need
 from . import curvature
 from .calibrate import Calibration
+from .layouts import gradient_layout
 from .moment_files import is_kept, layer_file, write_moments
+from .remaking import Again
 
 WINDOWS = 64
 FISHER = ("fisher",)  # what `fisher_information` reads
@@ -68,17 +71,24 @@ def with_gradients(
     if not statistics:
         return calibration
     check_dense(model)
-    total = len(decoder_layers(model.network))
-    tokens, folders, held = calibration.tokens[:WINDOWS], [], []
-    for name, own in _passes(statistics).items():
-        folders.append(_folder(calibration, name))
-        held.append(hold(folders[-1]))
-        if not _is_whole(folders[-1], total):
-            found = collect(model.network, tokens, progress or silent, own)
-            for layer, moments in enumerate(found):
-                write_moments(moments, layer_file(folders[-1], layer))
-            trim()
-    return replace(calibration, gradients=tuple(folders), held=(*calibration.held, *held))
+    tokens, held, again = calibration.tokens[:WINDOWS], [*calibration.held], {}
+    for name in _passes(statistics):
+        folder = _folder(calibration, name)
+        held.append(hold(folder))
+        _keep(model, tokens, name, folder, progress or silent)
+        once_more = partial(_keep, tokens=tokens, name=name, folder=folder, progress=silent)
+        again[folder] = Again(model, once_more)
+    known = {**calibration.again, **again}
+    return replace(calibration, gradients=tuple(again), held=tuple(held), again=known)
+
+
+def _keep(model: LoadedModel, tokens: Tensor, name: str, folder: Path, progress: Progress) -> None:
+    """Write what a pass collects, where it is not whole in the folder."""
+    if _is_whole(model, folder, name):
+        return
+    for layer, moments in enumerate(collect(model.network, tokens, progress, PASSES[name])):
+        write_moments(moments, layer_file(folder, layer))
+    trim()
 
 
 def gradient_norms(
@@ -116,9 +126,9 @@ def check_dense(model: LoadedModel) -> None:
 def tokens_run(calibration: Calibration, statistics: Collection[str]) -> float:
     """The tokens whose forward passes would take as long as collecting what is not on disk."""
     lacking = [
-        name
-        for name in _passes(statistics)
-        if not _is_whole(_folder(calibration, name), calibration.layers)
+        folder
+        for folder in (_folder(calibration, name) for name in _passes(statistics))
+        if not all(is_kept(folder, layer) for layer in range(calibration.layers))
     ]
     return float(BACKWARD * len(lacking) * calibration.tokens[:WINDOWS].numel())
 
@@ -134,8 +144,12 @@ def _folder(calibration: Calibration, name: str) -> Path:
     return cache_folder() / "gradients" / cache_key(FORMAT, calibration.key, windows, name)
 
 
-def _is_whole(folder: Path, layers: int) -> bool:
-    return all(is_kept(folder, layer) for layer in range(layers))
+def _is_whole(model: LoadedModel, folder: Path, name: str) -> bool:
+    network, own = model.network, PASSES[name].statistics
+    return all(
+        is_kept(folder, layer, layout=gradient_layout(network, layer, own))
+        for layer in range(len(decoder_layers(network)))
+    )
 
 
 def fisher_information(

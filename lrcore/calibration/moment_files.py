@@ -2,11 +2,12 @@
 
 Second moments are packed (packing.py), in the dtype that a writer asks for; what reads them gets
 [n, n] float64. Everything else is stored as it is. A statistic is read when it is asked for: those
-of a wide MLP take gigabytes, which a solver has for as long as it holds them.
+of a wide MLP take gigabytes, which a solver has for as long as it holds them. What is read is
+finite, as all that was collected is: a file is made again where it is not.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,32 +17,43 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..files import draft_of
-from ..statistics import Moments, Need
+from ..statistics import SECOND, Moments, Need, is_finite
 from ..tensor_files import write_tensors
-from .packing import packed, unpacked
-
-SECOND = "second"  # the statistic that is packed
+from .layouts import Layout
+from .packing import length, packed, unpacked
+from .remaking import Again, whole
 
 
 @dataclass(frozen=True)
 class MomentsFile:
-    """A file of moments whose statistics are read one at a time."""
+    """A file of moments whose statistics are read one at a time. again: makes it again."""
 
     path: Path
     needs: tuple[Need, ...]
     tokens: int
+    again: Again | None = field(default=None, repr=False)
 
     @classmethod
-    def at(cls, path: Path) -> "MomentsFile":
-        """The file at a path; nothing but its header is read."""
+    def at(cls, path: Path, again: Again | None = None) -> "MomentsFile":
+        """The file at a path; nothing but its header is read. Raises InputError where it is damaged
+        and cannot be made again.
+        """
+        return whole(path, lambda: cls._at(path, again), again)
+
+    @classmethod
+    def _at(cls, path: Path, again: Again | None) -> "MomentsFile":
         with safe_open(path, "pt") as file:
             needs = [tuple(name.split(".")) for name in file.keys()]  # noqa: SIM118 (not a dict)
-            return cls(path, tuple(needs), int(file.metadata()["tokens"]))
+            return cls(path, tuple(needs), int(file.metadata()["tokens"]), again)
 
     def read(self, need: Need, device: str = "cpu") -> Tensor:
-        """One statistic [...], on a device."""
-        with safe_open(self.path, "pt") as file:
-            return _stored(file, *need).to(device)
+        """One statistic [...], on a device. Raises InputError as `at` does."""
+
+        def stored() -> Tensor | None:
+            with safe_open(self.path, "pt") as file:
+                return _stored(file, *need)
+
+        return whole(self.path, stored, self.again).to(device)
 
 
 def layer_file(folder: Path, layer: int) -> Path:
@@ -49,9 +61,9 @@ def layer_file(folder: Path, layer: int) -> Path:
     return folder / f"layer-{layer:04d}.safetensors"
 
 
-def is_kept(folder: Path, layer: int, counted: bool = True) -> bool:
-    """Whether the moments of a layer are there, in a file that is whole. counted: it says of how
-    many tokens, as that of spectra does not.
+def is_kept(folder: Path, layer: int, counted: bool = True, layout: Layout | None = None) -> bool:
+    """Whether the moments of a layer are there, in a file that is whole, by its header. counted: it
+    says of how many tokens, as that of spectra does not. layout: what it must have.
     """
     file = layer_file(folder, layer)
     try:
@@ -59,9 +71,19 @@ def is_kept(folder: Path, layer: int, counted: bool = True) -> bool:
             return False
         with safe_open(file, "pt") as opened:
             tokens = (opened.metadata() or {}).get("tokens", "" if counted else "0")
-            return tokens.isdecimal() and bool(opened.keys())
+            there = tokens.isdecimal() and bool(opened.keys())
+            return there and _is_laid_out(opened, layout or {})
     except (OSError, SafetensorError):
         return False
+
+
+def _is_laid_out(file: Any, layout: Layout) -> bool:
+    """Whether an open file has all statistics of a layout, in their forms."""
+    names = {".".join(need): form for need, form in layout.items()}
+    if not names.keys() <= set(file.keys()):
+        return False
+    forms = ((file.get_slice(name), form) for name, form in names.items())
+    return all(form.fits(own.get_shape(), own.get_dtype()) for own, form in forms)
 
 
 def write_moments(moments: Moments, path: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -76,9 +98,11 @@ def write_moments(moments: Moments, path: Path, dtype: torch.dtype = torch.float
         write_tensors(draft, tensors, {"tokens": str(moments.tokens)})
 
 
-def read_moments(path: Path, device: str = "cpu") -> Moments:
-    """The inverse of `write_moments`; the file must stay as long as these are in use."""
-    file = MomentsFile.at(path)
+def read_moments(path: Path, device: str = "cpu", again: Again | None = None) -> Moments:
+    """The inverse of `write_moments`; the file must stay as long as these are in use, or can be
+    made again.
+    """
+    file = MomentsFile.at(path, again)
     return Moments(_Read(file, device), file.tokens)
 
 
@@ -115,11 +139,16 @@ class _Read(Mapping[Need, Tensor]):
         return len(self._file.needs)
 
 
-def _stored(file: Any, tap: str, statistic: str) -> Tensor:
-    """One statistic of an open file, [...]."""
+def _stored(file: Any, tap: str, statistic: str) -> Tensor | None:
+    """One statistic of an open file, [...]; None where it is none."""
     value: Tensor = file.get_tensor(f"{tap}.{statistic}")
+    if not is_finite(value):
+        return None
     if statistic != SECOND:
         return value
     centred = f"{tap}.mean" in file.keys()  # noqa: SIM118 (not a dict)
     mean = file.get_tensor(f"{tap}.mean") if centred else None
-    return unpacked(value, mean, len(file.get_tensor(f"{tap}.square")))
+    size = len(file.get_tensor(f"{tap}.square"))
+    if len(value) != length(size) or (mean is not None and not is_finite(mean)):
+        return None
+    return unpacked(value, mean, size)

@@ -31,13 +31,18 @@ def unpacked(numbers: Tensor, mean: Tensor | None, size: int) -> Tensor:
     at = 0
     for start, end in _blocks(size):
         count = (end - start) * (size - start)
-        rows = numbers[at : at + count].view(end - start, size - start).double()
+        rows = whole[start:end, start:]
+        rows.copy_(numbers[at : at + count].view(end - start, size - start))
         if mean is not None:
             rows += torch.outer(mean[start:end], mean[start:])
-        whole[start:end, start:] = rows
         whole[end:, start:end] = rows[:, end - start :].mT
         at += count
     return whole
+
+
+def length(size: int) -> int:
+    """How many numbers a matrix [size, size] is packed into."""
+    return sum((end - start) * (size - start) for start, end in _blocks(size))
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:

@@ -26,10 +26,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..as_json import json_text
-from ..errors import InputError
+from ..errors import InputError, Shortage
 from ..files import OFFLOADED, cache_folder, check_text, folder_draft_of
 from ..models.config import read_config, write_config
-from ..models.gguf import note_of
+from ..models.gguf import discard, note_of
 from ..models.in_memory import empty_compressed, load_in_memory
 from ..models.load import (
     LoadedModel,
@@ -106,6 +106,12 @@ def load(
     folder = model_folder(name, version, dense)
     if is_described(folder):
         return load_checkpoint(folder, "auto" if dtype is None else dtype, device, name, offload)
+    try:
+        return load_folder(folder, name, dense, device, offload)
+    except InputError as error:
+        if isinstance(error, Shortage) or not discard(folder):
+            raise
+    folder = model_folder(name, version, dense)  # made again, of a GGUF file
     return load_folder(folder, name, dense, device, offload)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..calibration.working_memory import SECOND, tap_widths
+from ..calibration.working_memory import tap_widths
 from ..hardware import hardware
 from ..layer import Layer
 from ..memory import megabytes, raise_unless_free
@@ -14,6 +14,7 @@ from ..methods import Method
 from ..models.architectures import decoder_layers
 from ..models.layers import layer_shapes
 from ..models.load import LoadedModel
+from ..statistics import SECOND
 
 FLOAT64 = 8  # bytes of a number inside of every decomposition
 REMEDY = "Choose a method that decomposes less, such as svd or a3, or a machine with more memory."
@@ -44,7 +45,7 @@ def factor_memory(network: PreTrainedModel, method: Method, options: Any) -> Fac
 def _of_layer(layer: Layer, method: Method, options: Any) -> FactorMemory:
     """Experts are solved one after the other."""
     seconds = [tap for tap, statistic in method.reads(options) if statistic == SECOND]
-    widest = max(tap_widths(layer, seconds), default=0)
+    widest = max(tap_widths(layer, seconds).values(), default=0)
     numbers = max(_covered(layer, method))
     return FactorMemory(method.copies * widest**2 * FLOAT64, numbers * FLOAT64)
 

@@ -53,19 +53,19 @@ def against_uniform(
     tokens = windows.checking
     ranks = [sorted([*slot, rank] for slot, rank in one.ranks.items()) for one in (plan, uniform)]
     path = cache_file("probes", factors, "against uniform", FORMAT, ranks, tokens.tolist())
-    if (both := read_as(path, _pair)) is None:
+    if (both := read_as(path, lambda kept: _pair(kept, len(tokens)))) is None:
         kept = _divergences(model, factors, tokens, (plan, uniform))
         keep_value(path, kept)
-        both = _pair(kept)
+        both = _pair(kept, len(tokens))
     own, other = both
     error = float((own - other).std()) / len(own) ** 0.5 if len(own) > 1 else float("inf")
     return AgainstUniform(float(own.mean()), float(other.mean()), error, windows.apart)
 
 
-def _pair(kept: Sequence[Sequence[float]]) -> torch.Tensor:
+def _pair(kept: Sequence[Sequence[float]], windows: int) -> torch.Tensor:
     """The divergences of two plans by window [2, n]. Raises ValueError for another shape."""
     pair = torch.tensor(kept, dtype=torch.float64)
-    if pair.ndim != 2 or len(pair) != 2:
+    if pair.shape != (2, windows):
         raise ValueError(pair.shape)
     return pair
 

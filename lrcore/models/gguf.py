@@ -18,7 +18,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrain
 from ..as_json import json_text
 from ..cache import hold, trim
 from ..errors import InputError
-from ..files import cache_folder, cache_key, folder_draft_of, write_text
+from ..files import cache_folder, cache_key, folder_draft_of, remove_unlocked, write_text
 from ..locks import Lock
 from ..shortage import raise_shortage
 from ..tensor_files import write_tensors
@@ -33,6 +33,7 @@ UNEVEN = "deci"  # the architecture whose layers have sizes of their own, which 
 RARE = 0.01  # of the values: less is not worth a word in the note
 _BITS = re.compile(r"(?:I?Q|FP|T)(\d)")
 _held: dict[Path, Lock | None] = {}
+_made: set[Path] = set()  # by this process
 
 
 def dequantised(file: Path, dtype: str = "float32", about: str = "") -> Path:
@@ -57,6 +58,7 @@ def dequantised(file: Path, dtype: str = "float32", about: str = "") -> Path:
     folder = cache_folder() / "gguf" / key
     if _is_held(folder):
         return folder
+    _made.add(folder)
     while not _is_held(folder):
         # where another process is faster, its folder, which is equal, stays
         with folder_draft_of(folder, keep=ABOUT) as draft:
@@ -64,6 +66,19 @@ def dequantised(file: Path, dtype: str = "float32", about: str = "") -> Path:
             _describe(header, draft, about)
     trim()
     return folder
+
+
+def discard(folder: Path) -> bool:
+    """Delete a dequantised model that cannot be loaded, so that it is made again; whether that was
+    done. Not where this process has made it, as the same would come again, nor where another one
+    uses it.
+    """
+    if folder in _made or folder not in _held:
+        return False
+    lock = _held.pop(folder)
+    if lock is not None:
+        lock.release()
+    return remove_unlocked(folder)
 
 
 def _is_held(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..experts import SHARES, needs_of, observe, routed
+from ..layer import Layer
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..modules.own_tables import tables_of
 from ..modules.sliced import SlicedLayer
@@ -159,12 +160,7 @@ class LayerStream:
         Raises InputError where those are not finite.
         """
         layer = decoder_layers(self.network)[index]
-        shapes, needs = layer_shapes(self.network, index), frozenset(needs)
-        if shapes.experts is not None:
-            needs = needs_of(needs, len(shapes.experts.mlps))
-        if shapes.attention.factors is not None:
-            own = (one for tap, one in needs if tap == "attn_in")
-            needs |= {(tap, one) for one in own for tap in LATENT_TAPS}
+        needs = layer_needs(layer_shapes(self.network, index), needs)
         accumulator = Accumulator(needs, self.first)
         added: dict[str, Tensor] = {}
         times = residual_multiplier(self.network)
@@ -313,6 +309,17 @@ class LayerStream:
             if tap in accumulator.taps and not architecture_of(self.network).kept:
                 module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
+
+
+def layer_needs(shapes: Layer, needs: Iterable[Need]) -> frozenset[Need]:
+    """What is collected of a layer for these needs: of each of its experts, and of latents."""
+    needs = frozenset(needs)
+    if shapes.experts is not None:
+        needs = needs_of(needs, len(shapes.experts.mlps))
+    if shapes.attention.factors is not None:
+        own = (one for tap, one in needs if tap == "attn_in")
+        needs |= {(tap, one) for one in own for tap in LATENT_TAPS}
+    return needs
 
 
 def along(layer: nn.Module, component: str, hidden: Tensor) -> Tensor:

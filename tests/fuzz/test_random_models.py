@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from random_models import by_size, changes, configs, counted, logits, write_model
 
 import lrcore
+from lrcore.calibration.calibrate import all_needs
+from lrcore.calibration.collect import missing_in
 from lrcore.compression.evidence import latency
 from lrcore.models.architectures import architecture_of
 
@@ -51,6 +53,9 @@ def check_model(
         counts[f"refused: {str(error)[:60]}"] += 1
         hypothesis.reject()
     assert torch.equal(logits(dense), before)
+    calibration = lrcore.calibrate(dense, recipe)  # what is on disk is read
+    layers = range(calibration.layers)
+    assert not missing_in(dense, all_needs(), calibration.folder, layers)
     own, exact = logits(small), not architecture_of(small.network).experts
     assert torch.isfinite(own).all()
     assert small.account is not None

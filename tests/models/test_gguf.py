@@ -4,10 +4,14 @@ file is one line; what was lost is said with every figure.
 
 import json
 import math
+import os
+import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -95,6 +99,45 @@ def test_it_is_dequantised_once_for_each_content_and_dtype(tiny_llama, tmp_path,
     files = {file.name for file in first.folder.iterdir()}
     assert files >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert not [name for name in files if name.endswith(".gguf")]
+
+
+def not_a_number(file):
+    tensors = load_file(file)
+    tensors["model.norm.weight"].fill_(math.nan)
+    save_file(tensors, file, {"format": "pt"})
+
+
+DAMAGES = {
+    "weights that are cut": ("model.safetensors", lambda file: os.truncate(file, 5000)),
+    "weights that are not finite": ("model.safetensors", not_a_number),
+    "no weights": ("model.safetensors", Path.unlink),
+    "a config that is none": ("config.json", lambda file: file.write_text("{}")),
+    "a tokenizer that is cut": ("tokenizer.json", lambda file: os.truncate(file, 50)),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_what_is_damaged_in_the_cache_is_dequantised_again(case, tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0")
+    model = lrcore.load(path)
+    right = logits(model).clone()
+    monkeypatch.setattr(conversion, "_made", set())  # as in another process
+    name, damage = DAMAGES[case]
+    damage(model.folder / name)
+    again = lrcore.load(path)
+    assert torch.equal(logits(again), right)
+    assert again.fingerprint == model.fingerprint
+
+
+def test_a_file_that_leads_to_no_model_is_dequantised_once(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    not_a_number(folder / "model.safetensors")
+    path, times, write = write_gguf(folder, tmp_path / "a.gguf"), [], conversion._write_model
+    monkeypatch.setattr(conversion, "_write_model", lambda *given: times.append(write(*given)))
+    refused(path, "hold NaN or infinity")
+    assert len(times) == 1
 
 
 def test_the_dtype_auto_is_that_of_the_matrices(tiny_llama, tmp_path):

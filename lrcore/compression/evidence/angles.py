@@ -1,7 +1,6 @@
 """Evidence "angles": by what angle every layer turns the residual stream (FLAT-LLM)."""
 
 from ...calibration.calibrate import also, tokens_run
-from ...calibration.moment_files import MomentsFile, layer_file
 from ...models.load import LoadedModel
 from ...progress import Progress
 from ...recipe import Recipe
@@ -20,8 +19,7 @@ def measure(
     """
     seen = also(model, factors.calibration, NEEDS, progress)
     assert seen.extra is not None  # something was asked for
-    files = [layer_file(seen.extra, layer) for layer in range(seen.layers)]
-    return [float(MomentsFile.at(file).read(BLOCK_ANGLE)) for file in files]
+    return [float(file.read(BLOCK_ANGLE)) for file in seen.files(seen.extra)]
 
 
 KIND = EvidenceKind(

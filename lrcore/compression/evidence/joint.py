@@ -79,11 +79,22 @@ class _Joint:
     file: Path
 
     def interaction(self, kept: dict[str, Any]) -> Interaction:
-        """By what the file holds."""
-        target = Target(self.name, kept["loss"], self.target[:, 1:].numel())
-        return Interaction(
-            tuple(JointMeasurement(*one) for one in kept["joint"]), target, self.passes
+        """By what the file holds. Raises ValueError where that is not of these plans."""
+        target = Target(self.name, float(kept["loss"]), self.target[:, 1:].numel())
+        measured = tuple(
+            JointMeasurement(
+                float(summed),
+                float(divergence),
+                float(rise),
+                float(error),
+                int(tokens),
+                bool(chosen),
+            )
+            for summed, divergence, rise, error, tokens, chosen in kept["joint"]
         )
+        if len(measured) != len(self.plans):
+            raise ValueError(kept)
+        return Interaction(measured, target, self.passes)
 
 
 def _joint(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> _Joint:

@@ -54,7 +54,7 @@ def measure(
         )
     device = _device(model)
     path = _file(factors, recipe, device)
-    if (kept := read_as(path, _read)) is not None:
+    if (kept := read_as(path, lambda value: _read(value, factors))) is not None:
         return kept
     found = _measured(model, factors, recipe.seq_len, device, progress)
     keep_value(path, _plain(found))
@@ -173,13 +173,22 @@ def _plain(found: Latency) -> dict[str, Any]:
     return own | {"slots": slots}
 
 
-def _read(kept: dict[str, Any]) -> Latency:
-    """The inverse of `_plain`, after JSON."""
+def _read(kept: dict[str, Any], factors: Factorisation) -> Latency:
+    """The inverse of `_plain`, after JSON. Raises ValueError where the slots of these factors were
+    not measured at their ranks.
+    """
     slots = {
-        (layer, name): SlotTimes(tuple(ranks), tuple(seconds), full)
+        (layer, name): SlotTimes(tuple(ranks), tuple(map(float, seconds)), float(full))
         for layer, name, ranks, seconds, full in kept["slots"]
     }
-    return Latency(kept["tokens"], kept["device"], tuple(kept["layers"]), slots)
+    layers = tuple(map(float, kept["layers"]))
+    timed = {slot: tuple(timed_ranks(one.cost)) for slot, one in factors.spectra.items()}
+    whole = all(len(one.ranks) == len(one.seconds) for one in slots.values())
+    if {slot: one.ranks for slot, one in slots.items()} != timed or not whole:
+        raise ValueError(kept)
+    if len(layers) != len(factors.layers):
+        raise ValueError(kept)
+    return Latency(int(kept["tokens"]), str(kept["device"]), layers, slots)
 
 
 def tokens_run(factors: Factorisation, recipe: Recipe) -> float:

@@ -63,13 +63,21 @@ class LayerProbes:
         return {"loss": self.loss, "values": values, "references": self.references}
 
     @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> "LayerProbes":
-        """The inverse of `plain`, after JSON."""
+    def read(cls, kept: Mapping[str, Any], costs: Mapping[str, Cost]) -> "LayerProbes":
+        """The inverse of `plain`, after JSON. costs: of the slots of the layer by name. Raises
+        ValueError where they were not measured at the first ranks.
+        """
         values = {
-            name: {rank: torch.tensor(own, dtype=torch.float64) for rank, own in ranks}
+            name: {int(rank): torch.tensor(own, dtype=torch.float64) for rank, own in ranks}
             for name, ranks in kept["values"].items()
         }
-        return cls(kept["loss"], values, [(name, rank) for name, rank in kept["references"]])
+        references = [(name, rank) for name, rank in kept["references"]]
+        first = ((name, rank) for name, cost in costs.items() for rank in probed_ranks(cost, FIRST))
+        measured = [values[name][rank] for name, rank in (*first, *references)]
+        every = [*measured, *(one for ranks in values.values() for one in ranks.values())]
+        if values.keys() != costs.keys() or not all(one.ndim == 1 and len(one) for one in every):
+            raise ValueError(kept)
+        return cls(float(kept["loss"]), values, references)
 
 
 @dataclass(eq=False)
@@ -87,7 +95,9 @@ class Probing:
 
     def __call__(self, index: int, progress: Progress) -> LayerProbes:
         path = cache_file("probes", self.factors, *key(self.tokens), index)
-        if (kept := read_as(path, LayerProbes.read)) is not None:
+        spectra = self.factors.spectra.items()
+        costs = {name: one.cost for (layer, name), one in spectra if layer == index}
+        if (kept := read_as(path, lambda value: LayerProbes.read(value, costs))) is not None:
             return kept
         result = self._measure(index, progress)
         keep_value(path, result.plain())
