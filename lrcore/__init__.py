@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .provenance import BaseModel, Provenance
     from .recipe import BUDGETS, Recipe
+    from .runs.database import is_date
     from .runs.differences import differences
     from .runs.runs import Run, Runs
     from .runs.runs import root as runs_root
@@ -185,6 +186,7 @@ _HOMES = {
     "progress": "Progress",
     "provenance": "BaseModel Provenance",
     "recipe": "BUDGETS Recipe",
+    "runs.database": "is_date",
     "runs.differences": "differences",
     "runs.runs": "Run Runs runs_root=root",
     "runs.shipped": "shipped_sweeps",
@@ -362,6 +364,7 @@ __all__ = [
     "hardware",
     "heal",
     "in_turns",
+    "is_date",
     "json_text",
     "last_step",
     "lm_eval",

@@ -5,7 +5,9 @@ import sys
 
 
 def run() -> int:
-    """`cli.main`, with Ctrl+C at any moment answered as it is there."""
+    """`cli.main`, with Ctrl+C at any moment answered as it is there: also before it is imported,
+    and when it has its answer.
+    """
     try:
         from .cli import main  # seconds, in which somebody may have thought better of it
 

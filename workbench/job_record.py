@@ -17,7 +17,6 @@ log = logging.getLogger("workbench.jobs")
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
 NUMBER = int | float
-LATEST = 1e11  # seconds since the epoch: later dates are mistakes
 STORED: dict[str, Any] = {
     "id": str,
     "title": str,
@@ -200,5 +199,5 @@ def _check(own: Mapping[str, Any]) -> None:
     if own.get("state", "queued") not in (*ENDED, "queued", "running"):
         raise ValueError("its state is none")
     times = [own.get(name) or 0 for name in ("created", "started", "ended")]
-    if not all(0 <= time < LATEST for time in times):
+    if not all(map(lrcore.is_date, times)):
         raise ValueError("a time in it is none")

@@ -33,7 +33,7 @@ create table if not exists samples (
 create table if not exists changes (count integer not null);
 insert into changes select 0 where not exists (select * from changes);
 """
-LATEST = 1e11  # seconds since the epoch: later dates are mistakes
+LATEST = 1e11  # seconds since the epoch
 AT_ONCE = 500  # rows of one question; SQLite takes 999 values
 
 
@@ -248,12 +248,17 @@ def _read_result(text: Any) -> dict[str, Any] | None:
     return values if values and isinstance(values.get("protocol", {}), dict) else None
 
 
+def is_date(seconds: Any) -> bool:
+    """Whether this is a number of seconds since the epoch, in [0, 1e11): what is later is a
+    mistake, which no calendar holds.
+    """
+    return isinstance(seconds, int | float) and 0 <= seconds < LATEST
+
+
 def _is_sound(row: sqlite3.Row) -> bool:
     """Whether the row of a run has texts and a time where they have to be."""
     texts, created = (row["id"], row["name"], row["folder"]), row["created"]
-    return all(isinstance(one, str) for one in texts) and (
-        isinstance(created, float) and 0 <= created < LATEST
-    )
+    return all(isinstance(one, str) for one in texts) and is_date(created)
 
 
 def _insert(database: sqlite3.Connection, row: Row) -> None:

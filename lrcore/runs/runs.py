@@ -33,7 +33,7 @@ from ..places import expanded
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import shortage
-from .database import LATEST, Database, Row
+from .database import Database, Row, is_date
 from .making import fields, method_and_policy
 
 PARTIAL = ".partial-"  # what earlier versions called a run that is being written
@@ -280,7 +280,7 @@ class Runs:
             recipe, made = Recipe.read(folder / "recipe.json"), folder.stat().st_mtime
             name, created = report["name"], report.get("created", made)
             _check_text(run_id, name)
-            if not 0 <= created < LATEST:
+            if not is_date(created):
                 raise ValueError(created)
             yield _row(run_id, name, created, run_id, recipe, report)
 
