@@ -11,8 +11,12 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 from urllib.parse import urlsplit
+
+from gradio.route_utils import FnIndexInferError
+from starlette.requests import ClientDisconnect
 
 log = logging.getLogger("workbench.gate")
 
@@ -21,6 +25,14 @@ BODY = 120.0  # seconds in which the body of a request has to come
 HELD = 16 * LARGEST  # bytes of the bodies of all requests that are not answered
 BUSY = "The server holds as much as it can of requests that are not answered. Try again later."
 NO_REQUEST = "The request is none that the page makes, so it is not answered. Check its body."
+FAILED = "The server failed to answer this request. The server's log has the details."
+# What reading a request that is none leads to, beside a client that leaves meanwhile.
+MISTAKES = (
+    *(ValueError, TypeError, LookupError, AttributeError, RecursionError),
+    *(FnIndexInferError, ClientDisconnect),
+)
+ROUTING = ("fastapi.routing", "starlette.routing")  # modules that call what answers
+OURS = ("workbench", "lrcore")
 LATE = f"The request did not come within {BODY:.0f} seconds. Try again."
 UPLOADS = (".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml")
 ANY = "*"  # a name that stands for all
@@ -107,8 +119,9 @@ class Gate:
             self.held -= sum(map(_size, parts))
 
     async def _pass(self, scope: Any, receive: Any, send: Any) -> None:
-        """Let the page answer. What Gradio raises for a body that a route of its does not take is
-        one sentence, and one line of the log: nothing of the page asks so.
+        """Let the page answer. What Gradio raises for a request that a route of its does not take
+        is one sentence, and one line of the log: nothing of the page asks so. A fault of the server
+        is a sentence too, and stands in the log as one.
         """
         begun: list[Any] = []
 
@@ -121,8 +134,12 @@ class Gate:
         except Exception as error:
             if begun:
                 raise
-            log.warning("refused: %r (%s)", scope["path"][:80], type(error).__name__)
-            await _answer(send, 400, NO_REQUEST)
+            if _is_fault(error, scope):
+                log.exception("failed: %r", scope["path"][:80])
+                await _answer(send, 500, FAILED)
+            else:
+                log.warning("refused: %r (%s)", scope["path"][:80], type(error).__name__)
+                await _answer(send, 400, NO_REQUEST)
 
     async def _read(self, scope: Any, receive: Any, parts: list[Any]) -> tuple[int, str] | None:
         """Put the messages of a request's body into parts; why it is refused, if it is."""
@@ -167,6 +184,18 @@ class Gate:
         if strange or (across and not origins and not link):
             return 403, "A page of another site asked, which this server does not answer."
         return None
+
+
+def _is_fault(error: Exception, scope: Any) -> bool:
+    """Whether a request failed by the server's fault. A client's is what a route of Gradio's cannot
+    read in a body, a query or an address; what our own code raises inside of a route never is.
+    """
+    said = scope["method"] not in ("GET", "HEAD") or scope["query_string"]
+    if not isinstance(error, MISTAKES) or not (said or scope.get("path_params")):
+        return True
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    routed = max((at for at, module in enumerate(modules) if module in ROUTING), default=-1)
+    return any(module.partition(".")[0] in OURS for module in modules[routed + 1 :])
 
 
 def _size(message: Any) -> int:

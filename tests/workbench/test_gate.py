@@ -1,10 +1,17 @@
 """Attacks on the gate: other hosts, other origins, too much, and files of other types."""
 
 import asyncio
+import logging
 
 import pytest
+from gradio.route_utils import FnIndexInferError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
-from workbench.gate import LARGEST, Gate, Names
+from workbench.gate import FAILED, LARGEST, NO_REQUEST, Gate, Names
 
 LOOPBACK, LAN = Names(), Names("0.0.0.0")
 PROXY = Names("127.0.0.1", ("bench.example",))
@@ -195,3 +202,44 @@ def test_files_of_other_types_are_not_taken():
         assert (status, sentence[:20]) == (415, "A file may be one of"), bad
     many = upload('filename="a.json"') + upload('filename="b.html"')
     assert ask(LOOPBACK, "POST", path + "/", many)[0] == 415
+
+
+def failing(module, error):
+    """A client of a page whose one route, in a module of this name, raises an error."""
+    inside = {"__name__": module, "error": error}
+    exec("async def route(request):\n    raise error", inside)
+    gates = [Middleware(Gate, names=LOOPBACK)]
+    routes = [Route(path, inside["route"], methods=["GET", "POST"]) for path in ("/", "/file/{x}")]
+    return TestClient(Starlette(routes=routes, middleware=gates), "http://127.0.0.1")
+
+
+MISTAKES = (KeyError("x"), ValueError("x"), TypeError("x"), AttributeError("x"), RecursionError())
+ASKED = (("POST", "/"), ("GET", "/?x=1"), ("GET", "/file/1"))
+
+
+@pytest.mark.parametrize(("method", "path"), ASKED)
+@pytest.mark.parametrize("error", [*MISTAKES, FnIndexInferError("x"), ClientDisconnect()], ids=repr)
+def test_what_a_route_of_gradio_cannot_read_is_refused_in_one_line(error, method, path, caplog):
+    answer = failing("gradio.routes", error).request(method, path)
+    assert (answer.status_code, answer.text) == (400, NO_REQUEST)
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+
+
+FAULTS = {
+    "ours, by a key": ("workbench.tabs.runs", KeyError("x"), ASKED[0]),
+    "of the core, by a value": ("lrcore.runs", ValueError("x"), ASKED[1]),
+    "of the disk": ("gradio.routes", OSError("x"), ASKED[0]),
+    "of memory": ("gradio.routes", MemoryError(), ASKED[2]),
+    "of a page that nothing was asked of": ("gradio.routes", KeyError("x"), ("GET", "/")),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_fault_of_the_server_is_answered_in_a_sentence_and_has_a_traceback(case, caplog):
+    module, error, (method, path) = FAULTS[case]
+    answer = failing(module, error).request(method, path)
+    assert (answer.status_code, answer.text) == (500, FAILED)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info[1] is error

@@ -257,6 +257,24 @@ def test_bodies_that_a_route_does_not_take_are_no_fault(route, page, store, capf
     check(page, store, capfd, caplog, [])
 
 
+SENT = (
+    *(None, 5, "x", [], {}, {"sort": []}, {"sort": {}}, {"columns": [[]]}, {"columns": 5}),
+    *({"page": 10**400}, {"page": "1"}, {"page": -1}, {"words": {}}, {"falling": []}, [{}] * 3),
+)
+
+
+@pytest.mark.parametrize("name", ["runs-table runs_listed", "heartbeat version_now"])
+def test_what_a_function_of_a_component_is_sent_is_no_fault(name, page, store, capfd, caplog):
+    elem_id, function = name.split()
+    (at,) = [k for k, one in page.components.items() if one["props"].get("elem_id") == elem_id]
+    asked = {"component_id": at, "fn_name": function, "session_hash": "page"}
+    answers = [
+        page.http.post("/gradio_api/component_server", json=asked | {"data": one}) for one in SENT
+    ]
+    assert {one.status_code for one in answers} == {200}
+    check(page, store, capfd, caplog, [])
+
+
 @pytest.mark.soak
 def test_what_nobody_says_to_any_event(page, store, capfd, caplog):
     """Every input of every event."""

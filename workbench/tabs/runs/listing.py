@@ -52,7 +52,7 @@ class View:
         page = own.get("page")
         return cls(
             tuple(chosen),
-            own["sort"] if own.get("sort") in COLUMNS else "date",
+            own["sort"] if own.get("sort") in [*COLUMNS] else "date",
             bool(own.get("falling", True)),
             str(own.get("words") or "")[:200],
             max(0, page) if isinstance(page, int) else 0,
