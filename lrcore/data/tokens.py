@@ -16,6 +16,7 @@ from lrcore.data.texts import Texts
 from lrcore.errors import InputError
 from lrcore.memory import free_memory, raise_unless_free
 from lrcore.shortage import raise_shortage
+from lrcore.text_growth import USUAL, growth_of
 
 PANIC = "PanicException"  # of pyo3, which has no module to import it from
 KEPT = 8  # tokenised texts: a million tokens take 16 MB
@@ -66,7 +67,8 @@ def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
     special_tokens: with those that the tokenizer adds around a text (add_special_tokens). Raises
     Shortage where the memory does not suffice: beyond it the tokenizer would end the process.
     """
-    need, remedy = PER_CHARACTER * len(text), "Take a part of the text, or free memory."
+    need = round(PER_CHARACTER * len(text) * max(1.0, growth_of(tokenizer) / USUAL))
+    remedy = "Take a part of the text, or free memory."
     raise_unless_free(need, f"The tokens of {len(text):,} characters", remedy, free_memory())
     fast = bool(getattr(tokenizer, "is_fast", False))
     offsets = {"return_offsets_mapping": True} if fast else {}

@@ -45,7 +45,7 @@ from .layers import device_of
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
-from .vocabulary import check_vocabulary
+from .vocabulary import check_growth, check_vocabulary
 from .weights import (
     bytes_converted,
     check_claims,
@@ -216,9 +216,13 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     known = {"config": read_config(folder)} if has_own_type(folder) else {}
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, **known
             )
+        check_growth(tokenizer, folder)
+        return tokenizer
+    except InputError:
+        raise
     except Exception as error:  # from a missing file to a parse error in Rust
         raise_shortage(error)
         tokenizer_files = sorted(path.name for path in folder.glob("*token*"))

@@ -208,6 +208,18 @@ MODELS: dict[str, tuple[str, Callable[[dict], object]]] = {
             }
         ),
     ),
+    "a text of a million characters for each": (
+        "tokenizer.json",
+        lambda own: own.update(
+            normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "x" * 10**6}
+        ),
+    ),
+    "bytes of bytes of bytes": (
+        "tokenizer.json",
+        lambda own: own.update(
+            normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}
+        ),
+    ),
     "a billion labels": ("config.json", lambda own: own.update(num_labels=10**9)),
     "a config of text that is none": ("config.json", lambda own: own.update(text_config={})),
     "a config of text that is a number": ("config.json", lambda own: own.update(text_config=5)),

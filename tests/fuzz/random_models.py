@@ -156,6 +156,12 @@ def by_size(layer, hidden, call, repeats) -> float:
     return 1e-6 + 1e-9 * sum(one.numel() for one in layer.parameters())
 
 
+def exactness(account: lrcore.SizeAndCost, slots: int, seq_len: int) -> float:
+    """Shares of a budget that rounding down may miss: prices of time are whole nanoseconds."""
+    seconds = account.dense.latency
+    return 1e-9 + (0.0 if seconds is None else 1e-9 * slots / (seconds * seq_len))
+
+
 def logits(model: lrcore.LoadedModel) -> torch.Tensor:
     """[2, 12, vocabulary] of the same tokens each time."""
     tokens = torch.randint(3, 280, (2, 12), generator=torch.Generator().manual_seed(5))

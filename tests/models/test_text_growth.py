@@ -1,0 +1,205 @@
+"""Tokenizers that would make texts of gigabytes are refused before they read any; those of known
+families are not.
+"""
+
+import base64
+import json
+import struct
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from lrcore import InputError
+from lrcore.data import tokens
+from lrcore.models.vocabulary import ADDED, GROWN, LONGEST, check_growth, check_vocabulary
+from lrcore.text_growth import LIGATURE, USUAL, growth, growth_of
+
+SPACE = "▁"
+
+
+def charmap(longest: int) -> str:
+    """A map as SentencePiece compiles it, of an empty trie, with a text of so many bytes."""
+    return base64.b64encode(
+        struct.pack("<I", 4) + bytes(4) + b"a\0" + b"b" * longest + b"\0"
+    ).decode()
+
+
+def precompiled(longest: int) -> dict:
+    return {"type": "Precompiled", "precompiled_charsmap": charmap(longest)}
+
+
+def of(part) -> dict:
+    """A part of the library as it stands in a tokenizer.json."""
+    return json.loads(part.__getstate__())
+
+
+def sequence(*steps) -> dict:
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+PUNCTUATION = [  # of Moses, as tokenizers of translation have it
+    *(normalizers.Replace(one, '"') for one in "„“”"),
+    *(normalizers.Replace(one, "'") for one in "‘’‚"),
+    *(normalizers.Replace(Regex(one), " ") for one in (r"\s+", r"\p{Zs}+", r" {2,}", r"[\p{C}\n]")),
+    *(normalizers.Replace(one, other) for one, other in (("…", "..."), ("–", " - "), ("``", '"'))),
+]
+KNOWN = {
+    "BERT": (normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()),
+    "CLIP": (
+        normalizers.Sequence(
+            [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+        ),
+        pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\p{L}+"), "removed"), BYTES]),
+    ),
+    "Gemma": (normalizers.Replace(" ", SPACE), pre_tokenizers.Split(" ", "merged_with_previous")),
+    "GPT-2": (None, BYTES),
+    "GPT-NeoX": (normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "Llama": (
+        normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]),
+        None,
+    ),
+    "Moses": (normalizers.Sequence(PUNCTUATION), pre_tokenizers.Metaspace()),
+    "XLNet": (
+        normalizers.Sequence(
+            [
+                *(normalizers.Replace("``", '"'), normalizers.Replace("''", '"')),
+                *(normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()),
+                normalizers.Replace(Regex(" {2,}"), " "),
+            ]
+        ),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_tokenizers_of_known_families_make_texts_little_longer(name):
+    parts = [of(part) for part in KNOWN[name] if part is not None]
+    assert growth(*parts) <= USUAL
+    # NFKC of SentencePiece before it, as T5 and XLM-R have it
+    assert growth(precompiled(LIGATURE), *parts) <= USUAL
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_text_grows_by_more(name):
+    normalizer, splitter = KNOWN[name]
+    most = growth(*(of(part) for part in KNOWN[name] if part is not None))
+    for text in (" ", "a", "a b", "  ", "é", "―", "“`` ''", "日本", "…–\n\t"):
+        grown = text if normalizer is None else normalizer.normalize_str(text)
+        if splitter is not None:
+            grown = "".join(piece for piece, _ in splitter.pre_tokenize_str(grown))
+        assert len(grown.encode()) <= most * len(text.encode())
+
+
+HOSTILE = {
+    "a million characters for one": (
+        "normalizer",
+        sequence(of(normalizers.Replace("a", "b" * 10**6))),
+    ),
+    "two for one, thirty times": (
+        "normalizer",
+        sequence(*[of(normalizers.Replace("a", "aa"))] * 30),
+    ),
+    "between all characters": (
+        "normalizer",
+        sequence(*[of(normalizers.Replace(Regex("(?=.)"), "x"))] * 30),
+    ),
+    "in the place of nothing": ("normalizer", of(normalizers.Replace("", "x" * 500))),
+    "by a class of its own": (
+        "normalizer",
+        sequence(*[of(normalizers.Replace(Regex("[[:space:]]*"), "xx"))] * 9),
+    ),
+    "before every text": ("normalizer", of(normalizers.Prepend("x" * 1000))),
+    "bytes of bytes": ("normalizer", sequence(*[of(normalizers.ByteLevel())] * 30)),
+    "a map to a long text": ("normalizer", precompiled(5000)),
+    "maps of maps": ("normalizer", sequence(*[precompiled(20)] * 3)),
+    "split into bytes of bytes": (
+        "pre_tokenizer",
+        of(pre_tokenizers.Sequence([BYTES] * 30)),
+    ),
+    "marks before marks": (
+        "pre_tokenizer",
+        of(pre_tokenizers.Sequence([pre_tokenizers.Metaspace()] * 30)),
+    ),
+    "copies of the text": (
+        "post_processor",
+        of(processors.TemplateProcessing(single=" ".join(["$A"] * 300), special_tokens=[])),
+    ),
+    "in an older form": ("normalizer", [[[{"String": "a"}, "b" * 1000]]]),
+    "without a name": ("normalizer", {"prepend": "x" * 1000}),
+    "with another name": ("normalizer", {"type": "Nothing", "prepend": "x" * 1000}),
+    "tokens decoded to long texts": (
+        "decoder",
+        of(decoders.Sequence([decoders.Replace("a", "aa")] * 30)),
+    ),
+}
+
+
+def written(tiny_llama, folder, **parts):
+    """A folder with the tokenizer of a model, but for these parts."""
+    whole = json.loads((tiny_llama / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | parts))
+    return folder
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_tokenizer_that_multiplies_texts_is_refused(case, tiny_llama, tmp_path):
+    name, part = HOSTILE[case]
+    with pytest.raises(InputError, match="times as long, and no tokenizer has to") as told:
+        check_vocabulary(written(tiny_llama, tmp_path, **{name: part}))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_tokenizer_of_a_known_family_is_read(name, tiny_llama, tmp_path):
+    own = dict(zip(("normalizer", "pre_tokenizer"), KNOWN[name], strict=True))
+    check_vocabulary(
+        written(tiny_llama, tmp_path, **{part: one and of(one) for part, one in own.items()})
+    )
+
+
+def test_tokens_that_are_texts_and_templates_of_many_tokens_are_refused(tiny_llama, tmp_path):
+    whole = json.loads((tiny_llama / "tokenizer.json").read_text())
+    vocab = whole["model"] | {"vocab": whole["model"]["vocab"] | {"x" * (LONGEST + 1): 5}}
+    with pytest.raises(InputError, match="has a token of 10,001 bytes"):
+        check_vocabulary(written(tiny_llama, tmp_path, model=vocab))
+    mark = {"id": "[X]", "ids": [0] * 100, "tokens": ["a"] * 100}
+    template = processors.TemplateProcessing(single="$A" + " [X]" * 20, special_tokens=[mark])
+    with pytest.raises(InputError, match="adds 2,000 tokens to every text"):
+        check_vocabulary(written(tiny_llama, tmp_path, post_processor=of(template)))
+    assert ADDED < 2000
+
+
+@pytest.mark.parametrize(
+    "part",
+    [5, [], {}, "x", {"type": "Sequence", "normalizers": 5}, {"type": "Replace", "pattern": []}],
+)
+def test_what_is_no_part_is_left_to_the_library(part, tiny_llama, tmp_path):
+    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model", "added_tokens")
+    for name in names:
+        check_vocabulary(written(tiny_llama, tmp_path, **{name: part}))
+
+
+def test_what_may_grow_further_takes_more_of_the_memory(monkeypatch):
+    """Below what is refused."""
+    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.normalizer = normalizers.Replace("é", "a" * 400)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert USUAL < growth_of(tokenizer) == 200 < GROWN
+    text = "a " * 500
+    monkeypatch.setattr(tokens, "free_memory", lambda: 2 * tokens.PER_CHARACTER * len(text))
+    with pytest.raises(InputError, match="The tokens of 1,000 characters"):
+        tokens.tokenise(text, tokenizer)
+    backend.normalizer = normalizers.Replace("é", "a")
+    assert len(tokens.tokenise(text, PreTrainedTokenizerFast(tokenizer_object=backend)).ids) == 500
+
+
+def test_a_tokenizer_of_other_files_is_looked_at_once_it_is_made(tmp_path):
+    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    check_growth(PreTrainedTokenizerFast(tokenizer_object=backend), tmp_path)
+    backend.normalizer = normalizers.Replace("a", "a" * 10**6)
+    with pytest.raises(InputError, match=r"makes a text up to 1e\+06 times as long"):
+        check_growth(PreTrainedTokenizerFast(tokenizer_object=backend), tmp_path)
