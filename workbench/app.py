@@ -19,6 +19,7 @@ from . import (
     selection_events,
     sidebar,
     slow_clients,
+    slow_start,
     text,
     waiting,
 )
@@ -82,6 +83,7 @@ def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
     heap.share()
     slow_clients.limit()
+    slow_start.wait()
     if store is None:
         store = Store(lrcore.runs_root(), KINDS, present_browser)
         reading = threading.Thread(target=read_ahead, args=(store,), daemon=True)
