@@ -215,6 +215,15 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
     ),
 }
 
+# What the layers of a model tell of steps where no report does: transformers keeps none.
+TOLD_BY_LAYERS: Mapping[str, type[Any]] = {
+    "replaced": Compressed,
+    "quantised": Quantised,
+    "bases": SharedBases,
+    "sliced": Sliced,
+    "masked": Sparsified,
+}
+
 
 def refusal(
     step: type[Any],
@@ -227,14 +236,16 @@ def refusal(
     may.
 
     Only what happened since the last compression counts, which writes every matrix anew. forms:
-    what the layers hold now, see `lrcore.forms_of`; recipe: of a compression.
+    what the layers hold now, see `lrcore.forms_of`, which tells what happened where no history
+    does; recipe: of a compression.
     """
     rule, since = MAY_FOLLOW[step], _since_compressed(history)
     if rule.needs is not None and last_step(since, rule.needs[0]) is None:
         return rule.needs[1].format(name=name)
-    sentence = next(
-        (why for kind, why in rule.refused.items() if last_step(since, kind) is not None), None
-    )
+    taken = {type(one) for one in since}
+    if not history:
+        taken = {kind for form, kind in TOLD_BY_LAYERS.items() if form in forms}
+    sentence = next((why for kind, why in rule.refused.items() if kind in taken), None)
     by = recipe or Recipe()
     unfit = (one.why for form, one in rule.unfit.items() if form in forms and one.by(by))
     sentence = sentence or next(unfit, None)

@@ -14,6 +14,7 @@ from ..history import Quantised
 from ..hqq import half_quadratic
 from ..may_follow import check_may_follow
 from ..models.load import LoadedModel
+from ..models.structure import forms_of
 from ..obs import gptq
 from ..progress import Progress, silent
 from ..recipe import Recipe
@@ -45,7 +46,7 @@ def quantise(
     and a model quantised before.
     """
     chosen = Quantising(bits, group, quantiser)
-    check_may_follow(Quantised, model.history, model.name)
+    check_may_follow(Quantised, model.history, model.name, forms_of(model.network))
     tokens, protocol, identity = None, {}, asdict(chosen)
     if chosen.reads_text:
         windows = make_calibration_windows(model, recipe or model.recipe or Recipe())

@@ -25,6 +25,7 @@ from ..may_follow import check_may_follow
 from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import clone, projection_paths, read_exact, read_layer, write_layer
 from ..models.load import LoadedModel
+from ..models.structure import forms_of
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import TAPS
@@ -78,7 +79,7 @@ def shared_size(model: LoadedModel, ratio: float, group: int = 2) -> int:
 
 def check(model: LoadedModel) -> None:
     """Raise InputError for a model whose layers cannot share a basis."""
-    check_may_follow(SharedBases, model.history, model.name)
+    check_may_follow(SharedBases, model.history, model.name, forms_of(model.network))
     if model.offloaded:
         raise InputError("Offloaded layers cannot share a basis. Load the model without offload.")
     if architecture_of(model.network).experts:

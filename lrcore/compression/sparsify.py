@@ -22,6 +22,7 @@ from ..may_follow import check_may_follow
 from ..methods.latentllm.sparse import ROUNDS, shrink
 from ..models.layers import clone, read_exact, write_layer
 from ..models.load import LoadedModel
+from ..models.structure import forms_of
 from ..obs import pruner_zero, sparsegpt, wanda
 from ..progress import Progress, silent
 from ..recipe import Recipe
@@ -51,7 +52,7 @@ def sparsify(
     or sparse model, and with "pruner_zero" for an offloaded or compressed one.
     """
     chosen = criterion if isinstance(criterion, Sparsifying) else Sparsifying(criterion, **settings)
-    check_may_follow(Sparsified, model.history, model.name)
+    check_may_follow(Sparsified, model.history, model.name, forms_of(model.network))
     windows, report = make_calibration_windows(model, recipe), progress or silent
     if chosen.criterion == "pruner_zero":
         network, made_sparse = by_gradients(model, windows.tokens, chosen, report)

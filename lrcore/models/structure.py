@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..forms import Quantised
-from ..modules.compressed import CompressedAttention
+from ..forms import Masked, Quantised, TwoOfFour
+from ..modules.compressed import CompressedAttention, CompressedExperts, CompressedMLP
 from ..modules.install import describe_module
 from ..modules.projections import LowRankLinear, StoredLinear, describe
 from ..modules.sliced import SlicedLayer, residual_parameters
@@ -16,6 +16,8 @@ from ..tensor_files import StoredTensor
 from .architectures import architecture_of, decoder_layers
 from .layers import expert_modules, module_at, projection_paths, read_layer
 from .offload import stored_of
+
+REPLACING = (CompressedAttention, CompressedMLP, CompressedExperts)
 
 
 def untied(network: PreTrainedModel) -> tuple[dict[str, Tensor | StoredTensor], dict[str, str]]:
@@ -69,20 +71,29 @@ def structure(network: PreTrainedModel) -> dict[str, Any]:
 def forms_of(network: PreTrainedModel) -> frozenset[str]:
     """What the layers hold that a dense one does not, as `may_follow` names it.
 
-    factored: low-rank or stored matrices; quantised: some of them in few bits; shared: a `down` of
-    several projections; latent: cached in the place of keys or values; summed: heads before the
-    output projection; sinks: scores that belong to no key; channel: a rotary channel; experts:
-    mixtures of them, which a dense model may have, too; kept: attention that stays the family's
-    own, as it is in a dense model.
+    replaced: modules of a method; factored: low-rank or stored matrices; quantised: some of them in
+    few bits; masked: some with masks; shared: a `down` of several projections; bases: one of
+    several layers; sliced: a narrower stream; latent: cached in the place of keys or values;
+    summed: heads before the output projection; sinks: scores that belong to no key; channel: a
+    rotary channel; experts: mixtures of them, which a dense model may have, too; kept: attention
+    that stays the family's own, as it is in a dense model.
     """
-    modules = list(decoder_layers(network).modules())
+    layers = list(decoder_layers(network))
+    modules = [module for layer in layers for module in layer.modules()]
     attentions = [m for m in modules if isinstance(m, CompressedAttention)]
-    downs = [id(m.down) for m in modules if isinstance(m, LowRankLinear)]
+    low_rank = [[m for m in one.modules() if isinstance(m, LowRankLinear)] for one in layers]
+    by_layer = [{id(m.down) for m in own} for own in low_rank]
+    downs = [id(m.down) for own in low_rank for m in own]
     stored = [m for m in modules if isinstance(m, StoredLinear)]
+    apart = [m for m in stored if not isinstance(m.form, Quantised | TwoOfFour | Masked)]
     held = {
+        "replaced": bool(downs or apart) or any(isinstance(m, REPLACING) for m in modules),
         "factored": bool(downs or stored),
         "quantised": any(isinstance(m.form, Quantised) for m in stored),
+        "masked": any(isinstance(m.form, TwoOfFour | Masked) for m in stored),
         "shared": len(set(downs)) < len(downs),
+        "bases": sum(map(len, by_layer)) > len(set(downs)),
+        "sliced": any(isinstance(one, SlicedLayer) for one in layers),
         "latent": any(m.latent for m in attentions),
         "summed": any(m.summed for m in attentions),
         "sinks": any(getattr(m, "sinks", None) is not None for m in modules),

@@ -2,6 +2,7 @@
 sentence before any work is done.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import lrcore
 from lrcore.compression.factorise import truncate_layer
+from lrcore.may_follow import TOLD_BY_LAYERS
 from lrcore.models.counting import count_flops
 from lrcore.models.layers import clone, read_layer
 
@@ -152,6 +154,35 @@ def test_after_other_steps(tiny_llama, first, recipe) -> None:
         assert small.account.model.decoder_parameters == small.size.decoder_linear
         assert small.size.decoder_linear <= 0.8 * model.size.decoder_linear
         assert torch.isfinite(logits(small)).all()
+
+
+def test_what_may_follow_is_told_by_the_layers_where_no_report_tells(
+    tiny_llama, first, recipe
+) -> None:
+    """As in an export that transformers has saved again, or that is given in memory."""
+    dense = lrcore.load(str(tiny_llama))
+    made = {
+        "pairs": first["svd_llm"],
+        "heads": first["modegpt"],
+        "latents": first["care"],
+        "quantised": lrcore.quantise(dense, bits=4),
+        "masked": lrcore.sparsify(dense, recipe),
+        "bases": lrcore.share_bases(dense, recipe, group=3),
+        "sliced": lrcore.slice_hidden(dense, recipe),
+    }
+    for name, model in made.items():
+        alone = replace(model, history=())
+        assert not lrcore.forms_of(dense.network) & TOLD_BY_LAYERS.keys()
+        for step in lrcore.MAY_FOLLOW.keys() - {lrcore.Healed}:
+            forms = lrcore.forms_of(model.network)
+            told, known = (
+                lrcore.refusal(step, one.history, "this", forms) for one in (alone, model)
+            )
+            assert (told is None) == (known is None), (name, step, told, known)
+        with pytest.raises(lrcore.InputError, match=r"sliced already|would be lost"):
+            lrcore.slice_hidden(alone, recipe)
+        with pytest.raises(lrcore.InputError, match=r"dense model|would be lost"):
+            lrcore.drop_layers(alone, [0])
 
 
 def test_pivots_are_refused_where_latents_are_cached(first, recipe) -> None:

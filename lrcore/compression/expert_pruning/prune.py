@@ -24,6 +24,7 @@ from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
+from ...models.structure import forms_of
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ...statistics import SAMPLE
@@ -81,7 +82,7 @@ def check_pruned(model: LoadedModel, pruning: ExpertPruning) -> int:
     """The number of experts in a layer. Raises InputError where so many of them cannot go."""
     count, active = expert_count(model.network), 0
     if count:
-        check_may_follow(ExpertsPruned, model.history, model.name)
+        check_may_follow(ExpertsPruned, model.history, model.name, forms_of(model.network))
         layers = range(len(decoder_layers(model.network)))
         mixtures = (mixture_of(model.network, index) for index in layers)
         active = next((own.active for own in mixtures if own is not None), 0)

@@ -20,6 +20,7 @@ from ...models.architectures import decoder_layers, reads_tokens
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
+from ...models.structure import forms_of
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ...statistics import BLOCK_INFLUENCE
@@ -85,7 +86,7 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
             f"'{model.name}' has {total} decoder layers; {layers} of them were to go. Drop at "
             "least 1 and keep at least 1."
         )
-    check_may_follow(Shortened, model.history, model.name)
+    check_may_follow(Shortened, model.history, model.name, forms_of(model.network))
     if reads_tokens(model.network):
         raise InputError(
             f"The layers of '{model.name}' have embeddings of their own, or read the keys and "

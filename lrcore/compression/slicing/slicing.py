@@ -26,6 +26,7 @@ from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
+from ...models.structure import forms_of
 from ...modules.sliced import COMPONENTS, StreamNorm, residual_parameters
 from ...progress import Progress, silent
 from ...recipe import Recipe
@@ -97,7 +98,7 @@ def check_sliced(model: LoadedModel, rotations: str) -> None:
     """Raise InputError where the stream of this model cannot be sliced."""
     if rotations not in ROTATIONS:
         raise unknown("rotations", rotations, ROTATIONS)
-    check_may_follow(Sliced, model.history, model.name)
+    check_may_follow(Sliced, model.history, model.name, forms_of(model.network))
     if model.offloaded:
         raise InputError("Offloaded layers cannot be rotated. Load the model without offload.")
     check_stream(model.network)
