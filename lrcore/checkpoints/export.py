@@ -186,12 +186,15 @@ def _sizes_of(network: PreTrainedModel, layer: Layer) -> dict[str, tuple[int, in
     width = getattr(text, row.width or "", None) or 4 * text.hidden_size
     routed = getattr(text, row.expert_width or "", None) or 0
     own = {row.width: (width_of(layer), width), row.expert_width: (expert_width_of(layer), routed)}
-    if values_of(text, "head_dim"):
-        own["head_dim"] = (a.qk_size if even else a.head_size, a.head_size)
+    own["head_dim"] = (a.qk_size if even else a.head_size, a.head_size)
     if a.kept_heads is not None:  # else they are as many as the family has in such a layer
         n_q = text.num_attention_heads
         n_kv = getattr(text, KV_HEADS, None) or n_q
         own |= {"num_attention_heads": (a.n_q, n_q), KV_HEADS: (a.n_kv, n_kv)}
+    for name in ("head_dim", KV_HEADS):
+        # transformers refuses a config whose layers have what the whole lacks, or what it reckons
+        if not values_of(text, name) or isinstance(getattr(type(text), name, None), property):
+            own.pop(name, None)
     return {name: sizes for name, sizes in own.items() if name is not None}
 
 

@@ -210,12 +210,17 @@ class CompressedAttention(nn.Module):
             mask = _add(_window(self.window, t, k.shape[2], q), mask)
         if self.summed:
             k = k.repeat_interleave(self.group, dim=1)
-        wanted = others.get("output_attentions") or getattr(self.config, "output_attentions", False)
-        eager = getattr(self.config, "_attn_implementation", None) == "eager"
         # [b, t, n_q, v_size]
-        out, weights = self._attend(q, k, v, mask, bool(wanted and eager))
+        out, weights = self._attend(q, k, v, mask, self._weighted(others.get("output_attentions")))
         out = self.o_proj(out.sum(2) if self.summed else out.reshape(b, t, self.n_q * self.v_size))
         return (out if residual is None else out + residual), weights
+
+    def _weighted(self, asked: bool | None) -> bool:
+        """Whether to return the attention weights; asked: None where the family does not hand down
+        whether they are wanted. An eager attention gives them then, as native ones do.
+        """
+        eager = getattr(self.config, "_attn_implementation", None) == "eager"
+        return eager and (asked is not False or bool(self.config.output_attentions))
 
     def _left(self, per_head: Tensor) -> Tensor:
         """Of something for every head there was, [b, heads, ...], what belongs to those left."""

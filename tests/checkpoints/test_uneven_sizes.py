@@ -121,6 +121,27 @@ def test_the_number_of_heads_of_a_layer_stands_there_too(tiny_llama, small_of, t
         assert torch.equal(logits(lrcore.load(str(place))), logits(small))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "gptj", "falcon", "mpt"])
+def test_layers_name_only_what_the_config_of_their_family_has(
+    family, tiny_llama, small_of, tmp_path
+) -> None:
+    """Some have no number of key heads, and some reckon the size of a head: of layers with such
+    fields transformers makes no config.
+    """
+    dense = family_folder(family, tiny_llama, tmp_path / "dense")
+    heads = read_layer(lrcore.load(str(dense)).network, 0).attention.n_kv
+    fewer = {"0.heads": heads, "1.heads": heads - 1}
+    narrower = {f"{layer}.{name}": 4 for layer in range(2) for name in ("qk", "ov")}
+    for method, ranks in (("llm_pruner", fewer), ("a3", narrower)):
+        wanted = {"samples": 2, "seq_len": 24, "ratio": 0.2, "overrides": ranks}
+        small = small_of(dense, method, **wanted)
+        folder = lrcore.export(small, tmp_path / method)
+        values = json.loads((folder / "config.json").read_text())
+        config = type(small.network.config).from_dict(values | {"model_type": family})
+        assert len(list(config.per_layer_config)) == 2
+        assert torch.equal(logits(lrcore.load(str(folder))), logits(small))
+
+
 def test_the_width_of_the_experts_of_a_layer_stands_there_too(
     tiny_llama, small_of, tmp_path
 ) -> None:
