@@ -19,7 +19,7 @@ from .history import (
     Step,
     last_step,
 )
-from .methods import find_method
+from .methods import METHODS, find_method
 from .methods.method import KEYS_AND_VALUES
 from .policies import find_policy
 from .recipe import Recipe
@@ -98,6 +98,7 @@ _BASES_APART = (
     "Layers of '{name}' share bases, which would be written apart. Take this step on the model "
     "that it was made of."
 )
+_ON_MLPS = [row.name for row in METHODS.values() if "down" in row.covers]
 UNFIT: dict[str, Unfit] = {
     "quantised": Unfit(_FULL_PRECISION),
     "channel": Unfit(
@@ -126,7 +127,7 @@ UNFIT: dict[str, Unfit] = {
     ),
     "kept": Unfit(
         "The attention of '{name}' stays as its family has it: its matrices are factored, but its "
-        "cache does not change. Choose a method and options that factor other matrices.",
+        f"cache does not change. Methods that fit, with their own options: {', '.join(_ON_MLPS)}.",
         _replaces_attention,
     ),
     "factored": Unfit(

@@ -115,9 +115,11 @@ def _check_some_slots(factors: Factorisation) -> None:
     """Of a model of experts with a single head, say, there is nothing that LLM-Pruner removes."""
     if not factors.spectra:
         parts = ", ".join(find_method(factors.method).components)
+        fit = ", ".join(row.name for row in METHODS.values() if {"o", "down"} <= {*row.components})
         raise InputError(
             f"Method {factors.method} has nothing to compress in this model: it has no part that "
-            f"can lose rank of those that the method changes ({parts}). Choose another method."
+            f"can lose rank of those that the method changes ({parts}). Methods on single matrices "
+            f"always have: {fit}."
         )
 
 
