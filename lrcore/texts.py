@@ -30,5 +30,6 @@ def named(data: Any) -> Any:
 
 
 def _is_dataset(data: Any) -> bool:
-    """Whether this is a `datasets.Dataset`, without importing it."""
-    return type(data).__module__.startswith("datasets.") and hasattr(data, "__len__")
+    """Whether this is a `datasets.Dataset`, without importing it; splits by name are none."""
+    theirs = type(data).__module__.startswith("datasets.")
+    return theirs and hasattr(data, "__len__") and not isinstance(data, Mapping)

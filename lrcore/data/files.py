@@ -1,7 +1,7 @@
 """Local text files: one reader per extension, chosen by the name."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from lrcore.data.parquet import COPIES, read_rows
 from lrcore.data.questions import has_questions
 from lrcore.data.reading import reading
 from lrcore.data.rows import documents_of, parsed
-from lrcore.errors import InputError
+from lrcore.errors import InputError, shown
 from lrcore.files import write_text
 from lrcore.memory import free_memory, raise_unless_free
 from lrcore.places import place_of
@@ -84,8 +84,12 @@ def write_texts(texts: Iterable[Any], path: str | Path) -> str:
 
     texts: strings, or rows with fields as `datasets.Dataset` has them, of which the same fields are
     taken as from a file. A file that is there is replaced.
-    Raises InputError where there is no text, or the name does not end in .jsonl.
+    Raises InputError where there is no text, for splits by name (`datasets.DatasetDict`), and where
+    the name does not end in .jsonl.
     """
+    if isinstance(texts, Mapping):
+        named = ", ".join(map(str, texts))
+        raise InputError(f"texts is a mapping ({shown(named)}). Give one of its values.")
     if Path(path).suffix.lower() != ".jsonl":
         raise InputError(f"'{path}' is no name for texts. Give one that ends in .jsonl.")
     rows = [texts] if isinstance(texts, str) else list(texts)

@@ -173,7 +173,11 @@ def model_folder(name: str, revision: str | None = None, dtype: str = "float32")
 
     Raises InputError as `load_model` does.
     """
-    place = locate(name, revision)
+    try:
+        place = locate(name, revision)
+    except OSError as error:  # such as a name longer than those of files may be
+        raise_shortage(error)
+        raise
     if place.is_dir():
         return place
     resolve_dtype(dtype)

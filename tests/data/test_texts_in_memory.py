@@ -1,7 +1,7 @@
 """Texts in memory, as lists or `datasets.Dataset`, calibrate and are measured on."""
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 import lrcore
 from lrcore.cache import entries
@@ -78,6 +78,16 @@ def test_what_holds_no_texts_is_refused_in_a_sentence(data):
     with pytest.raises(lrcore.InputError, match=r"lrcore\.write_texts") as refused:
         lrcore.Recipe(data=data)
     assert len(str(refused.value)) < 250
+
+
+def test_splits_by_name_are_no_texts(tmp_path):
+    """Their names would be the only text."""
+    splits = DatasetDict({"train": DATASET, "test": DATASET})
+    with pytest.raises(lrcore.InputError, match=r"list of texts or a datasets\.Dataset"):
+        lrcore.Recipe(data=splits)
+    for given in (splits, dict(splits)):
+        with pytest.raises(lrcore.InputError, match="Give one of its values"):
+            lrcore.write_texts(given, tmp_path / "a.jsonl")
 
 
 def test_a_recipe_of_a_file_names_its_text():

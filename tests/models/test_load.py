@@ -121,6 +121,7 @@ def test_the_fingerprint_follows_contents_not_places(copied, tiny_llama):
         ("two words", "neither a folder nor a possible hub id"),
         ("", "name is empty"),
         ("some/model", "HF_HUB_OFFLINE"),
+        pytest.param("x" * 300, "too long for the name", id="long"),
     ],
 )
 def test_unknown_names(name, word):
