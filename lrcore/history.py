@@ -41,7 +41,7 @@ class StockFit:
 
     qualifies: bool
     reasons: tuple[str, ...] = ()
-    ranks: Mapping[tuple[int, str], int] | None = None
+    ranks: Mapping[tuple[int, str], int] | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; the ranks as a recipe's overrides name them, "layer.component"."""
@@ -107,11 +107,11 @@ class Compressed(_Step):
 
     kind: ClassVar[str] = "compressed"
     recipe: Recipe
-    ranks: tuple[SlotRank, ...] = ()
+    ranks: tuple[SlotRank, ...] = field(default=(), repr=False)
     calibration: Mapping[str, Any] = field(default_factory=dict)
     stock: StockFit | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    bounds: tuple[Mapping[str, Any], ...] = ()
+    bounds: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def about_experts(self) -> str:
@@ -159,8 +159,8 @@ class Healed(_Step):
     test_protocol: Mapping[str, Any] | None = None
     perplexity_before: float | None = None
     perplexity_after: float | None = None
-    cross_entropy: tuple[float, ...] = ()
-    divergence: tuple[float, ...] = ()
+    cross_entropy: tuple[float, ...] = field(default=(), repr=False)
+    divergence: tuple[float, ...] = field(default=(), repr=False)
     lora_rank: int | None = None
     lora_alpha: int | None = None
 
@@ -255,7 +255,7 @@ class ExpertsPruned(_Step):
 
     kind: ClassVar[str] = "experts_pruned"
     by: str
-    pruned: tuple[tuple[int, int, int], ...]
+    pruned: tuple[tuple[int, int, int], ...] = field(repr=False)
     of: int
     calibration: Mapping[str, Any] = field(default_factory=dict)
 

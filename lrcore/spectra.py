@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -162,11 +162,11 @@ class Spectrum:
     """
 
     slot: Slot
-    values: Tensor
+    values: Tensor = field(repr=False)
     cost: Cost
-    heads: Tensor | None = None
+    heads: Tensor | None = field(default=None, repr=False)
     unit: str = ""
-    scores: Tensor | None = None
+    scores: Tensor | None = field(default=None, repr=False)
     form: Form | None = None
 
     @property

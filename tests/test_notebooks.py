@@ -3,6 +3,7 @@
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_what_one_looks_at_is_a_line(made):
         assert len(repr(value)) < 600
         assert "tensor" not in repr(value)
     assert repr(made[0]) == "LoadedModel('demo-llama', 5,139,712 parameters, float32, on cpu)"
+    _, _, factors, plan, _ = made
+    assert all(len(repr(one)) < 400 for one in factors.spectra.values())
+    step = lrcore.compress(made[0], lrcore.Recipe(method="a3", ratio=0.2), factors, plan).history[0]
+    assert len(repr(step)) < 1500  # with its recipe, and without a rank of every slot
+    assert "SlotRank" not in repr(step)
+    assert len(repr(replace(lrcore.stock_fit(made[0], plan), ranks=plan.ranks))) < 300
     assert repr(made[3]).startswith("RankPlan(18 slots in 6 layers; 20.0% of the decoder")
 
 
