@@ -9,9 +9,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 _TUNER = "peft.tuners.lora.model"
-# what families call one matrix of queries, keys and values; compressed attention has three
-_JOINT = frozenset({"c_attn", "query_key_value", "qkv_proj", "Wqkv"})
-_APART = frozenset({"q_proj", "k_proj", "v_proj"})
+_QKV = frozenset({"q_proj", "k_proj", "v_proj"})
+# What families call one matrix of several parts, and what the parts are called in compressed layers
+_JOINT = dict.fromkeys(("c_attn", "query_key_value", "qkv_proj", "Wqkv"), _QKV) | {
+    "gate_up_proj": frozenset({"gate_proj", "up_proj"})
+}
 
 
 def known_to_peft() -> None:
@@ -44,8 +46,9 @@ def with_parts(network: nn.Module, names: Collection[str]) -> set[str]:
     named = list(network.named_modules(remove_duplicate=False))
     holders = Counter(id(part) for _, module in named for part in module.children())
     exchanged = set(names)
-    if exchanged & _JOINT and any(path.rpartition(".")[2] in _APART for path, _ in named):
-        exchanged |= _APART
+    leaves = {path.rpartition(".")[2] for path, _ in named}
+    for joint in exchanged & _JOINT.keys():
+        exchanged |= _JOINT[joint] & leaves
     for name in tuple(exchanged):
         matched = {path: own for path, own in named if f".{path}".endswith(f".{name}")}
         parts = {

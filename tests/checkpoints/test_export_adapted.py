@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.checkpoints.export import lora_targets
+from lrcore.modules.adapters import with_parts
 
 METHODS = (
     "svd_llm",
@@ -215,6 +216,15 @@ def test_lora_reaches_queries_keys_and_values_of_families_that_join_them(
         small = small_of(dense, "svd_llm", samples=2, seq_len=24)
         exports.append(str(lrcore.export(small, tmp_path / family)))
     elsewhere(JOINT, json.dumps(exports), cwd=tmp_path)
+
+
+def test_lora_reaches_gates_and_ups_of_families_that_join_them(small_of, tiny_llama, tmp_path):
+    for family in ("glm4", "phi3"):
+        dense = family_folder(family, tiny_llama, tmp_path / family)
+        small = small_of(dense, "a3", samples=2, seq_len=24, ratio=0.3)
+        apart = {"gate_up_proj", "gate_proj", "up_proj"}
+        assert with_parts(small.network, {"gate_up_proj"}) == apart
+        assert with_parts(lrcore.load(dense).network, {"gate_up_proj"}) == {"gate_up_proj"}
 
 
 def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:
