@@ -85,10 +85,14 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
             kind = standing_for(native, SlicedLayer)
             network.set_submodule(place, kind(native, entry["parts"]))
         holder = network.get_submodule(place)
-        for path, described in entry["modules"].items():
+        for path, sizes in entry["modules"].items():
             native = holder.get_submodule(path)
-            holder.set_submodule(path, _empty_module(network, place, described, native))
-        made = rebuild(entry["projections"], network.dtype, network.get_submodule)
+            holder.set_submodule(path, _empty_module(network, place, sizes, native))
+        described = entry["projections"]
+        if not place:  # the head, as wide as the config's vocabulary: that may have been resized
+            heads = {path: holder.get_submodule(path) for path in described}
+            described = {p: {**described[p], "out": one.out_features} for p, one in heads.items()}
+        made = rebuild(described, network.dtype, network.get_submodule)
         for path, projection in made.items():
             parent, _, leaf = path.rpartition(".")
             beside = holder.get_submodule(parent)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from elsewhere import TOKENS, elsewhere
 from tiny_models import CONFIGS, copy_tokenizer, noisy
+from transformers import AutoModelForCausalLM
 
 import lrcore
 
@@ -96,6 +97,26 @@ def test_a_trained_export_is_measured_saved_and_loaded(name, saved, story_file, 
     assert math.isfinite(result.perplexity)
     kept = lrcore.load(str(lrcore.save(tuned, tmp_path / "kept")))
     assert torch.equal(logits(kept), logits(tuned))
+
+
+@pytest.mark.parametrize("name", ["sliced", "shared"])
+@pytest.mark.parametrize("tokens", [297, 320])
+def test_a_vocabulary_that_was_resized_is_saved_and_loaded(name, tokens, saved, tmp_path) -> None:
+    models, here = saved
+    how = {"trust_remote_code": True}
+    network = AutoModelForCausalLM.from_pretrained(here / name, **how)
+    network.resize_token_embeddings(tokens)
+    network.save_pretrained(tmp_path)
+    copy_tokenizer(here / name, tmp_path)
+    with torch.inference_mode():
+        wanted = network(TOKENS).logits
+        there = AutoModelForCausalLM.from_pretrained(tmp_path, **how)(TOKENS).logits
+    again = lrcore.load(tmp_path)
+    assert wanted.shape[-1] == tokens
+    assert torch.equal(there, wanted)
+    assert torch.equal(logits(again), wanted)
+    memory = lrcore.load(network, models[name].tokenizer)
+    assert torch.equal(logits(memory), wanted)
 
 
 SAVE_ONLY = """
