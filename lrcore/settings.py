@@ -88,18 +88,21 @@ def check_settings(value: Any) -> None:
     """
     for name, one in settings_of(type(value)).items():
         got = getattr(value, name)
-        if one.choices and got not in one.choices:
+        if one.choices and got not in one.choices and not _left_out(value, name):
             raise unknown(name, as_name(got), one.choices)
     for name, one in settings_of(type(value)).items():
-        got = getattr(value, name)
-        if one.low is None or (got is None and getattr(type(value), name, MISSING) is None):
-            continue
-        check_least(name, got, one.low)
+        if one.low is not None and not _left_out(value, name):
+            check_least(name, getattr(value, name), one.low)
     for name, kind, optional in _kinds_of(value.__class__):
         got = getattr(value, name)
         if not _is(got, kind) and not (optional and got is None):
             hint = IN_MEMORY if name == "data" else ""
             raise InputError(f"{name} must be {KINDS[kind]}, got {shown(got)}.{hint}")
+
+
+def _left_out(value: Any, name: str) -> bool:
+    """Whether a field is None, which is its default."""
+    return getattr(value, name) is None and getattr(type(value), name, MISSING) is None
 
 
 def _is(got: Any, kind: Any) -> bool:

@@ -3,6 +3,7 @@
 Heavy imports wait until it runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from .console import show
 from .flags import flags
 
 app = typer.Typer()
+TYPE = "f16"  # of a GGUF file where none is named
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,10 @@ class Written:
         "or filled with zeros, and the command says so.",
         ("auto", "transformers", "vllm", "gguf", "mla"),
     )
-    type: str = setting(
-        "f16", "Of a GGUF file's matrices: {choices}.", ("f32", "f16", "bf16", "q8_0")
+    type: str | None = setting(
+        None,
+        f"Of a GGUF file's matrices: {{choices}}. Default: {TYPE}.",
+        ("f32", "f16", "bf16", "q8_0"),
     )
     stock: bool = setting(
         False,
@@ -54,6 +58,13 @@ class Written:
                 "--stock and --push-to-hub are for folders; a GGUF file is one file. Leave them "
                 "out, and upload the file with `hf upload`."
             )
+        if self.type and self.format not in ("auto", "gguf"):
+            raise InputError(
+                "--type is for the matrices of a GGUF file; a folder keeps those of the model, or "
+                "what --dtype says. Leave out --type, or add --format gguf."
+            )
+        if self.public and not self.push_to_hub:
+            raise InputError("--public is for an upload. Add --push-to-hub, or leave it out.")
 
     @property
     def target(self) -> str:
@@ -100,15 +111,15 @@ def export(
     from lrcore.history import target_of
 
     if how.format != "auto":
-        _check_place(out, how)
+        _check_place(out, how, result)
     if how.push_to_hub is not None:
         check_repository(how.push_to_hub)
     results = read_results(model, result or ())
     small = replace(loading, device="cpu").load(run_checkpoint(model))
     how = how.of(target_of(small.history))
-    _check_place(out, how)
+    _check_place(out, how, result)
     if how.format == "gguf":
-        values = _gguf(small, out, how.type)
+        values = _gguf(small, out, how.type or TYPE)
         show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
         return
     if how.format == "mla":
@@ -129,13 +140,17 @@ def export(
     show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
 
 
-def _check_place(out: Path, how: Written) -> None:
-    """Raise InputError where nothing of that format can be written to `out`."""
+def _check_place(out: Path, how: Written, results: Sequence[Path] | None) -> None:
+    """Raise InputError where nothing of that format can be written to `out`, or it has no card for
+    results.
+    """
     from lrcore.checkpoints.checkpoint import check_target
     from lrcore.checkpoints.gguf_file import check_gguf
 
     if how.format == "gguf":
-        check_gguf(out, how.type)
+        check_gguf(out, how.type or TYPE)
+        if results:
+            raise InputError("--result is for the card of a folder, and a GGUF file has none.")
     elif out.suffix == ".gguf" and not out.is_dir():
         raise InputError(
             f"'{out}' is the name of a GGUF file, and this writes a folder. Add --format gguf, or "

@@ -180,6 +180,29 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
 
 
 @pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--type", "q8_0"], "Leave out --type, or add --format gguf"),
+        (["--type", "f16", "--format", "vllm"], "Leave out --type, or add --format gguf"),
+        (["--type", "f16", "--format", "mla"], "Leave out --type, or add --format gguf"),
+        (["--type", "f16", "--stock"], "Leave out --type, or add --format gguf"),
+        (["--public"], "Add --push-to-hub, or leave it out"),
+        (["--result", "FILE", "--format", "gguf"], "a GGUF file has none"),
+    ],
+    ids=str,
+)
+def test_no_flag_is_ignored_without_a_word(flags, reason, tiny_llama, tmp_path, capsys) -> None:
+    result, out = tmp_path / "result.json", tmp_path / ("out.gguf" if "gguf" in flags else "out")
+    result.write_text(json.dumps({"perplexity": 2.0, "protocol": "windows"}))
+    given = [str(result) if one == "FILE" else one for one in flags]
+    assert main(["export", str(tiny_llama), str(out), *given]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert reason in said.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
     ("family", "method", "reason"),
     [
         ("qwen3", "fused", "in layer 0 matrices have biases, which its qwen3 has no place for"),
