@@ -23,17 +23,18 @@ from ..experts import STACKED
 from ..history import StockFit
 from ..layer import Layer
 from ..models.architectures import architecture_of, decoder_layers, text_config
-from ..models.config import auto_class, unfilled
+from ..models.config import CONFIG, auto_class, unfilled
 from ..models.layers import layer_shapes, read_layer
 from ..models.load import LoadedModel
 from ..models.offload import stored_of
 from ..models.structure import sliced_modules
+from ..models.weights import read_json
 from ..modules.compressed import CompressedAttention
 from ..modules.projections import LowRankLinear, StoredLinear
 from ..modules.sliced import StreamNorm, has_residual_matrices
 from ..plan import RankPlan
 from ..spectra import Slot
-from .checkpoint import write_companions, write_weights
+from .checkpoint import write_companions, write_json, write_weights
 from .notes import Changes
 from .whole import Stays, whole_model
 
@@ -45,6 +46,9 @@ ODD_EXPERTS = f"experts whose width is no multiple of {STACKED}, which stacked o
 # fields of a config that give all layers of a family the biases that a method may add, and to which
 # projections
 BIASES = {"mlp_bias": ("down",), "attention_bias": "qkvo"}
+
+TOKENIZER = "tokenizer_config.json"
+ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")  # beside `rope_parameters` before 5
 
 
 def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
@@ -175,11 +179,31 @@ def write_stock(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedMod
     write_weights(state, folder, shard)
     config.save_pretrained(folder)
     write_companions(model, folder)
+    _say_as_before_5(folder)
     own, _ = changes.parameters
     stored = native.state_dict().keys()
     buffers = sum(one.numel() for name, one in native.named_buffers() if name in stored)
     numbers = sum(one.numel() for one in state.values()) - buffers
     return whole, replace(changes, parameters=(own, numbers))
+
+
+def _say_as_before_5(folder: Path) -> None:
+    """Adds what releases of transformers before 5 read, which other libraries run with: they know
+    no `rope_parameters`, would take another base of rotary positions without a word, and have the
+    class of tokenizers under its former name.
+    """
+    values = read_json(folder / CONFIG)
+    text = values.get("text_config", values)
+    rope = text.get("rope_parameters") or {}
+    text |= {name: rope[name] for name in ROPE_FIELDS if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        text["rope_scaling"] = rope
+    write_json(folder / CONFIG, values)
+    tokenizer = folder / TOKENIZER
+    if tokenizer.is_file():
+        said = read_json(tokenizer)
+        if said.get("tokenizer_class") == "TokenizersBackend":
+            write_json(tokenizer, said | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from elsewhere import TOKENS
 from tiny_models import CONFIGS, copy_tokenizer, family_folder, noisy, structures_of
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import lrcore
@@ -171,3 +171,25 @@ def test_what_has_no_such_form_says_why(dense, story_file, tmp_path) -> None:
     with pytest.raises(lrcore.InputError, match="Did you mean 'vllm'"):
         lrcore.export_for(moved, tmp_path / "out", "vlm")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_stock_folder_holds_what_transformers_before_5_reads(scaled, dense, tmp_path) -> None:
+    """The base of rotary positions and their scaling in fields of their own, and the tokenizer's
+    former class; the transformers of here reads the same as without them.
+    """
+    model = dense("llama")
+    rope = {"rope_type": "default", "rope_theta": 12345.0}
+    more = {"rope_type": "linear", "factor": 2.0} if scaled else {}
+    model.network.config.rope_parameters = rope | more
+    out = lrcore.export(model, tmp_path / "out", stock=True)
+    said, named = (
+        json.loads((out / f"{one}.json").read_text()) for one in ("config", "tokenizer_config")
+    )
+    assert said["rope_theta"] == 12345.0
+    assert said.get("rope_scaling", rope) == rope | more
+    assert named["tokenizer_class"] == "PreTrainedTokenizerFast"
+    back = AutoModelForCausalLM.from_pretrained(out)
+    assert back.config.rope_parameters == rope | more
+    own = AutoTokenizer.from_pretrained(out)
+    assert own("Once upon a time").input_ids == model.tokenizer("Once upon a time").input_ids
