@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from sysconfig import get_path
@@ -34,6 +35,7 @@ PROMPT, SHORT = "Once upon a time there was", "The dog"
 TOKENS, STEPS = 12, 4
 RATE, RATE_OF_ALL = 1e-3, 1e-4  # of adapters, and of all weights
 SAME = 1e-4  # how far apart logits may be that are the same, of the largest
+WRONG = 0.5  # how far a product of rounded matrices is off where it is of other numbers
 STORY = "Once upon a time there was a dog who liked to run in the park. " * 4
 # beside requirements-dev.txt
 INSTALLED = ("trl", "torchao", "bitsandbytes", "lm-eval", "onnx", "onnxscript", "onnxruntime")
@@ -212,13 +214,29 @@ def torchao(folder: Path) -> str:
     return change(network, tokenizer, before)
 
 
-def bitsandbytes(folder: Path) -> str:
-    """LLM.int8(); the change of the logits."""
+def bitsandbytes(folder: Path) -> str | bool:
+    """LLM.int8(); the change of the logits, where products are those of the rounded matrices."""
+    from bitsandbytes.nn import Linear8bitLt
     from transformers import BitsAndBytesConfig
 
     before = logits(*load(folder))
-    how = BitsAndBytesConfig(load_in_8bit=True)
-    return change(*load(folder, quantization_config=how), before)
+    network, tokenizer = load(folder, quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+    apart: dict[str, float] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, Linear8bitLt):
+            module.register_forward_hook(partial(_off_its_numbers, apart, name))
+    found = change(network, tokenizer, before)
+    wrong = [name for name, error in apart.items() if not error < WRONG]
+    if wrong:
+        note(f"products that are not those of their 8 bits: {', '.join(wrong)}")
+    return found if not wrong else False
+
+
+def _off_its_numbers(apart: dict[str, float], name: str, module: Any, given: Any, out: Any) -> None:
+    """Puts into `apart` how far a product is from that of the 8-bit numbers of a matrix."""
+    weight = module.state.CB.float() * module.state.SCB.float()[:, None] / 127
+    wanted = torch.nn.functional.linear(given[0].float(), weight, module.bias)
+    apart[name] = float((out - wanted).norm() / wanted.norm())
 
 
 class Logits(torch.nn.Module):

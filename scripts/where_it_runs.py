@@ -105,7 +105,7 @@ class InLlamaCpp:
         self.file, self.vocabulary = LlamaCpp(path), vocabulary
 
     def greedy(self, ids: Ids, count: int) -> Ids:
-        said, _ = self.file.complete(ids, count)
+        said, _ = self.file.complete(ids, count, ends=False)
         return [one["id"] for one in said]
 
     def perplexity(self, ids: Ids) -> float:
@@ -117,17 +117,17 @@ class InLlamaCpp:
 
 def in_transformers(model: lrcore.LoadedModel, place: Path) -> Runner:
     lrcore.export(model, place)
-    return _loaded(place, trust_remote_code=True)
+    return loaded(place, trust_remote_code=True)
 
 
 def in_stock(model: lrcore.LoadedModel, place: Path) -> Runner:
     lrcore.export(model, place, stock=True)
-    return _loaded(place)
+    return loaded(place)
 
 
 def in_mla(model: lrcore.LoadedModel, place: Path) -> Runner:
     lrcore.export_mla(model, place)
-    return _loaded(place)
+    return loaded(place)
 
 
 def in_llama_cpp(model: lrcore.LoadedModel, place: Path) -> Runner:
@@ -136,7 +136,8 @@ def in_llama_cpp(model: lrcore.LoadedModel, place: Path) -> Runner:
     return InLlamaCpp(place / "model.gguf", model.network.config.vocab_size)
 
 
-def _loaded(folder: Path, **how: Any) -> Runner:
+def loaded(folder: Path, **how: Any) -> Here:
+    """A folder, by transformers alone, in float32."""
     from transformers import AutoModelForCausalLM
 
     return Here(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how).eval())

@@ -18,12 +18,12 @@ class LlamaCpp:
         wanted.cpuparams.n_threads, wanted.warmup, wanted.verbosity = 1, False, 0
         self.server = xllamacpp.Server(wanted)
 
-    def complete(self, prompt, tokens, likeliest=1):
+    def complete(self, prompt, tokens, likeliest=1, ends=True):
         """What it says after a prompt (a text, or numbers of tokens), greedily; and of each token
-        the log-probabilities of the likeliest.
+        the log-probabilities of the likeliest. ends: the model may end before so many tokens.
         """
         asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "n_probs": likeliest}
-        answer = self.server.handle_completions(asked)
+        answer = self.server.handle_completions(asked | {"ignore_eos": not ends})
         return answer["choices"][0]["logprobs"]["content"], answer["usage"]["prompt_tokens"]
 
     def greedy(self, text, tokens):

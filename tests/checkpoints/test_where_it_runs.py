@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from lrcore.methods import METHODS
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = str(ROOT / "scripts")
 sys.path.insert(0, SCRIPTS)
-import where_it_runs  # noqa: E402 (its folder is no package)
+import by_method  # noqa: E402 (its folder is no package)
+import optimum_exports  # noqa: E402
+import transformers_versions  # noqa: E402
+import where_it_runs  # noqa: E402
 
 sys.path.remove(SCRIPTS)
 
@@ -86,13 +90,56 @@ def test_what_vllm_runs_natively_gives_the_same_tokens_there() -> None:
     assert made_of("pairs in 4 bits") <= native
 
 
-def test_exports_load_on_the_oldest_release_that_is_allowed_and_the_one_of_here() -> None:
-    header, *found = table("transformers")
+@pytest.mark.parametrize("name", where_it_runs.MODELS)
+def test_exports_load_on_the_oldest_release_that_is_allowed_and_the_one_of_here(name) -> None:
+    header, *found = table(f"transformers {name}")
     assert header[1:] == list(where_it_runs.STRUCTURES)
     assert {cell for _, *cells in found for cell in cells} == {"yes"}
+    assert tuple(version for version, *_ in found) == transformers_versions.VERSIONS
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     (allowed,) = [Requirement(line) for line in lines if line.startswith("transformers")]
     (oldest,) = [one.version for one in allowed.specifier if one.operator == ">="]
-    first, *_, last = [Version(version) for version, *_ in found]
+    first, *_, last = map(Version, transformers_versions.VERSIONS)
     assert first == Version(f"{oldest}.0")
     assert last >= Version(transformers.__version__)
+
+
+@pytest.mark.parametrize("name", where_it_runs.MODELS)
+def test_optimum_takes_every_structure_without_code_and_none_with(name) -> None:
+    """Of SmolLM2 not all structures were tried."""
+    header, *found = table(f"optimum {name}")
+    tried = [one for one in where_it_runs.STRUCTURES if name == "demo-llama" or one in header]
+    assert header == tried != []
+    titles = [library.title for library in optimum_exports.LIBRARIES.values()]
+    assert {title: set(cells) for title, *cells in found} == {
+        f"{title}, {kind}": {cell}
+        for title in titles
+        for kind, cell in (("stock", "yes"), ("with code", "no"))
+    }
+
+
+@pytest.mark.parametrize("name", where_it_runs.MODELS)
+def test_every_method_has_a_row_as_latents_and_in_llama_cpp(name) -> None:
+    header, *found = table(f"mla {name}")
+    assert header == list(by_method.MLA_HEADER)
+    assert [title for title, *_ in found] == list(by_method.MLA)
+    for *_, tokens, logits, perplexity in found:
+        assert tokens == "all"
+        assert float(logits) < 1e-4
+        assert abs(float(perplexity.rstrip("%"))) < 0.01
+    header, *found = table(f"llama.cpp {name}")
+    assert header == list(by_method.GGUF_HEADER)
+    assert list(dict.fromkeys(title for title, *_ in found)) == list(by_method.GGUF)
+    for _, kind, *_, tokens, perplexity in found:
+        assert tokens == "all" or re.fullmatch(r"\d+ of 48", tokens)
+        assert abs(float(perplexity.rstrip("%"))) < (0.2 if kind == "`f16`" else 2)
+
+
+def test_the_dense_demo_model_has_the_rows_of_those_tables_again() -> None:
+    dense = lrcore.load("demo-llama")
+    latents, file = (table(f"{section} demo-llama")[1] for section in ("mla", "llama.cpp"))
+    again = by_method.as_latents("dense", dense)
+    assert again[:-2] == latents[:-2]
+    assert float(again[-2]) < 1e-5
+    if find_spec("xllamacpp") is not None:
+        assert by_method.as_file("dense", dense, "f16")[:-1] == file[:-1]
