@@ -37,7 +37,7 @@ STILL = 0.25
 MOST = 2e11
 CHECKED = 3 * 32 * 128  # tokens that settling a plan runs: the dense model's and two plans'
 ACCELERATED = 100  # times as much where the model is not on the CPU
-KEPT = 256  # figures remembered
+KEPT = 1024  # figures remembered: those that a page looked for last
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,12 @@ class Live:
         return self._count
 
     def peek(self, key: str | None) -> Figure | None:
+        """What is known. A page that waits for one of two figures looks for both again and again,
+        so that the other one stays meanwhile: nobody would request it anew.
+        """
         with self._changed:
+            if key in self._known:
+                self._known.move_to_end(key)
             return self._known.get(key)
 
     def continuation(self, key: str | None, prompt: str) -> Continuation | None:

@@ -11,6 +11,7 @@ import pytest
 
 import lrcore
 from workbench import continuation, markup, text
+from workbench import live as live_figures
 from workbench.live import LENGTH, MORE, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
 from workbench.objects import ObjectCache
 from workbench.tabs.allocation import handlers
@@ -197,6 +198,18 @@ def test_each_browser_has_its_own_request(factors):
     live.request(first)
     live.request(second)
     assert settled(live, first.key).perplexity < settled(live, second.key).perplexity
+
+
+def test_a_figure_that_a_page_looks_at_stays_however_many_are_measured_meanwhile(
+    factors, monkeypatch
+):
+    monkeypatch.setattr(live_figures, "KEPT", 2)
+    live, plans = Live(ObjectCache()), [request(factors, small(ratio=r)) for r in (0.2, 0.3, 0.4)]
+    for one in plans:
+        live.measure(one, lrcore.load(MODEL), lambda *_: None)
+        assert live.peek(plans[0].key) is not None
+    assert live.peek(plans[1].key) is None
+    assert live.peek(plans[2].key) is not None
 
 
 def test_a_figure_that_cannot_be_had_says_why(factors):
