@@ -15,9 +15,6 @@ from traceback import walk_tb
 from typing import Any
 from urllib.parse import urlsplit
 
-from gradio.route_utils import FnIndexInferError
-from starlette.requests import ClientDisconnect
-
 log = logging.getLogger("workbench.gate")
 
 LARGEST = 8 * 2**20  # bytes of a request: a form, a recipe, a text of prompts
@@ -26,11 +23,8 @@ HELD = 16 * LARGEST  # bytes of the bodies of all requests that are not answered
 BUSY = "The server holds as much as it can of requests that are not answered. Try again later."
 NO_REQUEST = "The request is none that the page makes, so it is not answered. Check its body."
 FAILED = "The server failed to answer this request. The server's log has the details."
-# What reading a request that is none leads to, beside a client that leaves meanwhile.
-MISTAKES = (
-    *(ValueError, TypeError, LookupError, AttributeError, RecursionError),
-    *(FnIndexInferError, ClientDisconnect),
-)
+# What reading a request that is none leads to.
+MISTAKES = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 ROUTING = ("fastapi.routing", "starlette.routing")  # modules that call what answers
 OURS = ("workbench", "lrcore")
 LATE = f"The request did not come within {BODY:.0f} seconds. Try again."
@@ -190,8 +184,13 @@ def _is_fault(error: Exception, scope: Any) -> bool:
     """Whether a request failed by the server's fault. A client's is what a route of Gradio's cannot
     read in a body, a query or an address; what our own code raises inside of a route never is.
     """
+    # late: what is imported with Gradio reads the environment, see `start`
+    from gradio.route_utils import FnIndexInferError
+    from starlette.requests import ClientDisconnect
+
+    mistakes = (*MISTAKES, FnIndexInferError, ClientDisconnect)
     said = scope["method"] not in ("GET", "HEAD") or scope["query_string"]
-    if not isinstance(error, MISTAKES) or not (said or scope.get("path_params")):
+    if not isinstance(error, mistakes) or not (said or scope.get("path_params")):
         return True
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     routed = max((at for at, module in enumerate(modules) if module in ROUTING), default=-1)

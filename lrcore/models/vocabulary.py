@@ -64,7 +64,7 @@ def _check_texts(file: Path, text: bytes) -> None:
     try:
         whole = json.loads(text)
         parts = {one: whole.get(one) for one in PARTS}
-        read = json.loads(Tokenizer.from_str(json.dumps(BARE | parts)).to_str())
+        read = json.loads(Tokenizer.from_str(json.dumps(BARE | parts, allow_nan=False)).to_str())
         longest = max((len(one.encode("utf-8", "replace")) for one in _tokens(whole)), default=0)
     except Exception:  # of the library, or values in the places of others
         return

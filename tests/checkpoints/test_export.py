@@ -114,7 +114,7 @@ def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_p
 def test_the_code_of_an_export_is_short_and_speaks_of_modules_only(tiny_llama) -> None:
     source = modeling_source(lrcore.load(str(tiny_llama)).network)
     compile(source, "modeling_lowrank.py", "exec")
-    assert len(source.splitlines()) < 1300
+    assert len(source.splitlines()) < 1350
     assert "lrcore" not in source
     assert not any(f"def {name}(" in source for name in (*LEFT_OUT, "architecture_of"))
 
