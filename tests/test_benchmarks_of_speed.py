@@ -102,6 +102,11 @@ def test_growth_is_the_exponent_of_what_was_measured(monkeypatch) -> None:
     assert text.startswith("| seconds by tokens | 32 | 64 | exponent |")
 
 
+def test_memory_that_the_system_counts_no_finer_has_no_exponent() -> None:
+    spent = [growth.Spent(1.0, -8192), growth.Spent(2.0, 3_000_000)]
+    assert growth.row("a3", (1, 2), spent) == ["a3", "1.00", "2.00", "1.0", "–", "–"]
+
+
 def test_tokens_of_all_sequences_of_a_batch_count(monkeypatch) -> None:
     seen = []
 

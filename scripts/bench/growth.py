@@ -29,6 +29,7 @@ SWEPT: dict[str, tuple[int, ...]] = {
     "tokens": (2048, 4096, 8192, 16384),
 }
 LENGTH, HEAD, TEXTS, RATIO = 256, 64, 2000, 0.3
+LEAST = 1e6  # bytes: Linux counts what is resident in batches
 CPU = torch.device("cpu")
 
 
@@ -107,7 +108,7 @@ def section(what: str, sizes: tuple[int, ...], runs: list[dict[str, Spent]]) -> 
 
 def row(name: str, sizes: tuple[int, ...], spent: list[Spent]) -> list[str]:
     taken = [one.seconds for one in spent]
-    memory = [one.memory for one in spent if one.memory]
+    memory = [one.memory for one in spent if one.memory is not None and one.memory > LEAST]
     known = len(memory) == len(spent)
     return [
         name,
