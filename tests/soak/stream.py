@@ -45,6 +45,11 @@ class Stream:
                 self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
 
+    def waits(self, event: str | None) -> bool:
+        """Whether an event has no answer yet."""
+        with self._told:
+            return event in self._waiting
+
     def answer(self, event: str) -> dict[str, Any]:
         """How an event ended. Raises Refused, or what ended the stream."""
         with self._told:

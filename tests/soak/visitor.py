@@ -61,6 +61,8 @@ class Visitor:
         self.hears = {name: json.loads(own[1]) for name, own in told.items() if own}
         self.unseen = {name for name in self.hears if _WATCHED in scripts[name]}
         self.stale: set[str] = set()
+        self._asked_last: dict[int, str] = {}  # events by step, of what the page does not wait for
+        self._later: dict[int, Any] = {}  # what such a step is to be told once it is answered
         loads = [step for step in config["dependencies"] if "load" in _events(step)]
         for step in loads:
             self._settle(self._follow(step), DEEPEST)
@@ -98,6 +100,7 @@ class Visitor:
 
     def rests(self) -> None:
         """What follows when nothing has been done for a fifth of a second."""
+        self._catch_up()
         for elem_id in sorted(self.stale - self.unseen):
             self.stale.discard(elem_id)
             self.does(elem_id, "tick")
@@ -166,11 +169,28 @@ class Visitor:
         elif awaited or not step["types"]["generator"]:
             changed = self._take(step["outputs"], self._answer(step, told))
         else:
-            self.stream.expect(self._join(step, told), awaited=False)
+            self._go_on_beside(step, told)
             changed = []
         for after in self._followers(step):
             changed += self._follow(after, None, awaited)
         return changed
+
+    def _go_on_beside(self, step: dict[str, Any], told: Any) -> None:
+        """Ask and go on; while the last question of a step is not answered, the page asks no other:
+        afterwards the newest of those that came (`trigger_mode` "always_last"), or none ("once").
+        """
+        if self.stream.waits(self._asked_last.get(step["id"])):
+            if step["trigger_mode"] == "always_last":
+                self._later[step["id"]] = told
+            return
+        self._later.pop(step["id"], None)
+        self._asked_last[step["id"]] = event = self._join(step, told)
+        self.stream.expect(event, awaited=False)
+
+    def _catch_up(self) -> None:
+        """Ask what waited for the answers before."""
+        for number, told in [*self._later.items()]:
+            self._go_on_beside(self.steps[number], told)
 
     def _collect(self, step: dict[str, Any]) -> None:
         """The script of `events.collect`, the values of a form as one list for each output, or of
