@@ -46,10 +46,10 @@ float64.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from .errors import InputError
 from .precise import exact, exact_sum
@@ -253,21 +253,31 @@ def _priorities(places: Tensor, seed: int) -> Tensor:
     return mixed ^ (mixed >> 32)
 
 
-def centred(x: Tensor, total: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows x [m, n] without their mean, and that mean: r [m, n] in the dtype of x and c [n] float64
-    with `sum x x^T = r^T r + c c^T`, and so for the products with other rows of the same tokens.
-
-    total: the sum of the rows, [n] float64. scale: what every row counts by, [m, 1], in all sums.
+def centred(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows x [m, n] without their mean: r [m, n] in the dtype of x, the sum of the rows [n] and
+    c [n], float64, with `sum x x^T = r^T r + c c^T`, and so for the products with other rows of the
+    same tokens. scale: what every row counts by, [m, 1], in all sums.
 
     Products are rounded to the dtype of x, and the square of a mean of 1,000 sigma is as large as
     what float32 leaves out of it times the variance: so the mean is taken off before rows are
     multiplied, and its square is added in float64. It is that of these rows alone, and thereby the
     same whoever has the rows before them.
+
+    The mean is first known to the dtype of x, and what the rows without it still sum to is as small
+    as they are: together they are exact to the rounding of r.
     """
-    weight = total.new_full((), float(len(x))) if scale is None else exact_sum(scale)
-    mean = total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
-    rows = x - mean.to(x.device, x.dtype)
-    return rows if scale is None else rows * scale.sqrt(), mean * weight.sqrt()
+    weight = exact(x.new_full((), len(x))) if scale is None else exact_sum(scale)
+    at_least = weight.clamp_min(torch.finfo(weight.dtype).tiny)
+    near = (exact(_added(x, scale)) / at_least).to(x.device, x.dtype)
+    rows = x - near
+    total = exact(near) * weight + exact(_added(rows, scale))
+    root = total / at_least * weight.sqrt()
+    return rows if scale is None else rows * scale.sqrt(), total, root
+
+
+def _added(rows: Tensor, scale: Tensor | None) -> Tensor:
+    """The sum of rows [m, n] that count by scale [m, 1], [n], in their dtype."""
+    return (rows if scale is None else scale * rows).sum(0)
 
 
 class SecondSum:
@@ -304,14 +314,32 @@ class SecondSum:
 
 
 def _sum(statistic: str, x: Tensor, scale: Tensor | None) -> Tensor:
-    """The sum over the rows [m, n] of what a statistic is the average of, [n] float64; every row
-    counts by scale [m, 1].
+    """The sum over the rows [m, n] of what a statistic is the average of, [n] float64, every row
+    counted by scale [m, 1]: of BLOCK rows in the dtype of x, which stay in the processor's cache,
+    and of these sums in float64.
     """
     total = exact(x.new_zeros(x.shape[-1]))
     for start in range(0, len(x), BLOCK):
         rows = STATISTICS[statistic](x[start : start + BLOCK])
-        total += exact_sum(rows if scale is None else rows * scale[start : start + BLOCK], 0)
+        total += exact(_added(rows, None if scale is None else scale[start : start + BLOCK]))
     return total
+
+
+class _States:
+    """States of the residual stream [..., d], in float32, whose lengths are found once."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x.float()
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        lengths: Tensor = self._x.norm(dim=-1)
+        return lengths.clamp_min(1e-8)  # the cosine with zero is 0
+
+    def cosine(self, other: "_States") -> Tensor:
+        """Of the angle between these states and others, [...]."""
+        cosine: Tensor = (self._x * other._x).sum(-1) / (self._lengths * other._lengths)
+        return cosine
 
 
 class Accumulator:
@@ -338,18 +366,21 @@ class Accumulator:
         """
         x = x.reshape(-1, x.shape[-1])
         wide = at_least_float32(x)
-        scale = None if weights is None else at_least_float32(weights).unsqueeze(-1)
-        sums = {name: _sum(name, wide, scale) for name in STATISTICS if (tap, name) in self.needs}
-        for name, value in sums.items():
-            self._add((tap, name), value)
-        if (tap, "sample") in self.needs:
-            self._samples[tap, "sample"].add(x)
+        scale = None if weights is None else weights.to(wide.dtype).unsqueeze(-1)
+        sums = {name for name in STATISTICS if (tap, name) in self.needs}
         if (tap, SECOND) in self.needs:
             second = self._seconds.setdefault((tap, SECOND), SecondSum())
             if "mean" in sums:
-                second.add(*centred(wide, sums["mean"], scale))
+                rows, total, root = centred(wide, scale)
+                second.add(rows, root)
+                self._add((tap, "mean"), total)
+                sums.remove("mean")
             else:
                 second.add(wide if scale is None else wide * scale.sqrt())
+        for name in sums:
+            self._add((tap, name), _sum(name, wide, scale))
+        if (tap, "sample") in self.needs:
+            self._samples[tap, "sample"].add(x)
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch of the layer's input and output [..., d], and count its tokens.
@@ -358,15 +389,17 @@ class Accumulator:
         them.
         """
         self._tokens += before[..., 0].numel()
-        parts = (("block", before, after), ("attention", before, middle), ("mlp", middle, after))
-        for part, start, end in parts:
-            asked = {name for tap, name in self.needs if tap == part} & TURNS.keys()
-            if asked:
-                assert start is not None
-                assert end is not None
-                cosine = cosine_similarity(start.float(), end.float(), dim=-1)
-                for name in asked:
-                    self._add((part, name), exact_sum(TURNS[name](cosine)))
+        asked = [(part, name) for part, name in self.needs if part in PARTS and name in TURNS]
+        if not asked:
+            return
+        first, last = _States(before), _States(after)
+        between = None if middle is None else _States(middle)
+        sides = {"block": (first, last), "attention": (first, between), "mlp": (between, last)}
+        for part, name in asked:
+            start, end = sides[part]
+            assert start is not None
+            assert end is not None
+            self._add((part, name), exact_sum(TURNS[name](start.cosine(end))))
 
     def observe_sum(self, need: Need, value: Tensor) -> None:
         """Add the sum over the tokens of a batch, value [...], to what becomes an average."""

@@ -36,11 +36,9 @@ class Regression:
         """
         x, y = at_least_float32(x.flatten(0, -2)), at_least_float32(y.flatten(0, -2))
         own = None if weights is None else weights.flatten().to(x.dtype).unsqueeze(1)
-        total_x, total_y = (exact_sum(one if own is None else own * one, 0) for one in (x, y))
         self.count += len(x) if own is None else float(exact_sum(own))
+        (x, total_x, mean_x), (y, total_y, mean_y) = centred(x, own), centred(y, own)
         self.x, self.y = self.x + total_x, self.y + total_y
-        x, mean_x = centred(x, total_x, own)
-        y, mean_y = centred(y, total_y, own)
         self.xx.add(x, mean_x)
         self.yx = self.yx + exact(y.mT @ x).addr_(mean_y, mean_x)
 
