@@ -39,14 +39,16 @@ class IdentityColumns:
 
     def apply(self, x: Tensor) -> Tensor:
         """[..., n] -> [..., heads * s]."""
-        count, size, _ = self.rest.shape
+        count, size, behind = self.rest.shape
+        if count == 1 and behind:
+            # picked apart: slices of what is picked at once would be copied for the product
+            lead, other = (_columns(x, part) for part in self.order[0].split((size, behind)))
+            return torch.addmm(lead, other, self.rest[0].mT).view(*x.shape[:-1], size)
         picked = _columns(x, self.order.flatten()).view(-1, *self.order.shape)  # [t, heads, n]
         out = picked[..., :size]
         if size > out.shape[-1]:
             out = torch.nn.functional.pad(out, (0, size - out.shape[-1]))
-        elif self.rest.shape[2] and count == 1:
-            out = torch.addmm(out[:, 0], picked[:, 0, size:], self.rest[0].mT)
-        elif self.rest.shape[2]:
+        elif behind:
             out = out + _by_head(picked[..., size:], self.rest)
         return out.reshape(*x.shape[:-1], count * size)
 
