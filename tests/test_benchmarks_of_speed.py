@@ -12,7 +12,7 @@ from lrcore.evaluation import cost
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
-from bench import gpu, growth, made_up, throughput  # noqa: E402 (its folder is no package)
+from bench import gpu, growth, made_up, page, stages, throughput  # noqa: E402 (no package)
 
 sys.path.remove(SCRIPTS)
 
@@ -65,6 +65,34 @@ def test_a_model_without_a_cuda_device_is_left_out_in_a_line(monkeypatch, capsys
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     gpu.gpu([])
     assert capsys.readouterr().err == "gpu is left out: torch sees no CUDA device.\n"
+
+
+def test_a_stage_ends_when_a_gpu_has_done_what_it_was_given(monkeypatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("waited"))
+    monkeypatch.setattr(page.time, "perf_counter", lambda: float(len(calls)))
+    assert page.timed(lambda: calls.append("run") or "given") == ("given", 2.0)
+    assert calls == ["run", "waited"]
+
+
+def test_every_stage_is_held_against_the_passes(monkeypatch) -> None:
+    monkeypatch.setattr(stages, "MODEL", "demo-llama")
+    monkeypatch.setattr(stages, "SAMPLES", 2)
+    monkeypatch.setattr(stages, "LENGTH", 32)
+    monkeypatch.setattr(stages, "GOALS", {"svd": 4})
+    written: dict[str, str] = {}
+    monkeypatch.setattr(stages, "write_section", written.__setitem__)
+    stages.stages([])
+    rows = [line.split(" | ")[0] for line in written["stages"].splitlines() if line[0:2] == "| "]
+    assert rows == [
+        "| stage",
+        "| calibrate",
+        "| analyse",
+        "| factorise svd",
+        "| compress svd",
+        "| a3, from `compress` to the saved checkpoint",
+    ]
 
 
 def test_speed_is_held_against_the_flops(monkeypatch, tmp_path) -> None:

@@ -7,11 +7,9 @@ is kept in build/gpu, so that a run goes on where it ended.
 import gc
 import json
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,9 +17,8 @@ import lrcore
 from lrcore.evaluation.cost import read_peak, reset_peak
 
 from .made_up import SHAPES, write_model, write_text
-from .page import ROOT, note, table, write_section
+from .page import ROOT, note, table, timed, write_section
 
-T = TypeVar("T")
 SHAPED = ("llama-2-7b", "llama-3-8b")
 SAMPLES, LENGTH, RATIO, TEXTS = 128, 2048, 0.3, 20_000
 BATCHES, PROMPTS, NEW, ROUNDS = (1, 16, 256), (128, 2048), 32, 3
@@ -116,14 +113,6 @@ def made(recipe: lrcore.Recipe, out: Path, device: torch.device) -> Made:
     lrcore.save(small, out, overwrite=True)
     seconds = dict(zip(STAGES, (first, second, third), strict=True))
     return Made(seconds, read_peak(device) or 0)
-
-
-def timed(run: Callable[[], T]) -> tuple[T, float]:
-    began = time.perf_counter()
-    value = run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return value, time.perf_counter() - began
 
 
 def rate(model: lrcore.LoadedModel, batch: int, prompt: int) -> Rate:

@@ -4,7 +4,6 @@ size doubled at a time, and the exponent that fits.
 
 import gc
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ import lrcore
 from lrcore.evaluation.cost import read_peak, reset_peak
 
 from .made_up import write_model, write_text
-from .page import empty_cache, machine, note, table, write_section
+from .page import empty_cache, machine, note, table, timed, write_section
 
 T = TypeVar("T")
 METHODS = ("a3", "modegpt", "svd_llm", "latentllm")
@@ -91,9 +90,9 @@ def spend(rows: dict[str, Spent], name: str, run: Callable[[], T]) -> T:
     """What a stage gives; what it took goes into the rows."""
     gc.collect()
     reset_peak(CPU)
-    held, began = read_peak(CPU), time.perf_counter()
-    value = run()
-    seconds, peak = time.perf_counter() - began, read_peak(CPU)
+    held = read_peak(CPU)
+    value, seconds = timed(run)
+    peak = read_peak(CPU)
     rows[name] = Spent(seconds, None if held is None or peak is None else peak - held)
     return value
 

@@ -1,13 +1,12 @@
 """Budgets of latency: the share of time that a plan promises, and what whole models then take."""
 
 import statistics
-import time
 
 import torch
 
 import lrcore
 
-from .page import Subject, machine, note, subjects, table, write_section
+from .page import Subject, machine, note, subjects, table, timed, write_section
 from .quality import perplexity
 
 PAIRINGS = (
@@ -81,6 +80,4 @@ def removed_time(dense, small, length: int) -> float:
 
 @torch.inference_mode()
 def seconds(model, tokens: torch.Tensor) -> float:
-    began = time.perf_counter()
-    model.network.base_model(input_ids=tokens, use_cache=False)
-    return time.perf_counter() - began
+    return timed(lambda: model.network.base_model(input_ids=tokens, use_cache=False))[1]

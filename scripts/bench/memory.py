@@ -19,7 +19,7 @@ from lrcore.models.config import unfilled
 from lrcore.models.hub import locate
 
 from .made_up import write_text
-from .page import ROOT, machine, note, table, write_section
+from .page import ROOT, machine, note, table, timed, write_section
 
 SHAPE = {
     "hidden_size": 2048,
@@ -71,9 +71,8 @@ def memory(_models: list[str]) -> None:
             "--seq-len",
             str(LENGTH),
         ]
-        began = time.perf_counter()
-        peak = follow([*command, "--out", str(folder / "out"), "--json"], folder)
-        seconds = time.perf_counter() - began
+        command += ["--out", str(folder / "out"), "--json"]
+        peak, seconds = timed(lambda: follow(command, folder))
         left = json.loads((folder / "out" / "report.json").read_text())["account"]["parameters"]
     write_section("memory", page(parameters, left, idle, peak, seconds))
 

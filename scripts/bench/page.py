@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from prose import wrap
@@ -22,6 +22,7 @@ from lrcore.errors import unknown
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
+T = TypeVar("T")
 
 
 def note(text: str) -> None:
@@ -120,13 +121,17 @@ def subjects(only: list[str]) -> Iterator[Subject]:
         note("stories260K is left out: LRCORE_REFERENCE does not name the reference data.")
 
 
+def timed(run: Callable[[], T]) -> tuple[T, float]:
+    """What a stage gives, and its seconds, until a GPU has done what it was given."""
+    began = time.perf_counter()
+    value = run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return value, time.perf_counter() - began
+
+
 def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(timed(run)[1] for _ in range(repeats))
 
 
 def machine() -> str:

@@ -9,9 +9,9 @@ import json
 import math
 import os
 import statistics
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from .page import (
     recipe_of,
     subjects,
     table,
+    timed,
     write_section,
 )
 from .standing import write_standing
@@ -132,15 +133,21 @@ def solve(only: list[str]) -> None:
         model, seconds = lrcore.load(subject.recipe.model), {}
         calibration = lrcore.calibrate(model, subject.recipe)
         for method in lrcore.methods():
-            began = time.perf_counter()
-            single = recipe_of(subject.recipe, method["name"], ratio=RATIOS[-1])
-            lrcore.compress(model, single, lrcore.factorise(model, calibration, method["name"]))
-            seconds[method["name"]] = round(time.perf_counter() - began, 2)
-            note(f"solve {subject.title} {method['name']} {seconds[method['name']]}")
+            name = method["name"]
+            single = recipe_of(subject.recipe, name, ratio=RATIOS[-1])
+            run = partial(solved, model, calibration, single)
+            seconds[name] = round(timed(run)[1], 2)
+            note(f"solve {subject.title} {name} {seconds[name]}")
         own["solve_seconds"] = seconds
         keep(record)
         if own["cells"]:
             write_tables(subject.title, own)
+
+
+def solved(model, calibration, single: lrcore.Recipe) -> lrcore.LoadedModel:
+    """The compressed model, its factors included."""
+    factors = lrcore.factorise(model, calibration, single.method)
+    return lrcore.compress(model, single, factors)
 
 
 def read_record() -> dict[str, Any]:

@@ -2,13 +2,12 @@
 take.
 """
 
-import time
 from functools import partial
 
 import lrcore
 from lrcore.methods import METHODS
 
-from .page import empty_cache, machine, median_seconds, note, table, write_section
+from .page import empty_cache, machine, median_seconds, note, table, timed, write_section
 
 
 def speed(only: list[str]) -> None:
@@ -34,11 +33,9 @@ def speed(only: list[str]) -> None:
 def of_model(name: str) -> tuple[str, list[list[str]]]:
     """What calibration and spectra take, and a row for every method."""
     model, recipe = lrcore.load(name), lrcore.Recipe(model=name)
-    begin = time.perf_counter()
-    calibration = lrcore.calibrate(model, recipe)
-    calibrated = time.perf_counter()
-    lrcore.analyse(model, calibration)
-    analysed, rows = time.perf_counter(), []
+    calibration, calibrated = timed(lambda: lrcore.calibrate(model, recipe))
+    _, analysed = timed(lambda: lrcore.analyse(model, calibration))
+    rows = []
     for method in METHODS:
         own = recipe.with_(method=method)
         factor = median_seconds(partial(lrcore.factorise, model, calibration, method), 3)
@@ -54,7 +51,6 @@ def of_model(name: str) -> tuple[str, list[list[str]]]:
         rows.append([name, method, *shown, f"{factor / allocate:.0f}"])
         note(f"speed {rows[-1]}")
     sentence = (
-        f"{name}: calibration on 64 x 256 tokens {calibrated - begin:.1f} s, all spectra "
-        f"{analysed - calibrated:.1f} s."
+        f"{name}: calibration on 64 x 256 tokens {calibrated:.1f} s, all spectra {analysed:.1f} s."
     )
     return sentence, rows

@@ -3,19 +3,15 @@ a machine that does nothing else.
 """
 
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 import lrcore
 
-from .page import empty_cache, machine, note, table, write_section
+from .page import empty_cache, machine, note, table, timed, write_section
 from .real import MODEL
 
-T = TypeVar("T")
 SAMPLES, LENGTH, RATIO = 8, 512, 0.3
 GOALS = {  # seconds
     "svd": 4,
@@ -39,18 +35,17 @@ def stages(only: list[str]) -> None:
     passes(model)  # what is made at the first call
     before, rows = passes(model), []
     with empty_cache():
-        calibration, seconds = timed("calibrate", lambda: lrcore.calibrate(model, recipe))
+        calibration, seconds = timed(lambda: lrcore.calibrate(model, recipe))
         rows.append(of_passes("calibrate", seconds, before, CALIBRATED))
-        _, seconds = timed("analyse", lambda: lrcore.analyse(model, calibration))
+        _, seconds = timed(lambda: lrcore.analyse(model, calibration))
         rows.append(row("analyse", seconds, before, f"{ANALYSED} s", seconds <= ANALYSED))
         for method, most in GOALS.items():
             rows += of_method(model, calibration, recipe, method, most, before)
     with empty_cache(), tempfile.TemporaryDirectory() as folder:
         whole = recipe.with_(method="a3", ratio=RATIO)
+        out = Path(folder) / "small"
+        _, seconds = timed(lambda: lrcore.save(lrcore.compress(model, whole), out))
         name = "a3, from `compress` to the saved checkpoint"
-        _, seconds = timed(
-            name, lambda: lrcore.save(lrcore.compress(model, whole), Path(folder) / "small")
-        )
         rows.append(of_passes(name, seconds, before, SAVED))
     after = passes(model)
     words = (
@@ -73,12 +68,13 @@ def of_method(
     """The rows of a method: solving all layers, and writing one model. unit: seconds of the
     passes.
     """
-    name = f"factorise {method}"
-    factors, seconds = timed(name, lambda: lrcore.factorise(model, calibration, method))
-    rows = [row(name, seconds, unit, f"{most} s", seconds <= most)]
-    own, name = recipe.with_(method=method, ratio=RATIO), f"compress {method}"
-    _, seconds = timed(name, lambda: lrcore.compress(model, own, factors))
-    return [*rows, row(name, seconds, unit, f"{COMPRESSED} s", seconds <= COMPRESSED)]
+    factors, solved = timed(lambda: lrcore.factorise(model, calibration, method))
+    own = recipe.with_(method=method, ratio=RATIO)
+    _, seconds = timed(lambda: lrcore.compress(model, own, factors))
+    return [
+        row(f"factorise {method}", solved, unit, f"{most} s", solved <= most),
+        row(f"compress {method}", seconds, unit, f"{COMPRESSED} s", seconds <= COMPRESSED),
+    ]
 
 
 def of_passes(name: str, seconds: float, unit: float, most: float) -> Row:
@@ -86,16 +82,8 @@ def of_passes(name: str, seconds: float, unit: float, most: float) -> Row:
 
 
 def row(name: str, seconds: float, unit: float, most: str, holds: bool) -> Row:
-    return [name, f"{seconds:.2f}", f"{seconds / unit:.2f}", most, "" if holds else "missed"]
-
-
-def timed(name: str, run: Callable[[], T]) -> tuple[T, float]:
-    """What a stage gives, and its seconds."""
-    began = time.perf_counter()
-    value = run()
-    seconds = time.perf_counter() - began
     note(f"stages {name}: {seconds:.2f} s")
-    return value, seconds
+    return [name, f"{seconds:.2f}", f"{seconds / unit:.2f}", most, "" if holds else "missed"]
 
 
 @torch.inference_mode()
@@ -104,7 +92,6 @@ def passes(model: lrcore.LoadedModel) -> float:
     from lrcore.models.stream import BATCH
 
     windows = torch.randint(1000, (SAMPLES, LENGTH), dtype=torch.int64)
-    began = time.perf_counter()
-    for part in windows.split(BATCH):
-        model.network.base_model(input_ids=part, use_cache=False)
-    return time.perf_counter() - began
+    parts = windows.split(BATCH)
+    run = model.network.base_model
+    return timed(lambda: [run(input_ids=part, use_cache=False) for part in parts])[1]

@@ -1,8 +1,6 @@
 """What a second worker of a Ray cluster gives, on one machine with a thread for each worker."""
 
-import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import torch
 
 import lrcore
 
-from .page import machine, note, table, write_section
+from .page import empty_cache, machine, note, table, timed, write_section
 
 REAL, SMALL = "smollm2-135m", "demo-llama"
 WINDOWS = 32  # of 256 tokens, of the real model
@@ -45,21 +43,14 @@ def workers(only: list[str]) -> None:
 def measured(ray, count: int) -> dict[str, float]:
     """Seconds by stage, with caches that are empty, of workers that have their models."""
     ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    seconds, kept = {}, os.environ.get("LRCORE_CACHE")
+    seconds = {}
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["LRCORE_CACHE"] = folder
-            with lrcore.on_cluster():
-                for name, run in stages(Path(folder)):
-                    began = time.perf_counter()
-                    run()
-                    seconds[name] = time.perf_counter() - began
-                    note(f"{count} workers, {name}: {seconds[name]:.1f} s")
+        with empty_cache(), tempfile.TemporaryDirectory() as folder, lrcore.on_cluster():
+            for name, run in stages(Path(folder)):
+                _, seconds[name] = timed(run)
+                note(f"{count} workers, {name}: {seconds[name]:.1f} s")
     finally:
         ray.shutdown()
-        os.environ.pop("LRCORE_CACHE")
-        if kept:
-            os.environ["LRCORE_CACHE"] = kept
     return {name: taken for name, taken in seconds.items() if name != "start"}
 
 
