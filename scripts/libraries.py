@@ -9,7 +9,6 @@ out: "yes" where the check in the function of its row held. `--inside` is what t
 calls itself with there.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from sysconfig import get_path
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.page import note, table, write_section  # noqa: E402 (after the path)
+from environments import environment, parser_of  # noqa: E402 (after the path)
 from where_it_runs import MODELS, PAGE, STRUCTURES, structures  # noqa: E402 (after the path)
 
 import lrcore  # noqa: E402 (after the path)
@@ -323,17 +322,6 @@ def cell(use: str, model: lrcore.LoadedModel, structure: str) -> str:
     return found if isinstance(found, str) else "yes" if found else "no"
 
 
-def environment(folder: Path) -> Path:
-    """The Python of a virtual environment with the libraries, made where it is not there yet."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-        (place,) = folder.glob("lib/python*/site-packages")
-        (place / "this-project.pth").write_text(f"{get_path('purelib')}\n", encoding="utf-8")
-        subprocess.run([python, "-m", "pip", "install", "-q", *INSTALLED], check=True)
-    return python
-
-
 def written(name: str) -> None:
     """Try everything on a model; write its table."""
     columns: dict[str, dict[str, str]] = {}
@@ -348,19 +336,13 @@ def written(name: str) -> None:
 
 def main() -> None:
     """Read the arguments; go on in the environment of the libraries."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*", default=MODELS)
-    parser.add_argument("--inside", action="store_true")
-    given = parser.parse_args()
+    given = parser_of(__doc__, action="store_true").parse_args()
     if given.inside:
         warnings.filterwarnings("ignore")
-        for name in given.models:
+        for name in given.models or MODELS:
             written(name)
         return
-    python = environment(given.folder.expanduser().absolute() / "venv")
+    python = environment(given.folder.expanduser().absolute() / "venv", INSTALLED)
     call = [python, __file__, given.folder, *given.models, "--inside"]
     sys.exit(subprocess.run(call, check=False).returncode)
 

