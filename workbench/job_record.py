@@ -198,6 +198,6 @@ def _check(own: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is {type(value).__name__}")
     if own.get("state", "queued") not in (*ENDED, "queued", "running"):
         raise ValueError("its state is none")
-    times = [own.get(name) or 0 for name in ("created", "started", "ended")]
-    if not all(map(lrcore.is_date, times)):
+    times = (own.get(name) for name in ("created", "started", "ended"))
+    if not all(at is None or lrcore.is_date(at) for at in times):
         raise ValueError("a time in it is none")

@@ -249,10 +249,11 @@ def _read_result(text: Any) -> dict[str, Any] | None:
 
 
 def is_date(seconds: Any) -> bool:
-    """Whether this is a number of seconds since the epoch, in [0, 1e11): what is later is a
-    mistake, which no calendar holds.
+    """Whether this is a number of seconds since the epoch, whole or not, in [0, 1e11): what is
+    later is a mistake, which no calendar holds.
     """
-    return isinstance(seconds, int | float) and 0 <= seconds < LATEST
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return number and 0 <= seconds < LATEST
 
 
 def _is_sound(row: sqlite3.Row) -> bool:

@@ -282,7 +282,7 @@ class Runs:
             _check_text(run_id, name)
             if not is_date(created):
                 raise ValueError(created)
-            yield _row(run_id, name, created, run_id, recipe, report)
+            yield _row(run_id, name, float(created), run_id, recipe, report)
 
     def _folders(self) -> set[str]:
         """The names of all run folders. The files in them are not looked at, which would be slow

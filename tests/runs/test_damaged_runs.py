@@ -122,7 +122,7 @@ def test_a_row_of_odd_types_hides_no_other(column, value, folder, small):
 
 REPORTS = (
     *({"name": value} for value in (5, None, [], "\ud800")),
-    *({"created": value} for value in ("today", None, [], 1e308, -1.0, 10**400)),
+    *({"created": value} for value in ("today", None, [], True, False, 1e308, -1.0, 10**400)),
     *({"account": value} for value in ({}, 5, [])),
     *({"evaluations": value} for value in (5, [5], [{}], [{"protocol": 5}], {"a": 1})),
 )
@@ -133,6 +133,12 @@ def test_a_folder_with_an_odd_report_is_left_out(report, folder, small):
     put(small, folder / NEW, **report)
     assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
     assert main(["runs", "--folder", str(folder)]) == 0
+
+
+def test_a_run_that_was_made_at_a_whole_second_is_taken_up(folder, small):
+    put(small, folder / NEW, created=5)
+    made = {run.id: run.created for run in lrcore.Runs(folder).all()}[NEW]
+    assert (made, type(made)) == (5.0, float)
 
 
 @pytest.mark.parametrize("name", ["report.json", "recipe.json"])

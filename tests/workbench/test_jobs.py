@@ -363,8 +363,8 @@ ODD = (
     *(("state", value) for value in ("flying", 5)),
     *(("done", value) for value in ("x", None, 1.5)),
     *(("result", value) for value in (5, "x", None)),
-    *(("created", value) for value in ("x", None, 1e308, float("nan"))),
-    *(("ended", value) for value in ("x", -1.0)),
+    *(("created", value) for value in ("x", None, True, 1e308, float("nan"))),
+    *(("ended", value) for value in ("x", False, -1.0)),
     *(("stages", value) for value in (5, "x")),
     *(("job", value) for value in (5, "x")),
 )
