@@ -11,10 +11,11 @@ import lrcore
 
 from ... import hand, hand_text, markup, text
 from ...components import panel, small_button
-from ...events import DRAWN, PRESSED, QUIET, bind, event_data, listen, warn
-from ...form import read_recipe, try_recipe
+from ...events import DRAWN, PRESSED, QUIET, bind, event_data, listen
+from ...form import try_recipe
 from ...page import Page
 from ...store import Store
+from .ranks import set_by_hand
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,12 @@ def type_rank(
         return keep, keep, keep
     if rank is None:
         return keep, keep, shown
-    recipe = read_recipe(values)
-    try:
-        then = recipe.overrides | {hand.slot_name(slot): hand.read_rank(rank)}
-        store.plan(recipe.with_(overrides=then))
-    except lrcore.InputError as error:
-        warn(str(error))
-        return keep, keep, shown
-    return *hand.step(history, recipe.overrides, then), keep
+
+    def typed() -> hand.Ranks:
+        return {hand.slot_name(slot): hand.read_rank(rank)}
+
+    kept = set_by_hand(store, typed, history, *values)
+    return (*kept, keep) if kept is not None else (keep, keep, shown)
 
 
 def release(slot: list, history: hand.History, now: hand.Ranks) -> tuple[hand.Ranks, hand.History]:

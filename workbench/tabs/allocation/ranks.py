@@ -1,6 +1,6 @@
 """The table of ranks: what it shows, and what typing into it changes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -46,16 +46,33 @@ def edit_table(
     the table: what is no rank, or one with which there is no plan, is refused, and the table shows
     those of the plan again.
     """
+
+    def edited() -> hand.Ranks:
+        typed = ranks_typed(rows)
+        return {slot: rank for slot, rank in typed.items() if shown.get(slot, rank) != rank}
+
+    kept = set_by_hand(store, edited, history, *values)
+    if kept is None:
+        return gr.skip(), gr.skip(), fill_table(store, *values)[0]
+    return *kept, gr.skip()
+
+
+def set_by_hand(
+    store: Store, typed: Callable[[], hand.Ranks], history: hand.History, *values: Any
+) -> tuple[hand.Ranks, hand.History] | None:
+    """The ranks set by hand and their history, with those that were typed, too; None after a
+    warning where something typed is no rank, or where there is no plan with them.
+
+    typed: reads them; may raise InputError. values: of the form.
+    """
     recipe = read_recipe(values)
     try:
-        typed = ranks_typed(rows)
-        edited = {slot: rank for slot, rank in typed.items() if shown.get(slot, rank) != rank}
-        then = recipe.overrides | edited
+        then = recipe.overrides | typed()
         store.plan(recipe.with_(overrides=then))
     except lrcore.InputError as error:
         warn(str(error))
-        return gr.skip(), gr.skip(), fill_table(store, *values)[0]
-    return *hand.step(history, recipe.overrides, then), gr.skip()
+        return None
+    return hand.step(history, recipe.overrides, then)
 
 
 def download_ranks(store: Store, *values: Any) -> str:
