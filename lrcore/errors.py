@@ -86,6 +86,19 @@ def as_name(given: object) -> str:
     return given if isinstance(given, str) else shown(given)
 
 
+_VOWELS, _SPELLED_WITH_VOWELS = frozenset("aeio"), frozenset("aefhilmnorsx")
+
+
+def with_article(name: str) -> str:
+    """A name of a family or a type after "a", or "an" where it begins with a vowel's sound: "an
+    olmo2", "an mpt". Letters without a vowel among them are taken to be spelled out.
+    """
+    letters = re.match("[a-z]*", name.lower())
+    spelled = letters is not None and not set(letters[0]) & set("aeiouy")
+    vowels = _SPELLED_WITH_VOWELS if spelled else _VOWELS
+    return f"{'an' if name[:1].lower() in vowels else 'a'} {name}"
+
+
 def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> InputError:
     """An InputError (returned, not raised) for an unknown name, which suggests the nearest one."""
     names = sorted(known)

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..as_json import json_text
-from ..errors import InputError, Shortage
+from ..errors import InputError, Shortage, with_article
 from ..files import OFFLOADED, cache_folder, check_text, folder_draft_of
 from ..models.config import read_config, write_config
 from ..models.gguf import discard, note_of
@@ -94,8 +94,8 @@ def load(
         return load_in_memory(name, given, dtype, device)
     if not isinstance(name, str | Path):
         raise InputError(
-            f"Cannot load a {type(name).__name__}. Give a name or folder, or a transformers model "
-            "with its tokenizer; merge adapters first (merge_and_unload)."
+            f"Cannot load {with_article(type(name).__name__)}. Give a name or folder, or a "
+            "transformers model with its tokenizer; merge adapters first (merge_and_unload)."
         )
     if given is not None:
         raise InputError(

@@ -1,6 +1,6 @@
 """Whether a dense model can go to a target at all, before anything is computed."""
 
-from ..errors import InputError
+from ..errors import InputError, with_article
 from ..methods import METHODS, find_method
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
@@ -39,9 +39,9 @@ def _check_method(target: Target, method: str, family: str) -> None:
         return
     own = target.native - {BIASED_MLPS, FEWER_HEADS}
     what = (
-        f"adds biases, which a {family} has no place for"
+        f"adds biases, which {with_article(family)} has no place for"
         if row.adds_biases
-        else f"removes heads by layer, and a {family} has one number for all layers"
+        else f"removes heads by layer, and {with_article(family)} has one number for all layers"
     )
     fit = [row.name for row in METHODS.values() if own & row.own_structures()]
     raise InputError(

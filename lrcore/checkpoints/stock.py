@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import InputError
+from ..errors import InputError, with_article
 from ..experts import STACKED
 from ..history import StockFit
 from ..layer import Layer
@@ -91,7 +91,8 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         and not hasattr(text_config(model.network), "mlp_bias")
     ):
         reasons.append(
-            f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none"
+            f"the method adds a bias that {with_article(family)} MLP has no place for; a3 and "
+            "modegpt add none"
         )
         fixable = False
     return StockFit(not reasons, tuple(reasons), _even_ranks(plan) if fixable else None)
@@ -133,8 +134,8 @@ def _sliced(network: PreTrainedModel) -> list[str]:
         hasattr(type(text)(), name) for name in SLICED_FIELDS
     ):
         return [
-            "its residual stream is sliced, and head size, norms or embeddings of a "
-            f"{text.model_type} model do not allow for that"
+            "its residual stream is sliced, and head size, norms or embeddings of "
+            f"{with_article(text.model_type)} model do not allow for that"
         ]
     heads, width = text.num_attention_heads, embedding.embedding_dim
     return (
@@ -234,7 +235,8 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
             config, dtype=network.dtype, attn_implementation=row.kernel
         )
     if any(_loses_biases(layer, layer_shapes(native, layer.index)) for layer in layers):
-        raise _refused(network, f"biases that a {text.model_type} layer has no place for")
+        own = with_article(text.model_type)
+        raise _refused(network, f"biases that {own} layer has no place for")
     return config, native
 
 

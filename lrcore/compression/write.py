@@ -30,7 +30,7 @@ def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
     if recipe.refit == "on" and not possible:
         family = text_config(network).model_type
         raise InputError(
-            f"A {family} model norms what a component gives before adding it, so no refit is "
+            f"The family {family} norms what a component gives before adding it, so no refit is "
             "linear there. Use refit 'off'."
         )
     return possible and asks_for_refit(recipe)

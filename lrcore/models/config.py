@@ -29,7 +29,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..as_json import json_text
-from ..errors import InputError, quoted, shown
+from ..errors import InputError, quoted, shown, with_article
 from ..shortage import raise_shortage
 from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL, architecture_by
 from .per_layer import DENSE_SIZES, UNEVEN
@@ -201,13 +201,13 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
     text = config.get_text_config()
     if not isinstance(text, PretrainedConfig):
         raise InputError(
-            f"'{path}': a {family} model has no config of text in its config. The file is damaged "
-            "or made up: copy it again."
+            f"'{path}': {with_article(family)} model has no config of text in its config. The file "
+            "is damaged or made up: copy it again."
         )
     if text.model_type not in ARCHITECTURES:
         raise InputError(
-            f"'{path}': the language model inside this {family} is a {text.model_type}, which is "
-            "not supported."
+            f"'{path}': the language model inside this {family} is "
+            f"{with_article(text.model_type)}, which is not supported."
         )
     architecture = architecture_by(text)
     for name in architecture.requires:
@@ -215,16 +215,16 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
         known = architecture.supported(name)
         if all(value != one and (value or one) for one in known):
             raise InputError(
-                f"'{path}': a {family} model with {name} {value!r} is not supported, only with "
-                f"{' or '.join(map(repr, known))}."
+                f"'{path}': {with_article(family)} model with {name} {value!r} is not supported, "
+                f"only with {' or '.join(map(repr, known))}."
             )
     _check_shared_keys(text, path)
     latents = "kv_b" in (architecture.factors or ())
     if latents and text.num_key_value_heads not in (None, text.num_attention_heads):
         raise InputError(
             f"'{path}': num_key_value_heads is {text.num_key_value_heads}, but from the latents of "
-            f"a {family} model every query head ({text.num_attention_heads}) has keys and values "
-            "of its own. The file is damaged or made up: copy it again."
+            f"{with_article(family)} model every query head ({text.num_attention_heads}) has keys "
+            "and values of its own. The file is damaged or made up: copy it again."
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoProcessor, BatchEncoding
 
 from ..data.tokens import encoded
-from ..errors import InputError
+from ..errors import InputError, with_article
 from ..image_tokens import PATCHES, Patches, first_id, is_patch, seeing
 from ..shortage import raise_shortage
 from ..units import workers
@@ -174,13 +174,13 @@ def _processor(model: LoadedModel) -> Any:
     if family not in MULTIMODAL:
         able = ", ".join(one for one in MULTIMODAL if one not in BOTH_WAYS)
         raise InputError(
-            f"'{model.name}' is a {family} model, which reads no images. Models of images and text "
-            f"are {able}; or choose a data set of text."
+            f"'{model.name}' is {with_article(family)} model, which reads no images. Models of "
+            f"images and text are {able}; or choose a data set of text."
         )
     if family in BOTH_WAYS:
         raise InputError(
-            f"'{model.name}' is a {family} model, in which the patches of an image see one another "
-            "in both directions; here it is calibrated and measured on text alone."
+            f"'{model.name}' is {with_article(family)} model, in which the patches of an image see "
+            "one another in both directions; here it is calibrated and measured on text alone."
         )
     if workers().apart:
         raise InputError(

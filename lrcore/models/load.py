@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ..account import SizeAndCost
-from ..errors import InputError, quoted, unknown
+from ..errors import InputError, quoted, unknown, with_article
 from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
 from ..memory import free_memory, raise_unless_free
@@ -280,8 +280,8 @@ def _offloaded_network(
 ) -> PreTrainedModel:
     if config.model_type in MULTIMODAL or architecture_by(config).experts:
         raise InputError(
-            f"'{folder}': weights of a {config.model_type} model are joined or renamed on "
-            "loading. Load it without offload."
+            f"'{folder}': weights of {with_article(config.model_type)} model are joined or renamed "
+            "on loading. Load it without offload."
         )
     free_at_once()
     stored = stored_in(files)

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import InputError, quoted
+from ..errors import InputError, quoted, with_article
 from ..shortage import raise_shortage
 from ..tensor_files import NAMES
 from .per_layer import values_of
@@ -57,8 +57,8 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(values, dict):
         raise InputError(
-            f"'{path}' holds a {type(values).__name__}, not an object. It is not a file of a "
-            "model folder."
+            f"'{path}' holds {with_article(type(values).__name__)}, not an object. It is not a "
+            "file of a model folder."
         )
     return values
 

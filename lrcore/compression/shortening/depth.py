@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...errors import InputError
+from ...errors import InputError, with_article
 from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.config import auto_class, unfilled
 from ...models.layers import clone
@@ -71,8 +71,8 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
     _count(config, kept)
     if _shapes(short) != _described(short.config, architecture_of(short).kernel):
         raise InputError(
-            f"The layers of a {config.model_type} model differ in kind by their place, and no "
-            "config describes it without layers "
+            f"The layers of {with_article(config.model_type)} model differ in kind by their place, "
+            "and no config describes it without layers "
             f"{', '.join(map(str, sorted(gone)))}. Use a method that makes all layers smaller."
         )
     return short
