@@ -40,6 +40,14 @@ def _reads_gradients_of_experts(recipe: Recipe) -> bool:
     return find_method(recipe.method).experts and (slopes or _reads_gradients(recipe))
 
 
+def _gradients_read_by(recipe: Recipe) -> str:
+    """What of a recipe would have to be another for it to read no gradients."""
+    method, policy = find_method(recipe.method), find_policy(recipe.policy)
+    own = method.gradients_read_by(method.choose(recipe.options))
+    by_policy = f"policy {policy.name}" if policy.needs in ("gradients", "slopes") else ""
+    return " and ".join(filter(None, (own, by_policy)))
+
+
 def _stores_identities(recipe: Recipe) -> bool:
     return recipe.method == "latentllm" or recipe.options.get("stored") == "pivots"
 
@@ -69,8 +77,8 @@ class Rule:
 
     needs: a step that must have been taken before, and the sentence where it was not. refused:
     steps after which it may not be taken, each with the sentence that says why. unfit: what the
-    layers may not hold, by the names of `lrcore.models.structure.forms_of`. `{name}` in a sentence
-    is the model's.
+    layers may not hold, by the names of `lrcore.models.structure.forms_of`. In a sentence `{name}`
+    is the model's, and `{gradients}` what of the recipe reads gradients.
     """
 
     needs: tuple[type[Any], str] | None = None
@@ -131,13 +139,12 @@ UNFIT: dict[str, Unfit] = {
         _replaces_attention,
     ),
     "factored": Unfit(
-        "'{name}' has factored matrices, and this method or policy reads gradients of dense ones. "
-        "Choose other options, or start from the dense model.",
+        "'{name}' has factored matrices, and gradients are of dense ones. Change {gradients}, or "
+        "start from the dense model.",
         _reads_gradients,
     ),
     "experts": Unfit(
-        "'{name}' has experts, of which no gradients are collected, and this method or policy "
-        "reads gradients. Choose other options.",
+        "'{name}' has experts, of which no gradients are collected. Change {gradients}.",
         _reads_gradients_of_experts,
     ),
 }
@@ -250,7 +257,10 @@ def refusal(
     by = recipe or Recipe()
     unfit = (one.why for form, one in rule.unfit.items() if form in forms and one.by(by))
     sentence = sentence or next(unfit, None)
-    return sentence and sentence.format(name=name)
+    if sentence is None:
+        return None
+    gradients = _gradients_read_by(by) if "{gradients}" in sentence else ""
+    return sentence.format(name=name, gradients=gradients)
 
 
 def check_may_follow(

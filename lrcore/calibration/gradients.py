@@ -51,6 +51,7 @@ from .remaking import Again
 
 WINDOWS = 64
 FISHER = ("fisher",)  # what `fisher_information` reads
+READER = "what reads them"
 BACKWARD = 3  # forward and backward take as long as so many forward passes
 FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
 
@@ -60,9 +61,10 @@ def with_gradients(
     calibration: Calibration,
     statistics: Collection[str],
     progress: Progress | None = None,
+    read_by: str = READER,
 ) -> Calibration:
     """The calibration with statistics of the gradients in its moments; instant where they are on
-    disk already, or where none is asked for.
+    disk already, or where none is asked for. read_by: the setting that needs them, for a refusal.
 
     One forward and one backward pass of the whole model per window: it takes the memory of the
     decoder's weights once more, and of one window's activations. Raises InputError for a model
@@ -70,7 +72,7 @@ def with_gradients(
     """
     if not statistics:
         return calibration
-    check_dense(model)
+    check_dense(model, read_by)
     tokens, held, again = calibration.tokens[:WINDOWS], [*calibration.held], {}
     for name in _passes(statistics):
         folder = _folder(calibration, name)
@@ -92,25 +94,28 @@ def _keep(model: LoadedModel, tokens: Tensor, name: str, folder: Path, progress:
 
 
 def gradient_norms(
-    model: LoadedModel, tokens: Tensor, progress: Progress | None = None
+    model: LoadedModel,
+    tokens: Tensor,
+    progress: Progress | None = None,
+    read_by: str = READER,
 ) -> list[dict[str, Tensor]]:
     """Of every layer and matrix: `(E_w G^2)^{1/2}`, [out, in], on windows tokens [n, t].
 
     Memory and errors as `with_gradients`; nothing is kept on disk.
     """
-    check_dense(model)
+    check_dense(model, read_by)
     found = collect(model.network, tokens[:WINDOWS], progress or silent, Pass((), squares))
     return [
         {name: value.sqrt() for (name, _), value in moments.values.items()} for moments in found
     ]
 
 
-def check_dense(model: LoadedModel) -> None:
+def check_dense(model: LoadedModel, read_by: str = READER) -> None:
     """Raises InputError for a model whose layers are offloaded, or whose matrices are not plain."""
     if model.offloaded:
         raise InputError(
-            "These options need gradients of the whole model at once: load it without offload, or "
-            "choose other options."
+            "Gradients are of the whole model at once. Load it without offload, or change "
+            f"{read_by}."
         )
     if any(
         not isinstance(p, Linear)
@@ -118,8 +123,8 @@ def check_dense(model: LoadedModel) -> None:
         for p in read_layer(model.network, i).matrices().values()
     ):
         raise InputError(
-            "These options need the gradients of a dense model; this one is compressed already. "
-            "Start from the dense one."
+            "Gradients are of a dense model; this one is compressed already. Start from the dense "
+            f"one, or change {read_by}."
         )
 
 
@@ -157,6 +162,7 @@ def fisher_information(
     calibration: Calibration,
     matrices: Mapping[Slot, Sequence[str]],
     progress: Progress | None = None,
+    read_by: str = READER,
 ) -> dict[Slot, float]:
     """Of every slot: the mean of `E_w G_ij^2` over all entries of its matrices, without their
     biases.
@@ -165,7 +171,7 @@ def fisher_information(
 
     Raises InputError as `with_gradients` does, which collects the gradients.
     """
-    found = with_gradients(model, calibration, FISHER, progress)
+    found = with_gradients(model, calibration, FISHER, progress, read_by)
     by_layer: dict[int, list[str]] = {}
     for layer, name in matrices:
         by_layer.setdefault(layer, []).append(name)

@@ -83,7 +83,8 @@ def factorise(
     chosen = row.choose(options or {})
     wanted = Recipe(method=method, options=dict(options or {}))
     check_may_follow(Compressed, model.history, model.name, forms_of(model.network), wanted)
-    calibration = with_gradients(model, calibration, row.gradients(chosen), progress)
+    wanted_by = row.gradients_read_by(chosen)
+    calibration = with_gradients(model, calibration, row.gradients(chosen), progress, wanted_by)
     total = len(decoder_layers(model.network))
     more = row.reads(chosen) - row.needs
     if not has_attended_keys(model.network):

@@ -105,7 +105,8 @@ def by_gradients(
 ) -> tuple[PreTrainedModel, int]:
     """The network made sparse by Pruner-Zero, and how many matrices are. tokens [n, t]."""
     network, made_sparse = clone(model.network), 0
-    for index, norms in enumerate(gradient_norms(model, tokens, progress)):
+    collected = gradient_norms(model, tokens, progress, f"criterion {chosen.criterion}")
+    for index, norms in enumerate(collected):
         layer = read_exact(network, index)
         sparse = {
             name: Stored(pruner_zero(p.weight, norms[name], chosen.share), p.bias)

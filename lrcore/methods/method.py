@@ -133,13 +133,26 @@ class Method:
         """The statistics of gradients that `factor` reads with these options."""
         return frozenset(name for _, name in self._all(options) if name in GRADIENTS)
 
+    def gradients_read_by(self, options: Any) -> str:
+        """What of it reads those with these options, such as "weights=fisher of svd"; "" where
+        nothing does.
+        """
+        if not GRADIENTS.isdisjoint(name for _, name in self.needs):
+            return f"method {self.name}"
+        own = [
+            f"{name}={value}"
+            for (name, value), needs in self._extra(options).items()
+            if not GRADIENTS.isdisjoint(one for _, one in needs)
+        ]
+        return f"{' and '.join(own)} of {self.name}" if own else ""
+
+    def _extra(self, options: Any) -> dict[tuple[str, Any], frozenset[Need]]:
+        """What options add to its needs, by their names and values."""
+        every = self.extra_needs.items()
+        return {own: needs for own, needs in every if getattr(options, own[0]) == own[1]}
+
     def _all(self, options: Any) -> frozenset[Need]:
-        chosen = (
-            needs
-            for (name, value), needs in self.extra_needs.items()
-            if getattr(options, name) == value
-        )
-        return self.needs.union(*chosen)
+        return self.needs.union(*self._extra(options).values())
 
     def describe(self) -> dict[str, Any]:
         """The row as plain values, for `methods --json` and the page."""

@@ -174,13 +174,14 @@ def test_plan_and_model_have_one_account_and_compress_once_more(folder, story_fi
 
 def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_file) -> None:
     model = lrcore.load(str(folder))
-    for fields in (
-        {"method": "svd", "options": {"weights": "fisher"}},
-        {"method": "a3", "options": {"mlp": "taylor"}},
-        {"method": "svd_llm", "policy": "fisher"},
-        {"method": "svd_llm", "policy": "zs_svd"},
+    for fields, why in (
+        ({"method": "svd", "options": {"weights": "fisher"}}, "weights=fisher of svd"),
+        ({"method": "a3", "options": {"mlp": "taylor"}}, "mlp=taylor of a3"),
+        ({"method": "svd_llm", "policy": "fisher"}, "policy fisher"),
+        ({"method": "svd_llm", "policy": "zs_svd"}, "policy zs_svd"),
     ):
-        with pytest.raises(InputError, match="has experts, of which no gradients are collected"):
+        said = rf"has experts, of which no gradients are collected\. Change {why}\."
+        with pytest.raises(InputError, match=said):
             lrcore.compress(model, recipe_of(folder, story_file, ratio=0.2, **fields))
     with pytest.raises(
         InputError, match=r"leaves the experts as they are: .* svd, svd_llm, bolaco"

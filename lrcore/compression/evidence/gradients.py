@@ -16,7 +16,8 @@ def measure(
     """See `calibration.gradients.fisher_information`, which says what it raises."""
     method = find_method(factors.method)
     matrices = {slot: method.matrices_of(slot[1]) for slot in factors.spectra}
-    return fisher_information(model, factors.calibration, matrices, progress)
+    by = f"policy {recipe.policy}"
+    return fisher_information(model, factors.calibration, matrices, progress, by)
 
 
 KIND = EvidenceKind(

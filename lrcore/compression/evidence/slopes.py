@@ -28,7 +28,8 @@ def measure(
         terms = {name: one for name, one in own.items() if isinstance(one, FactoredMatrix)}
         if not terms:
             continue
-        found = found or with_gradients(model, factors.calibration, SLOPE, progress)
+        by = f"policy {recipe.policy}"
+        found = found or with_gradients(model, factors.calibration, SLOPE, progress, by)
         gradients = found.joined(Moments({}, 0), layer).values
         for name, one in terms.items():
             slopes[layer, name] = one.without_each_term(gradients[name, "slope"]).cpu()
