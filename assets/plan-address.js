@@ -1,5 +1,4 @@
 // Keeps the value, an object of query parameters, in the address bar, and copies the address.
-// Needs address.js.
 watch('value', () => address(JSON.parse(props.value || '{}')));
 const said = element.querySelector('[role=status]');
 let clearing = null;

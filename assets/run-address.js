@@ -1,2 +1,2 @@
-// Keeps the value, the id of a run or "", in the address bar. Needs address.js.
+// Keeps the value, the id of a run or "", in the address bar.
 watch('value', () => address({ run: props.value }));

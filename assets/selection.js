@@ -1,6 +1,5 @@
 // The value, [layer, component, chosen by a person], is the selected slot. The plots listen for
 // lrw-selected and draw their own marks, so a selection needs no figure from the server.
-// Needs address.js.
 function spread() {
   const [layer, component, chosen] = JSON.parse(props.value || '[]');
   if (component === undefined) return;
@@ -25,9 +24,7 @@ function remember() {
 }
 window.addEventListener('popstate', () => {
   const tab = new URL(window.location).searchParams.get('tab') || first;
-  // all else stays as it is on show, and so does the rest of the address
-  if (window.addressNow) history.replaceState(history.state, '', window.addressNow);
-  address({ tab });
+  addressAfterStep({ tab }); // all else stays as it is on show
   if (tab === shown) return;
   returned = tab;
   const named = [

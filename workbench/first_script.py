@@ -10,7 +10,7 @@ from .assets import script
 from .plotly_file import TAG, takes_gzip
 
 HEAD = b"<head>"
-OWN = script("opening-address.js", "loading-clock.js", "plot-pdf.js")
+OWN = script("address.js", "loading-clock.js", "plot-pdf.js")
 FIRST = f"{HEAD.decode()}<script>{OWN}</script>{TAG}".encode()
 
 

@@ -17,7 +17,7 @@ from .events import QUIET
 from .form import START, Form, form_values
 
 MOST_RUNS = 6  # that are compared at once
-# what assets/opening-address.js keeps, as an object
+# what assets/address.js keeps, as an object
 OPENED_WITH = "() => Object.fromEntries(new URLSearchParams(window.openedWith))"
 
 

@@ -56,7 +56,7 @@ def link_button() -> gr.HTML:
     return gr.HTML(
         "",
         html_template=template,
-        js_on_load=script("address.js", "plan-address.js", **words),
+        js_on_load=script("plan-address.js", **words),
         elem_id="plan-address",
     )
 

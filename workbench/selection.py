@@ -22,12 +22,12 @@ FIRST = (
 
 def mark() -> gr.HTML:
     """Unseen; its value, what `mark_value` gives, tells the browser which slot to mark."""
-    return unseen("selection", "address.js", "selection.js", value=mark_value([*FIRST], False))
+    return unseen("selection", "selection.js", value=mark_value([*FIRST], False))
 
 
 def run_in_address() -> gr.HTML:
     """Unseen; its value, the id of a run or "", is kept in the address bar."""
-    return unseen("run-address", "address.js", "run-address.js")
+    return unseen("run-address", "run-address.js")
 
 
 MOST_DIGITS = 7  # of a layer's number in an address

@@ -2,9 +2,11 @@
 
 import asyncio
 import gzip
+import re
 
 import pytest
 
+from workbench.assets import FOLDER
 from workbench.first_script import FIRST, FirstScript
 from workbench.plotly_file import NAME, PlotlyFile
 
@@ -39,6 +41,14 @@ def test_a_page_starts_with_the_script(cut):
     assert b"performance.now" in body
     assert f'src="./{NAME}"'.encode() in body
     assert int(headers[b"content-length"]) == len(body)
+
+
+def test_one_script_alone_writes_the_address():
+    """Which it remembers: one that wrote beside it was forgotten where the browser goes back."""
+    scripts = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js")}
+    own = [name for name, words in scripts.items() if re.search(r"\bhistory\b[.\[]", words)]
+    assert own == ["address.js"]
+    assert (FOLDER / own[0]).read_bytes() in FIRST
 
 
 def test_other_answers_are_left_alone():
