@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from through_caches import held, in_pieces
 from toy_layer import HEAD, apply, toy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -149,11 +150,7 @@ def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_l
             expected[t, head] = torch.softmax(scores * a.scale, 0) @ v[: t + 1, kv]
     assert torch.allclose(out[0], apply(a.o, expected.flatten(1)), atol=1e-5)
     whole, cache = logits(small), DynamicCache(config=small.config)
-    parts = [
-        logits(small, part, past_key_values=cache, use_cache=True)
-        for part in TOKENS.split([17, 1, 1, 5], 1)
-    ]
-    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-4)
-    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-    assert held == measure(small).kv_bytes * TOKENS.numel()
+    result = in_pieces(small, TOKENS, [17, 1, 1, 5], cache)
+    assert torch.allclose(result, whole, atol=1e-4)
+    assert held(cache) == measure(small).kv_bytes * TOKENS.numel()
     assert a.kv_values == a.n_kv * half // 2 + 5

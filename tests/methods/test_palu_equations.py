@@ -6,6 +6,7 @@ import pytest
 import torch
 from elsewhere import TOKENS as ELSEWHERE
 from elsewhere import loaded_elsewhere
+from through_caches import held, in_pieces
 from toy_layer import HEAD, D, toy
 from transformers import DynamicCache
 
@@ -98,15 +99,8 @@ def test_a_model_caches_the_latents_of_all_groups(
     cache, ids = DynamicCache(config=small.network.config), TOKENS
     with torch.inference_mode():
         whole = small.network(ids).logits
-        pieces = [
-            small.network(part, past_key_values=cache, use_cache=True).logits
-            for part in ids.split([10, 1, 13], 1)
-        ]
-    assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
-    assert (
-        sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-        == small.size.kv_bytes * ids.numel()
-    )
+    assert torch.allclose(in_pieces(small.network, ids, [10, 1, 13], cache), whole, atol=2e-5)
+    assert held(cache) == small.size.kv_bytes * ids.numel()
     back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
     with torch.inference_mode():
         assert torch.equal(back.network(ids).logits, whole)

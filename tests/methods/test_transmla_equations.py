@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from through_caches import held, in_pieces
 from toy_layer import apply, moments_of
 from transformers import DynamicCache
 
@@ -132,13 +133,9 @@ def test_the_cache_holds_the_shared_key_and_the_latent(tiny_llama_bias, tmp_path
     model = lrcore.load(str(tiny_llama_bias))
     small = converted(model.network, 6)
     whole, cache = logits(small), DynamicCache(config=small.config)
-    parts = [
-        logits(small, part, past_key_values=cache, use_cache=True)
-        for part in TOKENS.split([17, 1, 1, 5], 1)
-    ]
-    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-4)
-    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-    assert held == measure(small).kv_bytes * TOKENS.numel()
+    result = in_pieces(small, TOKENS, [17, 1, 1, 5], cache)
+    assert torch.allclose(result, whole, atol=1e-4)
+    assert held(cache) == measure(small).kv_bytes * TOKENS.numel()
     folder = lrcore.save(replace(model, network=small), tmp_path / "small")
     assert torch.equal(logits(lrcore.load(str(folder)).network), whole)
 

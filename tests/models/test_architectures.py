@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 import torch
 from plans import one_form
+from through_caches import in_pieces
 from tiny_models import COMPRESSED, CONFIGS, FAMILIES, STRUCTURES, family_folder, noisy, tiny
-from transformers import AutoConfig, DynamicCache
+from transformers import AutoConfig
 
 import lrcore
 from lrcore import InputError
@@ -252,10 +253,7 @@ def test_cached_latents_of_fused_are_what_they_say(family) -> None:
 
 
 def by_pieces(network):
-    cache, pieces = DynamicCache(config=network.config), []
-    for part in (TOKENS[:, :9], TOKENS[:, 9:10], TOKENS[:, 10:11], TOKENS[:, 11:]):
-        pieces.append(logits(network, part, past_key_values=cache, use_cache=True))
-    return torch.cat(pieces, 1)
+    return in_pieces(network, TOKENS, [9, 1, 1, TOKENS.shape[1] - 11])
 
 
 @pytest.mark.parametrize("fields", [{"multi_query": True}, {"multi_query": False}])

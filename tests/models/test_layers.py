@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from plans import one_form
+from through_caches import in_pieces
 from tiny_models import STRUCTURES
 from transformers import DynamicCache
 
@@ -85,10 +86,8 @@ def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
 def test_with_and_without_cache_give_the_same_logits(model, method: str) -> None:
     small = compressed(model, method)
     whole = logits(small)
-    cache, pieces = DynamicCache(config=small.config), []
-    for part in (TOKENS[:, :17], TOKENS[:, 17:18], TOKENS[:, 18:19], TOKENS[:, 19:]):
-        pieces.append(logits(small, part, past_key_values=cache, use_cache=True))
-    assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
+    sizes = [17, 1, 1, TOKENS.shape[1] - 19]
+    assert torch.allclose(in_pieces(small, TOKENS, sizes), whole, atol=2e-5)
 
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])

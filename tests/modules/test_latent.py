@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from through_caches import check_left_padded, held, in_pieces
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import lrcore
@@ -66,8 +67,7 @@ def test_the_cache_holds_the_latents_and_nothing_else(model, ranks) -> None:
         assert [tuple(part.shape) for part in (layer.keys, layer.values)] == [
             (3, 1, 40, size) for size in sizes
         ]
-    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-    assert held == measure(small).kv_bytes * TOKENS.numel()
+    assert held(cache) == measure(small).kv_bytes * TOKENS.numel()
     assert (
         measure(small).kv_values
         == len(cache.layers) * sum(sizes)
@@ -80,15 +80,7 @@ def test_any_way_through_the_cache_gives_the_logits_without_one(model, ranks) ->
     small = latents(model.network, ranks)
     whole = logits(small)
     for parts in ([17, 1, 1, 21], [1] * 40, [40]):
-        cache = DynamicCache(config=small.config)
-        result = torch.cat(
-            [
-                logits(small, part, past_key_values=cache, use_cache=True)
-                for part in TOKENS.split(parts, 1)
-            ],
-            1,
-        )
-        assert torch.allclose(result, whole, atol=2e-5)
+        assert torch.allclose(in_pieces(small, TOKENS, parts), whole, atol=2e-5)
 
 
 @torch.inference_mode()
@@ -138,16 +130,9 @@ def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
     assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.3 * model.size.kv_bytes
     assert small.size.parameters == summary["parameters"]
     whole, cache = logits(small.network), DynamicCache(config=small.network.config)
-    result = torch.cat(
-        [
-            logits(small.network, part, past_key_values=cache, use_cache=True)
-            for part in TOKENS.split([17, 1, 22], 1)
-        ],
-        1,
-    )
+    result = in_pieces(small.network, TOKENS, [17, 1, 22], cache)
     assert torch.allclose(result, whole, atol=2e-5)
-    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-    assert held == small.size.kv_bytes * TOKENS.numel()
+    assert held(cache) == small.size.kv_bytes * TOKENS.numel()
     back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
     assert torch.equal(logits(back.network), whole)
     assert back.size == small.size
@@ -156,36 +141,12 @@ def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
 def test_a_cache_of_fixed_length_gives_the_same(tiny_llama) -> None:
     small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
     cache = StaticCache(config=small.config, max_cache_len=48)
-    result = torch.cat(
-        [
-            logits(small, part, past_key_values=cache, use_cache=True)
-            for part in TOKENS.split([30, 1, 9], 1)
-        ],
-        1,
-    )
+    result = in_pieces(small, TOKENS, [30, 1, 9], cache)
     assert torch.allclose(result, logits(small), atol=2e-5)
 
 
 def test_left_padded_rows_give_the_logits_of_each_alone_with_and_without_cache(model) -> None:
-    small = latents(model.network, {"k": 7, "v": 11})
-    tokens = torch.cat((torch.cat((torch.full((1, 6), 2), TOKENS[:1, :20]), 1), TOKENS[1:2, :26]))
-    mask = torch.ones_like(tokens)
-    mask[0, :6] = 0
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    alone = logits(small, TOKENS[:1, :20])
-    assert torch.allclose(
-        logits(small, tokens, attention_mask=mask, position_ids=positions)[:1, 6:], alone, atol=2e-5
-    )
-    cache, pieces = DynamicCache(config=small.config), []
-    for start, stop in ((0, 15), (15, 16), (16, 26)):
-        given = {
-            "attention_mask": mask[:, :stop],
-            "position_ids": positions[:, start:stop],
-            "past_key_values": cache,
-            "use_cache": True,
-        }
-        pieces.append(logits(small, tokens[:, start:stop], **given))
-    assert torch.allclose(torch.cat(pieces, 1)[:1, 6:], alone, atol=2e-5)
+    check_left_padded(latents(model.network, {"k": 7, "v": 11}), TOKENS)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -203,15 +164,7 @@ def test_latents_of_full_rank_reproduce_the_dense_logits(model, dtype: str) -> N
         assert isinstance(read_layer(small, index).attention.k, LowRank)
     close = {"atol": 1e-9} if dtype == "float64" else {"atol": 0.3}
     assert torch.allclose(logits(small), logits(network), **close)
-    cache = DynamicCache(config=small.config)
-    result = torch.cat(
-        [
-            logits(small, part, past_key_values=cache, use_cache=True)
-            for part in TOKENS.split([30, 1, 9], 1)
-        ],
-        1,
-    )
-    assert torch.allclose(result, logits(network), **close)
+    assert torch.allclose(in_pieces(small, TOKENS, [30, 1, 9]), logits(network), **close)
 
 
 @pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope["rope_type"])
@@ -246,13 +199,9 @@ def test_scaled_rotary_positions_stay_those_of_the_network(rope) -> None:
         write_layer(small, replace(layer, attention=replace(a, k=k, v=v, latent="kv")))
     whole = logits(network)
     assert torch.allclose(logits(small), whole, atol=1e-6)
-    cache = DynamicCache(config=config)
-    pieces = [
-        logits(small, part, past_key_values=cache, use_cache=True)
-        for part in TOKENS.split([20, 1, 19], 1)
-    ]
-    assert torch.allclose(pieces[-1], whole[:, 21:], atol=1e-6)
-    assert dynamic or torch.allclose(torch.cat(pieces, 1), whole, atol=1e-6)
+    result = in_pieces(small, TOKENS, [20, 1, 19])
+    assert torch.allclose(result[:, 21:], whole[:, 21:], atol=1e-6)
+    assert dynamic or torch.allclose(result, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["uniform", "waterfill"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elsewhere import elsewhere
+from through_caches import check_left_padded, held, in_pieces
 from tiny_models import tiny
 from transformers import DynamicCache, StaticCache
 
@@ -174,43 +175,16 @@ def test_the_cache_holds_no_more_and_any_way_through_it_gives_the_same(
     whole = logits(made.network)
     for parts in ([17, 1, 1, 21], [1] * 40, [40]):
         cache = DynamicCache(config=made.network.config)
-        pieces = [
-            logits(made.network, part, past_key_values=cache, use_cache=True)
-            for part in TOKENS.split(parts, 1)
-        ]
-        assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
-        held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-        assert held == small.size.kv_bytes * TOKENS.numel()
+        result = in_pieces(made.network, TOKENS, parts, cache)
+        assert torch.allclose(result, whole, atol=2e-5)
+        assert held(cache) == small.size.kv_bytes * TOKENS.numel()
     cache = StaticCache(config=made.network.config, max_cache_len=48)
-    pieces = [
-        logits(made.network, part, past_key_values=cache, use_cache=True)
-        for part in TOKENS.split([30, 1, 9], 1)
-    ]
-    assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
+    result = in_pieces(made.network, TOKENS, [30, 1, 9], cache)
+    assert torch.allclose(result, whole, atol=2e-5)
 
 
 def test_rows_padded_on_the_left_give_the_logits_of_each_alone(tiny_llama, story_file) -> None:
-    network = with_channel(compressed(tiny_llama, story_file)).network
-    tokens = torch.cat((torch.cat((torch.full((1, 6), 2), TOKENS[:1, :20]), 1), TOKENS[1:2, :26]))
-    mask = torch.ones_like(tokens)
-    mask[0, :6] = 0
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    alone = logits(network, TOKENS[:1, :20])
-    assert torch.allclose(
-        logits(network, tokens, attention_mask=mask, position_ids=positions)[:1, 6:],
-        alone,
-        atol=2e-5,
-    )
-    cache, pieces = DynamicCache(config=network.config), []
-    for start, stop in ((0, 15), (15, 16), (16, 26)):
-        given = {
-            "attention_mask": mask[:, :stop],
-            "position_ids": positions[:, start:stop],
-            "past_key_values": cache,
-            "use_cache": True,
-        }
-        pieces.append(logits(network, tokens[:, start:stop], **given))
-    assert torch.allclose(torch.cat(pieces, 1)[:1, 6:], alone, atol=2e-5)
+    check_left_padded(with_channel(compressed(tiny_llama, story_file)).network, TOKENS)
 
 
 def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tmp_path) -> None:

@@ -1,0 +1,44 @@
+"""Logits of tokens that come piece by piece, through a cache, and of rows padded on the left."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+
+@torch.inference_mode()
+def in_pieces(network: Any, tokens: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
+    """Of tokens [b, t] in pieces of these sizes. cache: an empty one, or one of its own."""
+    cache = DynamicCache(config=network.config) if cache is None else cache
+    pieces = [
+        network(part, past_key_values=cache, use_cache=True).logits
+        for part in tokens.split(sizes, 1)
+    ]
+    return torch.cat(pieces, 1)
+
+
+def held(cache: Any) -> int:
+    """The bytes of the keys and values in a cache, or of what stands for them."""
+    return sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+
+
+@torch.inference_mode()
+def check_left_padded(network: Any, tokens: Tensor) -> None:
+    """20 tokens after 6 of padding, beside a row of 26, give the logits that they give alone: with
+    and without a cache. tokens: [2, 26] at least.
+    """
+    padded = torch.cat((torch.full((1, 6), 2), tokens[:1, :20]), 1)
+    both = torch.cat((padded, tokens[1:2, :26]))
+    mask = torch.ones_like(both)
+    mask[0, :6] = 0
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    alone = network(tokens[:1, :20]).logits
+    whole = network(both, attention_mask=mask, position_ids=positions).logits
+    assert torch.allclose(whole[:1, 6:], alone, atol=2e-5)
+    cache, pieces = DynamicCache(config=network.config), []
+    for start, stop in ((0, 15), (15, 16), (16, 26)):
+        given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        part = both[:, start:stop]
+        pieces.append(network(part, past_key_values=cache, use_cache=True, **given).logits)
+    assert torch.allclose(torch.cat(pieces, 1)[:1, 6:], alone, atol=2e-5)
