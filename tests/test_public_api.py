@@ -10,6 +10,7 @@ import fresh
 import pytest
 
 import lrcore
+from lrcore.cli import main
 
 SLOW = {"torch", "transformers", "pandas", "numpy", "datasets", "gradio", "huggingface_hub"}
 # What a process has imported after some code, as one line.
@@ -25,6 +26,20 @@ def loaded(code: str) -> set[str]:
 @pytest.mark.parametrize("arguments", [["--help"], ["compress", "--help"], ["compress", "--no"]])
 def test_help_and_wrong_options_wait_for_no_import(arguments):
     assert not loaded(f"from lrcore.cli import main; main({arguments})") & SLOW
+
+
+@pytest.mark.parametrize("wrong", [["--ratio", "2"], ["--method", "a4"], ["--policy", "even"]])
+def test_a_wrong_value_waits_for_no_import(wrong):
+    """Once a listing of the methods is kept, as `methods` and other recipes leave it."""
+    assert main(["methods"]) == 0
+    arguments = ["compress", "demo-llama", "--out", "never", *wrong]
+    code = f"from lrcore.cli import main; assert main({arguments}) == 2"
+    assert not loaded(code) & SLOW
+
+
+def test_the_list_of_runs_waits_for_no_model(tmp_path):
+    code = f"from lrcore.cli import main; assert main(['runs', '--folder', {str(tmp_path)!r}]) == 0"
+    assert not loaded(code) & (SLOW - {"torch", "numpy"})
 
 
 def test_the_list_of_methods_waits_for_no_model():

@@ -14,7 +14,7 @@ from ..settings import check_least, setting
 from .arguments import AsJson, OnCluster, ToTrackio, load_dense, on_cluster
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
-from .listing import kept
+from .listing import described, summaries
 from .reports import compressed_report, growth, in_few_lines, option_rows, ratio_counts
 
 app = typer.Typer()
@@ -52,34 +52,13 @@ Bounds = Annotated[
 ]
 
 
-def _described() -> dict[str, Any]:
-    import lrcore
-
-    return {"methods": lrcore.methods(), "policies": lrcore.policies()}
-
-
-def _summaries() -> list[Any]:
-    """Methods and policies, without what `lrcore.policies` adds, which takes transformers."""
-    import lrcore
-
-    return [lrcore.methods(), [policy.describe() for policy in lrcore.POLICIES.values()]]
-
-
-def _listed(known: Any) -> Any:
-    """The same. Raises TypeError or LookupError for neither `_described` nor `_summaries`."""
-    first, second = known.values() if isinstance(known, dict) else known
-    for row in [*first, *second]:
-        row["name"], row["options"]
-    return known
-
-
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List compression methods and allocation policies, with their options."""
     if as_json:
-        print_json(kept("described", _described, _listed))
+        print_json(described())
         return
-    listed, policies = kept("methods", _summaries, _listed)
+    listed, policies = summaries()
     print_table(
         [
             {"method": row["name"], "components": row["components"], "paper": row["paper"]}

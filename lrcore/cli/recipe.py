@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import InputError, quoted
 from ..recipe import MAPPINGS, Recipe
+from .listing import check_names
 
 
 def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool = True) -> Recipe:
@@ -15,9 +16,6 @@ def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool
     values: those of the flags by field, None for what was not given; a mapping as its NAME=VALUE
     texts. model: the recipe must name one. Raises InputError for what is wrong.
     """
-    from ..methods import find_method
-    from ..policies import find_policy
-
     base = Recipe.read(file) if file is not None else Recipe()
     given = {name: value for name, value in values.items() if value is not None}
     if model and file is None and "model" not in given:
@@ -28,6 +26,10 @@ def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool
     for name in MAPPINGS.keys() & given.keys():
         given[name] = {**getattr(base, name), **dict(map(READERS[name], given[name]))}
     recipe = base.with_(**given)
+    check_names(recipe.method, recipe.policy)  # before torch is imported, which takes seconds
+    from ..methods import find_method
+    from ..policies import find_policy
+
     find_method(recipe.method).choose(recipe.options)
     find_policy(recipe.policy).choose(recipe.policy_options)
     return recipe

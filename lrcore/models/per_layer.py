@@ -1,19 +1,20 @@
 """Configs whose layers differ in size: `per_layer_config` of transformers."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PretrainedConfig
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 UNEVEN = "per_layer_config"
 DENSE_SIZES = "sizes"  # in `lowrank` of an export: what the dense model's layers have
 
 
-def is_uneven(config: PretrainedConfig) -> bool:
+def is_uneven(config: "PretrainedConfig") -> bool:
     """Whether some layers have sizes of their own."""
     return bool(getattr(config, "is_heterogeneous", False))
 
 
-def values_of(config: PretrainedConfig, name: str) -> list[Any]:
+def values_of(config: "PretrainedConfig", name: str) -> list[Any]:
     """The values of a field in all layers, or the one that they share; empty where it is unknown.
 
     transformers refuses to read a field that differs by layer from the whole config.
@@ -22,7 +23,7 @@ def values_of(config: PretrainedConfig, name: str) -> list[Any]:
     return [getattr(one, name) for one in configs if getattr(one, name, None) is not None]
 
 
-def sizes_by_layer(config: PretrainedConfig) -> dict[int, dict[str, Any]] | None:
+def sizes_by_layer(config: "PretrainedConfig") -> dict[int, dict[str, Any]] | None:
     """The fields that layers have for themselves, by layer; None of a config that does not say.
 
     A family whose layers differ says of layers that are alike that none has any: without, it would

@@ -19,15 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..account import SizeAndCost
 from ..as_json import json_text
-from ..checkpoints.checkpoint import save
 from ..errors import InputError, Shortage, quoted
 from ..files import beside, folder_draft_of, remove_leftovers, remove_unlocked
 from ..history import S, Step, last_step
-from ..models.load import LoadedModel
 from ..models.weights import MARK, read_json
 from ..places import expanded
 from ..provenance import BaseModel, Provenance
@@ -35,6 +33,9 @@ from ..recipe import Recipe
 from ..shortage import shortage
 from .database import Database, Row, is_date
 from .making import fields, method_and_policy
+
+if TYPE_CHECKING:
+    from ..models.load import LoadedModel
 
 PARTIAL = ".partial-"  # what earlier versions called a run that is being written
 UNREADABLE = (
@@ -300,8 +301,10 @@ class Runs:
 
     # --- changes ---
 
-    def write(self, name: str, recipe: Recipe, model: LoadedModel) -> Run:
+    def write(self, name: str, recipe: Recipe, model: "LoadedModel") -> Run:
         """Keep a model made by a recipe as a run: its folder is there whole or not at all."""
+        from ..checkpoints.checkpoint import save  # takes transformers, which no listing needs
+
         run_id = _new_id(method_and_policy(recipe, model.history)[0])
         with folder_draft_of(self.folder / run_id) as draft:
             save(model, draft / "checkpoint")

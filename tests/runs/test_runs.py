@@ -229,14 +229,16 @@ def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes
     for folder in left:
         folder.mkdir()
 
+    write = lrcore.save
+
     def save(model, folder):
         """Somebody opens the same folder in the middle, in this process too."""
         (folder.parent / "first").touch()
         Runs(kept.folder)
         assert (folder.parent / "first").is_file()
-        return lrcore.save(model, folder)
+        return write(model, folder)
 
-    monkeypatch.setattr("lrcore.runs.runs.save", save)
+    monkeypatch.setattr("lrcore.checkpoints.checkpoint.save", save)
     run = kept.write("a", recipe_of(small), small)
     assert not any(folder.exists() for folder in left)
     assert sorted(path.name for path in run.folder.iterdir()) == [
