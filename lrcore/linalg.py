@@ -175,6 +175,15 @@ def triangle(tall: Tensor) -> Tensor:
     return own
 
 
+def pseudo_inverse(m: Tensor, least: float | None = None) -> Tensor:
+    """The pseudo-inverse of m [..., m, n], float64, [..., n, m]. least: singular values below this
+    share of the largest count as zero; None: those that are rounding.
+    """
+    with threads_for(m):
+        inverse: Tensor = torch.linalg.pinv(m.double(), rtol=least)
+    return inverse
+
+
 def balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Balance the norms of `up[:, j]` and `down[j]`, so that half precision holds both.
 

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from ..experts import expert_moments, shares
 from ..layer import Layer, output_heads
-from ..linalg import EPS, eigh_descending, leverage_complement
+from ..linalg import (
+    EPS,
+    eigenvalues_descending,
+    eigh_descending,
+    leverage_complement,
+    singular_values,
+)
 from ..statistics import Moments
 from ..threads import threads_for
 from .attention_factors import ColumnOrder, ValueMaps
@@ -57,7 +63,7 @@ def nystrom_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: in
     sigma, _ = eigh_descending(gram)
     if float(sigma[-1]) <= EPS * float(sigma[0]):
         return error, None, "singular C"
-    scale = float(torch.linalg.matrix_norm(weight, 2)) ** 2 / float(sigma[-1])
+    scale = float(singular_values(weight)[0]) ** 2 / float(sigma[-1])
     eps = float((1 - leverage_complement(gram, float(sigma[rank:].sum()) / rank))[dropped].sum())
     if eps < 1:
         spread = (eps * len(sigma) / (rank * (1 - eps))) ** 2
@@ -118,7 +124,7 @@ def vo_bound(layer: Layer, moments: Moments, factor: ValueMaps, rank: int) -> Bo
         with threads_for(root):
             tail = torch.linalg.svdvals(out @ root)[:, rank:] ** 2
         return error, float(tail.sum()), "Proposition 3"
-    norms = torch.linalg.matrix_norm(out, 2) ** 2
+    norms = eigenvalues_descending(out.mT @ out)[:, 0]  # |W_o,i|^2
     tail = eigh_descending(gram)[0][:, rank:].sum(-1)
     return error, float((norms * tail).sum()), "Eckart-Young on the values"
 

@@ -17,6 +17,7 @@ from ..linalg import cholesky, inverse_of, leading_refit, reordered_cholesky, ro
 from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
+from ..threads import threads_for
 from .costs import heads_cost, mlp_cost
 from .factors import Factor, LayerFactors, NeuronOrder, NystromOrder, mlp_of
 from .grams import diagonal_blocks
@@ -131,15 +132,22 @@ def group_elimination(weight: Tensor, gram: Tensor, a: Attention) -> Tensor:
         costs = []
         for group in left:
             own = places[group]
-            solved = torch.linalg.solve(inverse[own][:, own], weight[:, own].mT)
+            solved = _solved(inverse[own][:, own], weight[:, own].mT)
             costs.append((weight[:, own].mT * solved).sum())
         least = left.pop(int(torch.stack(costs).argmin()))
         own = places[least]
-        rows = torch.linalg.solve(inverse[own][:, own], inverse[own])  # [size, n]
+        rows = _solved(inverse[own][:, own], inverse[own])  # [size, n]
         weight -= weight[:, own] @ rows
         inverse -= inverse[:, own] @ rows
         removed.append(least)
     return torch.tensor(removed[::-1], device=gram.device)
+
+
+def _solved(m: Tensor, target: Tensor) -> Tensor:
+    """X with `m X = target`: m [n, n], target [n, k] -> [n, k]."""
+    with threads_for(m):
+        solution: Tensor = torch.linalg.solve(m, target)
+    return solution
 
 
 METHOD = Method(

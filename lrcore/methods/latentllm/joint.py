@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...forms import cast
 from ...layer import Attention, Layer, LowRank, Projection
+from ...linalg import pseudo_inverse
 from ...spectra import Cost
 from ..costs import stored
 from ..factors import moved_bias
@@ -72,7 +73,7 @@ class JointHeads:
         if k_bias is not None:
             # where J is singular, or close to it, the part of the bias outside its range is lost:
             # it shifts all scores of a query alike, and softmax is invariant to that
-            inverse = torch.linalg.pinv(maps, rtol=LEAST_MAP)
+            inverse = pseudo_inverse(maps, LEAST_MAP)
             k_bias = (inverse @ k_bias.unsqueeze(-1)).flatten()
             k = replace(k, bias=k_bias.to(dtype))
         maps = maps.mT.repeat_interleave(a.group, 0)  # q . J k' = (J^T q) . k'

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...layer import Attention, Layer
-from ...linalg import eigh_descending
+from ...linalg import eigh_descending, pseudo_inverse
 from ...statistics import Moments
 from ..factors import moved_bias
 from .attention_solver import AttentionProblem, Solution, alternate
@@ -69,7 +69,7 @@ def attention_aware_vo(
         **vars(start),
         problem=attention_problem(a, moments, mean is not None),
         means=None if mean is None else means,
-        inverse=torch.linalg.pinv(a.v.weight.double()),
+        inverse=pseudo_inverse(a.v.weight),
     )
 
 

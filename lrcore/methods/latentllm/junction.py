@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...forms import BlockDiagonal, IdentityColumns, IdentityRows, Matrix
 from ...linalg import EPS, cholesky, column_squares, damped, invert_lower_
+from ...threads import threads_for
 
 PRECONDITIONERS = (
     "root_covariance",
@@ -85,7 +86,8 @@ class Pivots:
 
 def pivots(m: Tensor) -> Pivots:
     """The order of the rows of m [h, n, k], k <= n, for every number of columns."""
-    packed, swaps, _ = torch.linalg.lu_factor_ex(m)
+    with threads_for(m):
+        packed, swaps, _ = torch.linalg.lu_factor_ex(m)
     orders = [list(range(m.shape[1])) for _ in m]
     for order, exchanged in zip(orders, swaps.tolist(), strict=True):
         for i, j in enumerate(exchanged):  # row i with row j, which counts from one

@@ -1,0 +1,59 @@
+"""Small decompositions take one thread of LAPACK: several wait for each other."""
+
+import pytest
+import torch
+from test_contract import EVERY, ROWS
+from test_parallel import thread_count
+from test_truncate_decomposes_nothing import Decompositions
+from toy_layer import KINDS, toy
+
+from lrcore.methods import bounds, modegpt
+from lrcore.threads import mkl
+
+pytestmark = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
+# A factor of Cholesky is made of products of blocks, which threads share as other products.
+PRODUCTS = {"linalg_cholesky_ex", "cholesky_ex"}
+
+
+class Threads(Decompositions):
+    """Every decomposition that may take several threads, by operation."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        before = len(self.seen)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if thread_count() == 1:
+            del self.seen[before:]
+        return result
+
+    @property
+    def several(self) -> set[str]:
+        return {operation for operation, _ in self.seen} - PRODUCTS
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [case for case in EVERY if case.values[1] in (KINDS[0], KINDS[-1])]
+)
+def test_what_a_method_decomposes(method: tuple[str, dict], kind: tuple) -> None:
+    case, row = toy(*kind), ROWS[method[0]]
+    with Threads() as counted:
+        for factor in row.factor(case.layer, case.moments, row.choose(method[1])).values():
+            factor.truncate(case.layer, factor.cost.ranks()[1])
+    assert not counted.several
+
+
+def test_what_bounds_decompose() -> None:
+    for kind in KINDS:
+        case = toy(*kind)
+        factors = modegpt.factor(case.layer, case.moments)
+        with Threads() as counted:
+            for name, factor in factors.items():
+                rank = factor.cost.ranks()[0]
+                bounds.BOUNDS[name](case.layer, case.moments, factor, rank)
+        assert not counted.several, kind
+
+
+def test_what_is_not_limited_is_seen() -> None:
+    with Threads() as counted:
+        torch.linalg.svdvals(torch.eye(3))
+        torch.linalg.cholesky(torch.eye(3))
+    assert counted.several == {"linalg_svd"}
