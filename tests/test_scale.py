@@ -1,0 +1,85 @@
+"""The sizes and times in docs/scale.md that follow from shapes, and from how moments are stored."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lrcore.calibration.packing import length
+from lrcore.statistics import SAMPLE
+
+TEXT = (Path(__file__).parents[1] / "docs/scale.md").read_text(encoding="utf-8")
+HEAD, KEY_HEADS = 128, 8
+TOKENS = 128 * 2048
+SECOND = 1e9  # bytes of the shared folder that a worker reads or writes
+MINUTE = 60 * SECOND
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama 3 in 16 bits."""
+
+    layers: int
+    width: int
+    neurons: int
+
+    @property
+    def layer(self) -> int:
+        """Bytes of a layer's weights."""
+        d = self.width
+        return 2 * (2 * d * d + 2 * d * KEY_HEADS * HEAD + 3 * d * self.neurons)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Of the four second moments."""
+        return self.width, self.width, self.width, self.neurons
+
+    @property
+    def stored(self) -> int:
+        """Bytes of a layer's moments on the disk, with the rows of activations."""
+        return 4 * sum(map(length, self.sides)) + 2 * SAMPLE * self.width
+
+
+SHAPES = [Shape(32, 4096, 14336), Shape(80, 8192, 28672), Shape(126, 16384, 53248)]
+
+
+def row(name: str) -> list[str]:
+    """The cells of the one row of numbers that has this name."""
+    (line,) = (line for line in TEXT.splitlines() if re.match(rf"\| {name} \| [0-9]", line))
+    return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+
+def assert_rounded(cells: list[str], values: list[float]) -> None:
+    """Every cell is its value at the cell's digits."""
+    for cell, value in zip(cells, values, strict=True):
+        digits = len(cell.partition(".")[2])
+        assert float(cell) == pytest.approx(value, abs=0.5001 * 10**-digits), cells
+
+
+def test_sizes_follow_from_shapes() -> None:
+    sizes = {
+        "weights of the decoder layers, GB": [s.layers * s.layer / 1e9 for s in SHAPES],
+        "of it one layer, GB": [s.layer / 1e9 for s in SHAPES],
+        "moments of a layer in memory, GB": [
+            (8 * sum(n * n for n in s.sides) + 2 * SAMPLE * s.width) / 1e9 for s in SHAPES
+        ],
+        "moments of a layer on the disk, GB": [s.stored / 1e9 for s in SHAPES],
+        "moments of all layers on the disk, TB": [s.layers * s.stored / 1e12 for s in SHAPES],
+        "hidden states of all windows, GB": [2 * TOKENS * s.width / 1e9 for s in SHAPES],
+    }
+    for name, values in sizes.items():
+        assert_rounded(row(name), values)
+
+
+def test_what_the_shared_folder_takes_follows_from_sizes() -> None:
+    """Every worker reads the weights and writes a share in float64; joining reads all shares."""
+    large, joined = SHAPES[1:], []
+    weights = [s.layers * s.layer for s in large for _ in (8, 64)]
+    moments = [s.layers * s.stored for s in large for _ in (8, 64)]
+    both = zip(weights, moments, strict=True)
+    read = row("calibration: weights and moments of a share")
+    assert_rounded(read, [(own + 2 * share) / MINUTE for own, share in both])
+    for workers, share in zip((8, 64, 8, 64), moments, strict=True):
+        joined.append((2 * share + share / workers) / MINUTE)
+    assert_rounded(row("joining"), joined)
