@@ -148,7 +148,7 @@ def make_budget(
         most, remedy = (dense - least) / base, "Lower the ratio."
         if kind != "kv" and all(s.cost.latent for s in spectra.values()):
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
-        elif experts:
+        elif experts and kind != "kv":  # experts cache nothing
             remedy = (
                 "It leaves the experts as they are: lower the ratio, or choose a method that "
                 f"compresses them: {', '.join(experts)}."

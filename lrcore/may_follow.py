@@ -17,7 +17,6 @@ from .history import (
     Sliced,
     Sparsified,
     Step,
-    last_step,
 )
 from .methods import METHODS, find_method
 from .methods.method import KEYS_AND_VALUES
@@ -75,13 +74,13 @@ class Unfit:
 class Rule:
     """When a step may be taken.
 
-    needs: a step that must have been taken before, and the sentence where it was not. refused:
+    needs: steps of which one must have been taken before, and the sentence where none was. refused:
     steps after which it may not be taken, each with the sentence that says why. unfit: what the
     layers may not hold, by the names of `lrcore.models.structure.forms_of`. In a sentence `{name}`
     is the model's, and `{gradients}` what of the recipe reads gradients.
     """
 
-    needs: tuple[type[Any], str] | None = None
+    needs: tuple[tuple[type[Any], ...], str] | None = None
     refused: Mapping[type[Any], str] = field(default_factory=dict)
     unfit: Mapping[str, Unfit] = field(default_factory=dict)
 
@@ -107,6 +106,9 @@ _BASES_APART = (
     "that it was made of."
 )
 _ON_MLPS = [row.name for row in METHODS.values() if "down" in row.covers]
+_OF_EXPERTS = [
+    row.name for row in METHODS.values() if row.experts and not row.gradients(row.choose({}))
+]
 UNFIT: dict[str, Unfit] = {
     "quantised": Unfit(_FULL_PRECISION),
     "channel": Unfit(
@@ -144,7 +146,8 @@ UNFIT: dict[str, Unfit] = {
         _reads_gradients,
     ),
     "experts": Unfit(
-        "'{name}' has experts, of which no gradients are collected. Change {gradients}.",
+        "'{name}' has experts, of which no gradients are collected. Change {gradients}: with their "
+        f"own options and policy uniform these methods read none: {', '.join(_OF_EXPERTS)}.",
         _reads_gradients_of_experts,
     ),
 }
@@ -156,14 +159,10 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
     ),
     Healed: Rule(
         (
-            Compressed,
-            "'{name}' is no compressed model: no recipe came with it. Give the folder that "
-            "`compress --out` wrote.",
+            (Compressed, ExpertsPruned, Quantised, SharedBases, Shortened, Sliced, Sparsified),
+            "'{name}' is no compressed model: no report of what was done to it came with it. Give "
+            "the folder that `compress --out`, or another command that changes a model, wrote.",
         ),
-        {
-            Quantised: "There is nothing to train: '{name}' is quantised, and quantised weights "
-            "are not trained; heal first, then quantise."
-        },
     ),
     Quantised: Rule(
         None,
@@ -247,8 +246,8 @@ def refusal(
     what the layers hold now, see `lrcore.forms_of`, which tells what happened where no history
     does; recipe: of a compression.
     """
-    rule, since = MAY_FOLLOW[step], _since_compressed(history)
-    if rule.needs is not None and last_step(since, rule.needs[0]) is None:
+    rule, since = MAY_FOLLOW[step], since_compressed(history)
+    if rule.needs is not None and not any(isinstance(one, rule.needs[0]) for one in since):
         return rule.needs[1].format(name=name)
     taken = {type(one) for one in since}
     if not history:
@@ -276,6 +275,7 @@ def check_may_follow(
         raise InputError(reason)
 
 
-def _since_compressed(history: Sequence[Step]) -> Sequence[Step]:
+def since_compressed(history: Sequence[Step]) -> Sequence[Step]:
+    """The steps from the last compression on, which writes every matrix anew; all without one."""
     places = [place for place, step in enumerate(history) if isinstance(step, Compressed)]
     return history[places[-1] :] if places else history

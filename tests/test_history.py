@@ -114,7 +114,6 @@ def test_queries_of_a_history():
 C, H, Q, SH, SL, SP, SB, EP = EXAMPLES
 REFUSED = {
     (Q, C): "then quantise",
-    (Q, H): "heal first, then quantise",
     (Q, Q): "quantised already",
     (C, SH): "Shorten the dense model",
     (Q, SH): "Shorten the dense model",
@@ -122,9 +121,6 @@ REFUSED = {
     (C, SL): "Slice the dense model",
     (Q, SL): "Slice the dense model",
     (SL, SL): "Slice the dense model",
-    (SH, H): "no compressed model",
-    (SL, H): "no compressed model",
-    (SP, H): "no compressed model",
     (SP, C): "sparse matrices",
     (SP, Q): "sparse matrices",
     (SP, SH): "sparse matrices",
@@ -132,8 +128,6 @@ REFUSED = {
     (SP, SP): "sparse matrices",
     (Q, SP): "is quantised",
     **dict.fromkeys([(SB, C), (SB, Q), (SB, SP)], "share bases"),
-    (SB, H): "no compressed model",
-    (EP, H): "no compressed model",
     (C, EP): "belong to the experts",
     (Q, EP): "Prune the experts of the model",
     (SP, EP): "sparse matrices",
@@ -151,8 +145,6 @@ def test_what_may_follow_what(before, after):
     one.
     """
     history = (EXAMPLES[before],) if before is not H else (COMPRESSED, HEALED)
-    if before is Q and after is H:
-        history = (COMPRESSED, QUANTISED)
     expected = REFUSED.get((before, after))
     if before is H:  # it is compressed as well
         expected = REFUSED.get((C, after))

@@ -230,12 +230,24 @@ def _number(value: float) -> str:
 
 
 def _making(history: Sequence[Step]) -> str:
-    """Recipe, ranks, calibration and healing of a compressed model."""
+    """Recipe, ranks and calibration of a compressed model, and healing."""
     compressed, healed = last_step(history, Compressed), last_step(history, Healed)
-    if compressed is None:
+    if compressed is None and healed is None:
         return ""
+    text = "## How it was made" + ("" if compressed is None else _by_ranks(compressed))
+    if healed is not None:
+        kept = {
+            name: value
+            for name, value in healed.fields_dict().items()
+            if not isinstance(value, dict | list) and value is not None
+        }
+        text += "\n\n### Healing\n\nTrained against the dense model.\n\n" + _pairs(kept)
+    return text
+
+
+def _by_ranks(compressed: Compressed) -> str:
     recipe = yaml.safe_dump(compressed.recipe.to_dict(), sort_keys=False, allow_unicode=True)
-    text = f"## How it was made\n\n```yaml\n{recipe}```"
+    text = f"\n\n```yaml\n{recipe}```"
     if compressed.ranks:
         lines = "\n".join(
             f"| {row.layer} | {row.component} | {row.rank} | {row.full} |"
@@ -244,13 +256,6 @@ def _making(history: Sequence[Step]) -> str:
         text += f"\n\n### Ranks\n\n| layer | component | rank | of |\n|---|---|---|---|\n{lines}"
     if compressed.calibration:
         text += "\n\n### Calibration\n\n" + _pairs(compressed.calibration)
-    if healed is not None:
-        kept = {
-            name: value
-            for name, value in healed.fields_dict().items()
-            if not isinstance(value, dict | list) and value is not None
-        }
-        text += "\n\n### Healing\n\nTrained against the dense model.\n\n" + _pairs(kept)
     return text
 
 

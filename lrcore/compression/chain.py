@@ -31,6 +31,7 @@ from .sparsify import sparsify
 from .sparsifying import Sparsifying
 
 MOST = 10_000  # models of a sweep
+IN_COLUMNS = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed", "overrides")
 TEXT = ("data", "samples", "seq_len", "sampling", "seed")  # of a recipe: what a text is read by
 
 
@@ -73,6 +74,25 @@ class ChainStep:
     @property
     def label(self) -> Label:
         return TRANSFORMS[self.kind].label(self)
+
+    @property
+    def options(self) -> str | None:
+        """What it is given beside its label, where that is no default: "group=16, seed=1"; None for
+        nothing.
+        """
+        read: Any = self.recipe if self.settings is None else self.settings
+        usual, words = TRANSFORMS[self.kind].unlabelled(), []
+        for name, default in usual.items():
+            value = getattr(read, name)
+            if value != default:
+                inner = value if isinstance(value, Mapping) else {name: value}
+                words += [f"{key}={one}" for key, one in inner.items()]
+        return ", ".join(words) or None
+
+    @property
+    def title(self) -> str:
+        """Its label, with its options: "svd uniform 20% (refit=on)"."""
+        return f"{self.label} ({self.options})" if self.options else str(self.label)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -118,13 +138,22 @@ class Transform:
 
     reads: the fields of a recipe that it reads besides model, device and dtype, where its settings
     do not say that it reads no text. settings: the dataclass of its own settings, None where it has
-    none.
+    none. labelled: the settings that the label has, or that the model does not depend on.
     """
 
     apply: Callable[[LoadedModel, ChainStep, Around], LoadedModel]
     label: Callable[[ChainStep], Label]
     reads: tuple[str, ...] = ()
     settings: type[Any] | None = None
+    labelled: tuple[str, ...] = ()
+
+    def unlabelled(self) -> dict[str, Any]:
+        """The defaults of what neither a label nor a column of a table says."""
+        if self.settings is not None:
+            own = fields(self.settings)
+            return {one.name: one.default for one in own if one.name not in self.labelled}
+        default, names = Recipe(), Recipe.fields_of("windows", "passes", "methods", "plan")
+        return {name: getattr(default, name) for name in names if name not in IN_COLUMNS}
 
     def step(self, kind: str, given: Mapping[str, Any], base: Recipe) -> ChainStep:
         """A step from plain values; what they do not name is the base recipe's, or a default.
@@ -276,40 +305,47 @@ TRANSFORMS: dict[str, Transform] = {
         lambda step: Label(f"shorten {step.settings.layers}", step.settings.by),
         TEXT,
         Shortening,
+        ("layers", "by"),
     ),
     "prune-experts": Transform(
         _pruned,
         lambda step: Label(f"prune-experts {step.settings.experts}", step.settings.by),
         TEXT,
         ExpertPruning,
+        ("experts", "by"),
     ),
     "slice": Transform(
         _sliced,
         lambda step: Label("slice", step.settings.rotations, step.recipe.ratio),
         (*TEXT, "ratio"),
         Slicing,
+        ("rotations",),
     ),
     "share": Transform(
         _shared,
         lambda step: Label("share", str(step.settings.group), step.recipe.ratio),
         (*TEXT, "ratio"),
         Sharing,
+        ("group",),
     ),
     "quantise": Transform(
         _quantised,
         lambda step: Label(f"{step.settings.quantiser} {step.settings.bits} bit"),
         TEXT,
         Quantising,
+        ("quantiser", "bits"),
     ),
     "sparsify": Transform(
         _sparsified,
         lambda step: Label(step.settings.title, step.settings.criterion),
         TEXT,
         Sparsifying,
+        ("criterion", "pattern", "kept"),
     ),
     "heal": Transform(
         _healed,
         _healing_label,
         settings=Healing,
+        labelled=("train", "steps", "lora_rank", "test", "test_samples"),
     ),
 }

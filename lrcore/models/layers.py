@@ -343,13 +343,14 @@ def _has_layout_of_its_own(
 
 
 def changed_projections(
-    network: PreTrainedModel, other: nn.Module, index: int
+    network: PreTrainedModel, before: Layer, index: int
 ) -> dict[str, nn.Module]:
-    """The projections of decoder layer `index` whose numbers differ from those of `other`, by name.
+    """The projections of decoder layer `index` whose numbers differ from those of `before`, by
+    name.
 
-    other: a network of the same family and sizes.
+    before: the layer as it was in a network of the same family.
     """
-    mine, theirs = (read_layer(each, index).matrices() for each in (network, other))
+    mine, theirs = read_layer(network, index).matrices(), before.matrices()
     layer = decoder_layers(network)[index]
     paths = projection_paths(architecture_of(network), layer)
     changed = {

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..compression.chain import Chain, ChainStep, Label
-from ..recipe import Recipe
+from ..compression.chain import Chain, Label
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,6 @@ def named(kind: str) -> tuple[str, ...]:
     return tuple(name for name, column in COLUMNS.items() if column.kind == kind)
 
 
-COLUMN_OF = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed", "overrides")
-
-
 def _made_by(steps: Chain) -> dict[str, Any]:
     """The columns that say how a model was made."""
     first, *others = steps
@@ -161,19 +157,6 @@ def _made_by(steps: Chain) -> dict[str, Any]:
         "ratio": first.label.ratio,
         "samples": reader and getattr(reader.settings, "samples", reader.recipe.samples),
         "seed": reader and getattr(reader.settings, "seed", reader.recipe.seed),
-        "options": _options(first),
-        "then": " > ".join(str(step.label) for step in others) or None,
+        "options": first.options,
+        "then": " > ".join(step.title for step in others) or None,
     }
-
-
-def _options(step: ChainStep) -> str | None:
-    """What a compression's recipe says beside the columns of its own, where that is no default."""
-    if step.kind != "compress":
-        return None
-    default, words = Recipe(), []
-    for name in Recipe.fields_of("windows", "passes", "methods", "plan"):
-        value = getattr(step.recipe, name)
-        if name not in COLUMN_OF and value != getattr(default, name):
-            inner = value if isinstance(value, Mapping) else {name: value}
-            words += [f"{key}={one}" for key, one in inner.items()]
-    return ", ".join(words) or None

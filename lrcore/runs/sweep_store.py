@@ -52,7 +52,7 @@ class Cell:
         if not self.steps:
             return "dense model"
         texts = dict.fromkeys(text for step in self.steps if (text := step.reads_text))
-        labels = " > ".join(str(step.label) for step in self.steps)
+        labels = " > ".join(step.title for step in self.steps)
         return f"{labels}, on {', '.join(texts)}" if texts else labels
 
 

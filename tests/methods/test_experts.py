@@ -180,13 +180,16 @@ def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_fi
         ({"method": "svd_llm", "policy": "fisher"}, "policy fisher"),
         ({"method": "svd_llm", "policy": "zs_svd"}, "policy zs_svd"),
     ):
-        said = rf"has experts, of which no gradients are collected\. Change {why}\."
+        said = rf"has experts, of which no gradients are collected\. Change {why}: .* none: svd,"
         with pytest.raises(InputError, match=said):
             lrcore.compress(model, recipe_of(folder, story_file, ratio=0.2, **fields))
     with pytest.raises(
         InputError, match=r"leaves the experts as they are: .* svd, svd_llm, bolaco"
     ):
         lrcore.compress(model, recipe_of(folder, story_file, ratio=0.5, method="clover"))
+    cached = recipe_of(folder, story_file, ratio=0.9, method="clover", budget="kv")
+    with pytest.raises(InputError, match=r"at most [0-9.]+\. Lower the ratio\.$"):
+        lrcore.compress(model, cached)  # experts cache nothing
 
 
 def test_values_and_output_are_not_solved_together_beside_a_sink(

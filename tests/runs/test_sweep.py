@@ -369,6 +369,7 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
 
 
 QUANTISE = {"quantise": {"bits": [8, 4], "group": 16}}
+HEALED = "heal 1 steps (samples=2, seq_len=16, batch=1)"
 HEAL = {"heal": {"steps": 1, "batch": 1, "samples": 2, "seq_len": 16, "test_samples": 0}}
 
 
@@ -388,15 +389,15 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
     assert [(row.method, row.ratio, row.then) for row in rows] == [
         ("dense", 0.0, None),
         ("svd", 0.2, None),
-        ("svd", 0.2, "hqq 8 bit"),
-        ("svd", 0.2, "hqq 4 bit"),
-        ("svd", 0.2, "heal 1 steps > hqq 8 bit"),
+        ("svd", 0.2, "hqq 8 bit (group=16)"),
+        ("svd", 0.2, "hqq 4 bit (group=16)"),
+        ("svd", 0.2, f"{HEALED} > hqq 8 bit (group=16)"),
         ("svd", 0.4, None),
-        ("svd", 0.4, "hqq 8 bit"),
-        ("svd", 0.4, "hqq 4 bit"),
-        ("svd", 0.4, "heal 1 steps > hqq 8 bit"),
-        ("shorten 1", None, "svd uniform 20% > heal 1 steps"),
-        ("shorten 1", None, "svd uniform 40% > heal 1 steps"),
+        ("svd", 0.4, "hqq 8 bit (group=16)"),
+        ("svd", 0.4, "hqq 4 bit (group=16)"),
+        ("svd", 0.4, f"{HEALED} > hqq 8 bit (group=16)"),
+        ("shorten 1", None, f"svd uniform 20% > {HEALED}"),
+        ("shorten 1", None, f"svd uniform 40% > {HEALED}"),
         ("slice", 0.3, None),
     ]
     assert counted == {
@@ -411,8 +412,26 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
     assert lrcore.run_sweep(model, chains, tmp_path) == rows
     assert counted["evaluate"] == 12
     series = {point.series for point in points(rows, "parameters")}
-    assert {"svd", "svd > hqq 8 bit", "svd > hqq 4 bit"} <= series
-    assert rows[4].title == f"svd uniform 20% > heal 1 steps > hqq 8 bit, {chains.base.data}"
+    assert {"svd", "svd > hqq 8 bit (group=16)", "svd > hqq 4 bit (group=16)"} <= series
+    assert rows[4].title == f"svd uniform 20% > {rows[4].then}, {chains.base.data}"
+
+
+def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_path):
+    """In every table, and where one line has the figures on several texts."""
+    by_part = [{"mlp": 0.2, "qk": 0, "ov": 0}, {"mlp": 0.3, "qk": 0, "ov": 0.1}]
+    base = requested.base.with_(ratio=0.1)
+    later = {"compress": {"method": "modegpt", "component_ratios": by_part}}
+    rows = [[{"slice": {"multiple": 2}}, later], [{"quantise": {"group": [16, 32]}}]]
+    heal = HEAL["heal"] | {"lr": [1e-3, 1e-4]}
+    rows += [[{"compress": {"method": "svd"}}, {"heal": heal}]]
+    sweep = lrcore.Sweep(base, rows=rows, evaluations=requested.evaluations)
+    made = lrcore.run_sweep(lrcore.load(base.model), sweep, tmp_path)
+    assert not any(row.error for row in made)
+    assert len({row.title for row in made}) == len(made) == 7
+    assert len(cross_table(made)) == 7
+    assert made[1].options == "multiple=2"
+    assert made[1].then == "modegpt uniform 10% (mlp=0.2, qk=0, ov=0)"
+    assert "lr=0.0001" in made[6].then
 
 
 def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path):
@@ -505,8 +524,8 @@ def test_the_command_takes_a_table_by_its_name_and_rows_of_a_file(requested, tmp
     made = json.loads(capsys.readouterr().out)["rows"]
     assert [(row.get("seed"), row.get("then")) for row in made] == [
         (None, None),
-        (1, "hqq 8 bit"),
-        (2, "hqq 8 bit"),
+        (1, "hqq 8 bit (group=16)"),
+        (2, "hqq 8 bit (group=16)"),
     ]
     assert main([*command, "--rows", str(file)]) == 2
     assert "rows" in capsys.readouterr().err

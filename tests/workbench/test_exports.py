@@ -162,8 +162,6 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     count = len(store.jobs.all())
     with pytest.raises(lrcore.InputError, match="is quantised already"):
         derive.quantise(store, made.id, 8)
-    with pytest.raises(lrcore.InputError, match="heal first, then quantise"):
-        derive.heal(store, made.id, 9, 1e-3, 1.0, 0)
     assert len(store.jobs.all()) == count
 
 

@@ -1,12 +1,13 @@
-"""Healing: a compressed model trained for a short while against the dense model that it was made of
-(CARE, section 3.5).
+"""Healing: a model made smaller, trained for a short while against the dense model that it was made
+of (CARE, section 3.5).
 
     L = L_CE + beta tau^2 L_KD, L_KD = mean over tokens of KL(softmax(z_dense / tau) | softmax(z /
     tau)) (eq. 6-8)
 
 What is trained: of `care` the latents W^a and W^b of keys and values, of every other method all
-matrices that compression has changed, with their biases; the rest is frozen. With "lora" low-rank
-adapters are trained in their place and merged, see `lora`. Quantised factors are trained through
+matrices that compression has changed, with their biases, and of a model that only lacks layers all
+parameters; the rest is frozen. With "lora" low-rank
+adapters are trained in their place and merged, see `lora`. Quantised matrices are trained through
 their rounding, see `straight_through`. Where positions are
 rotary, `rotary_channel` adds a decoupled channel of that width to every layer whose keys are
 latents (W_Q^R small and random, W_K^R zero, so that the model starts as it was) and trains it as
@@ -15,7 +16,7 @@ keys were trained with.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,17 +33,19 @@ from ...data import Windows, apart_from, load_texts, make_windows, overlapping
 from ...errors import InputError, Shortage, quoted
 from ...evaluation.evaluate import batches, evaluate
 from ...evaluation.settings import EvaluationSettings
-from ...history import Healed
-from ...may_follow import check_may_follow
+from ...history import Healed, Quantised, Shortened, Step, last_step
+from ...may_follow import check_may_follow, since_compressed
+from ...models.architectures import decoder_layers
 from ...models.counting import count_flops
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...progress import Progress, silent
+from ...recipe import Recipe
 from .distillation import Descent, Terms, terms
 from .lora import add_adapters, merge_adapters
 from .settings import LORA, Healing
 from .straight_through import let_through, round_again
-from .trainable import add_channel, set_free, trainable
+from .trainable import Dense, add_channel, layers_left, set_free, trainable
 
 
 def heal(
@@ -57,28 +60,27 @@ def heal(
     """A compressed model with its factors trained; the one given is untouched.
 
     The arguments in `settings` are the fields of `Healing`.
-    teacher: the dense model, or where it is now; None for the one its recipe names. state: a file
-    that is written every 50 steps and from which the same healing goes on; the caller deletes it.
+    teacher: the dense model, or where it is now; None for the one its recipe names. Without data it
+    is trained on the text that it was calibrated on. state: a file that is written every 50 steps
+    and from which the same healing goes on; the caller deletes it.
     On a CPU the same seed gives the same model, stopped in between or not.
     The history gains `Healed`: settings, protocol, what was trained, seconds, first and last loss,
     perplexity before and after, and L_CE and L_KD of every step. The account counts the new
     channel.
-    Raises InputError for a model that is not compressed, another teacher than its own, nothing to
-    train, and a loss that is not finite.
+    Raises InputError for a model that nothing was done to, another teacher than its own, nothing to
+    train, or to train on, and a loss that is not finite.
     """
     chosen = data if isinstance(data, Healing) else Healing(data, **settings)
     progress = progress or silent
-    teacher, recipe = find_teacher(model, teacher), model.recipe
-    assert recipe is not None  # a compressed model has one
-    text = chosen.data or recipe.data
-    chosen = replace(chosen, data=text, train=_choice(chosen.train, recipe.method))
+    teacher, text = find_teacher(model, teacher), chosen.data or _text_of(model)
+    chosen = replace(chosen, data=text, train=_choice(chosen.train, model))
     model.check_length(chosen.seq_len)
     texts = load_texts(text)
     windows = make_windows(
         texts, model.tokenizer, chosen.samples, chosen.seq_len, "random", chosen.seed
     )
     network = clone(model.network)
-    parameters = _free(network, teacher.network, chosen)
+    parameters = _free(network, teacher.network, chosen, model.history)
     made = replace(model, name=f"{model.name} healed", network=network)
     score = _scorer(chosen, windows, progress)
     before = score(model)
@@ -102,20 +104,24 @@ def heal(
         perplexity_before=before.get("perplexity"),
         perplexity_after=score(made).get("perplexity"),
     )
-    history, account = (*model.history, step), _account(model, made, recipe.seq_len)
+    history, account = (*model.history, step), _account(model, made)
     return replace(made, fingerprint=key, history=history, account=account)
 
 
-def _free(network: PreTrainedModel, dense: PreTrainedModel, chosen: Healing) -> list[nn.Parameter]:
+def _free(
+    network: PreTrainedModel, dense: PreTrainedModel, chosen: Healing, history: Sequence[Step]
+) -> list[nn.Parameter]:
     """What is trained, as parameters of this network alone: of quantised matrices their numbers; a
     rotary channel is added where one is asked for.
     """
-    let_through(network)
+    since = since_compressed(history)  # of the model that the teacher is
+    let_through(network, own_grids=last_step(since, Quantised) is not None)
+    left = layers_left(since, len(decoder_layers(dense)))
     if chosen.rotary_channel:
         add_channel(network, chosen.rotary_channel, chosen.seed)
     if chosen.train in LORA:
         return add_adapters(network, chosen.train, chosen.lora_rank, chosen.lora_alpha, chosen.seed)
-    return set_free(network, trainable(network, dense, chosen.train))
+    return set_free(network, trainable(network, Dense(dense, left), chosen.train))
 
 
 def _key(model: LoadedModel, teacher: LoadedModel, chosen: Healing, windows: Windows) -> str:
@@ -137,12 +143,12 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
             "it without offload."
         )
     recipe, dense = model.recipe, model.base
-    assert recipe is not None
-    assert dense is not None
+    assert dense is not None  # a model that something was done to has one
     if isinstance(given, LoadedModel):
         teacher = given
     else:
-        base, revision = (recipe.model, recipe.revision) if given is None else (given, None)
+        base, revision = (recipe.model, recipe.revision) if recipe else (dense.name, None)
+        base, revision = (base, revision) if given is None else (given, None)
         try:
             teacher = load(base, revision, model.dtype, str(model.device))
         except Shortage:
@@ -164,8 +170,30 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
     return teacher
 
 
-def _choice(train: str, method: str) -> str:
-    return train if train != "auto" else "latents" if method == "care" else "factors"
+def _text_of(model: LoadedModel) -> str:
+    """The text that a model was compressed by, or last calibrated on. Raises InputError where it
+    read none.
+    """
+    if model.recipe is not None:
+        return model.recipe.data
+    read = [getattr(step, "calibration", {}).get("source") for step in model.history]
+    named = [data for data in read if data]
+    if not named:
+        raise InputError(
+            f"'{model.name}' was made without text. Name one to train it on (--data), such as "
+            "stories."
+        )
+    return str(named[-1])
+
+
+def _choice(train: str, model: LoadedModel) -> str:
+    """What is trained of a model, where that is left to its history."""
+    if train != "auto":
+        return train
+    if all(isinstance(step, Shortened | Healed) for step in model.history):
+        return "all"  # no number that is left was changed
+    latents = model.recipe is not None and model.recipe.method == "care"
+    return "latents" if latents else "factors"
 
 
 def _parts(
@@ -236,12 +264,12 @@ def _course(chosen: Healing, losses: list[tuple[float, float]]) -> dict[str, Any
     }
 
 
-def _account(model: LoadedModel, made: LoadedModel, context: int) -> SizeAndCost:
+def _account(model: LoadedModel, made: LoadedModel) -> SizeAndCost:
     """The account with what a new channel adds: its parameters, its bytes and its work.
 
     What the plan predicted of the perplexity no longer holds.
     """
-    assert model.account is not None  # a compressed model has one
+    assert model.account is not None  # a model that something was done to has one
     account = model.account.without_prediction()
     added = made.size.parameters - model.size.parameters
     if not added:
@@ -251,6 +279,6 @@ def _account(model: LoadedModel, made: LoadedModel, context: int) -> SizeAndCost
         parameters=account.model.parameters + added,
         decoder_parameters=account.model.decoder_parameters + added,
         bytes=account.model.bytes + added * made.network.dtype.itemsize,
-        flops_per_token=count_flops(made.network, context),
+        flops_per_token=count_flops(made.network, (model.recipe or Recipe()).seq_len),
     )
     return replace(account, model=own)

@@ -5,11 +5,13 @@ Every linear inside a projection, each factor of a low-rank one too, gets an ada
     y = W x + alpha / r B A x, A [r, in] random, B [out, r] zero
 
 so that the model starts as it was. Merging adds `alpha / r B A` to W: a factor keeps its shape, and
-nothing grows. Parts in a stored form (identity blocks, sparse terms) and factors that projections
-share have no adapter.
+nothing grows. Of a quantised matrix the sum is rounded in every pass, `Q[W + alpha / r B A]`, as in
+LR-QAT (Bondarenko et al. 2024), so that what is merged has the bits that there were. Other parts in
+a stored form (identity blocks, sparse terms) and factors that projections share have no adapter.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from ...models.architectures import architecture_of, decoder_layers
 from ...models.config import quiet
 from ...models.layers import projection_paths
 from ...modules.adapters import with_parts
+from .straight_through import StraightThrough
 
 PLACES = {"lora": ("q", "k", "v", "o", "gate", "up", "down"), "lora_mlp": ("gate", "up", "down")}
 
@@ -41,13 +44,18 @@ def add_adapters(
             "LoRA needs PEFT, which is not installed: pip install -r requirements-lora.txt, or "
             "train the factors themselves (--train factors)."
         ) from error
-    names = set(_linears(network, train))
-    if not names:
+    names, rounded = set(_linears(network, train)), set(_rounded(network, train))
+    if not names | rounded:
         raise InputError(
             f"There is nothing to put adapters on: no projection that '{train}' names is a matrix "
-            "in numbers. Choose another part to train."
+            "in numbers. Train factors or all of it (--train)."
         )
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(names))
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=sorted(names),
+        target_parameters=[f"{path}.numbers" for path in sorted(rounded)],
+    )
     # alone: while another thread builds a network, torch would leave the adapters unset
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -56,7 +64,25 @@ def add_adapters(
 
 
 def _linears(network: PreTrainedModel, train: str) -> Iterator[str]:
-    """The paths of the modules that get an adapter."""
+    """The paths of the modules in numbers that get an adapter."""
+    for path in with_parts(network, _projections(network, train)):
+        if isinstance(getattr(network.get_submodule(path), "weight", None), torch.Tensor):
+            yield path
+
+
+def _rounded(network: PreTrainedModel, train: str) -> Iterator[str]:
+    """The paths of the quantised matrices that get an adapter."""
+    named = list(network.named_modules(remove_duplicate=False))
+    places = Counter(id(module) for _, module in named)
+    inside = tuple(f"{path}." for path in _projections(network, train))
+    for path, module in named:
+        plain = isinstance(module, StraightThrough) and module.numbers.dim() == 2
+        if plain and places[id(module)] == 1 and f"{path}.".startswith(inside):
+            yield path
+
+
+def _projections(network: PreTrainedModel, train: str) -> set[str]:
+    """The paths of the projections that are trained."""
     paths = {id(module): path for path, module in network.named_modules()}
     row, projections = architecture_of(network), set()
     for layer in decoder_layers(network):
@@ -64,9 +90,7 @@ def _linears(network: PreTrainedModel, train: str) -> Iterator[str]:
         projections |= {
             paths[id(layer.get_submodule(inside[name]))] for name in PLACES[train] if name in inside
         }
-    for path in with_parts(network, projections):
-        if isinstance(getattr(network.get_submodule(path), "weight", None), torch.Tensor):
-            yield path
+    return projections
 
 
 def merge_adapters(network: PreTrainedModel, train: str) -> None:
@@ -85,9 +109,10 @@ def merge_adapters(network: PreTrainedModel, train: str) -> None:
 def _merged(module: Any) -> nn.Module:
     own: nn.Module = copy.copy(module.get_base_layer())
     own._parameters = dict(own._parameters)
-    weight: Any = own.weight
+    name = getattr(module, "parameter_name", "weight")
+    weight: Any = getattr(own, name)
     (adapter,) = module.active_adapters
     with torch.no_grad():
         added = module.get_delta_weight(adapter)
-        own.weight = nn.Parameter((weight + added).to(weight.dtype), requires_grad=False)
+        setattr(own, name, nn.Parameter((weight + added).to(weight.dtype), requires_grad=False))
     return own

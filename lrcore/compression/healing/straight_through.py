@@ -1,19 +1,20 @@
-"""Training of quantised factors by the straight-through estimator (LatentLLM appendix I.1,
+"""Training of quantised matrices by the straight-through estimator (LatentLLM appendix I.1,
 eq. 239-242).
 
 A pass computes with the rounded numbers, `B - B.detach() + Q[B.detach()]`, and the gradient goes to
 the numbers behind them as if nothing were rounded. Q is the grid between the extremes of every
-chunk, which follows the numbers as they move. At the end the rounded ones are stored, in the bits
-that there were.
+chunk, which follows the numbers as they move; of what `quantise` made the grids that it chose stay.
+At the end the rounded ones are stored, in the bits that there were.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...forms import FORMS, Form, Matrix, Quantised, quantise, tensors_of
+from ...forms import FORMS, Form, Matrix, Quantised, extremes, quantise, tensors_of
 from ...modules.projections import StoredLinear
 
 
@@ -21,24 +22,25 @@ class StraightThrough(StoredLinear):
     """A matrix in few bits whose numbers are parameters.
 
     numbers: those of the quantised matrix, or of the part of its form that has numbers, in full
-    precision. It begins as the matrix that it stands for.
+    precision. It begins as the matrix that it stands for. own_grids: they stay as they are.
     """
 
     numbers: nn.Parameter
 
-    def __init__(self, stored: StoredLinear) -> None:
+    def __init__(self, stored: StoredLinear, own_grids: bool = False) -> None:
         nn.Module.__init__(self)
         form = stored.form
         assert isinstance(form, Quantised)
         self.kind, self.settings, self.bias = stored.kind, stored.settings, stored.bias
-        self._quantised = form  # its codes are those from before training
+        self._quantised, self._own_grids = form, own_grids  # with the codes from before training
         self.numbers = nn.Parameter(_numbers(form.matrix).detach().clone(), requires_grad=False)
 
     @property
     def form(self) -> Form:
         """The numbers as they are now, quantised."""
         was = self._quantised
-        rounded = quantise(self._holding(self.numbers.detach()), was.bits, was.chunk)
+        grid = (lambda _groups, _bits: (was.low, was.step)) if self._own_grids else extremes
+        rounded = quantise(self._holding(self.numbers.detach()), was.bits, was.chunk, grid)
         assert isinstance(rounded, Quantised)
         return rounded
 
@@ -63,12 +65,12 @@ class StraightThrough(StoredLinear):
         return y if self.bias is None else y + self.bias
 
 
-def let_through(network: nn.Module) -> None:
+def let_through(network: nn.Module, own_grids: bool = False) -> None:
     """Put a `StraightThrough` in the place of every quantised matrix of a network."""
     _exchange(
         network,
         lambda m: type(m) is StoredLinear and m.kind == "quantised",
-        StraightThrough,
+        partial(StraightThrough, own_grids=own_grids),
     )
 
 

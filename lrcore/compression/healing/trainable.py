@@ -1,13 +1,14 @@
 """What of a compressed network is trained, and the rotary channel that training may add."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from ...errors import InputError
+from ...history import Shortened, Step
 from ...layer import Attention, LowRank, RotaryChannel
 from ...models.architectures import decoder_layers
 from ...models.layers import changed_projections, read_layer, write_layer
@@ -71,10 +72,27 @@ def _turning(a: Attention) -> int:
     return a.head_size if a.frequencies is None else 2 * int((a.frequencies > 0).sum())
 
 
-def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) -> list[nn.Parameter]:
+@dataclass(frozen=True)
+class Dense:
+    """The dense network, and which of its layers a network of fewer ones has, in their order."""
+
+    network: PreTrainedModel
+    left: Sequence[int]
+
+
+def layers_left(history: Sequence[Step], total: int) -> list[int]:
+    """Which of `total` layers no step of a history has dropped, counted from 0."""
+    left = list(range(total))
+    for step in history:
+        if isinstance(step, Shortened):
+            left = [place for now, place in enumerate(left) if now not in step.gone]
+    return left
+
+
+def trainable(network: PreTrainedModel, dense: Dense, train: str) -> list[nn.Parameter]:
     """The parameters to be trained, each once.
 
-    teacher: the dense network, by which "factors" tells what compression changed.
+    dense: by which "factors" tells what compression changed.
 
     "latents": the factors of keys and values that are cached as latents, without biases. "factors":
     the projections whose numbers differ from the dense ones, with their biases. Both with the
@@ -95,7 +113,8 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
             ]
             modules += [part for m in latents for part in (m.down, m.up)] + channels
         else:
-            modules += [*changed_projections(network, teacher, index).values(), *channels]
+            before = read_layer(dense.network, dense.left[index])
+            modules += [*changed_projections(network, before, index).values(), *channels]
     named = [
         (name, p)
         for module in modules

@@ -96,14 +96,53 @@ def test_settings_that_cannot_be(settings, says, care) -> None:
         lrcore.heal(care, **QUICK | settings)
 
 
+WHOLE = {  # what changes a model as a whole, and what of it is trained where nothing is said
+    "shorten": (lambda model, recipe: lrcore.shorten(model, recipe, 1), "all"),
+    "slice-block": (lambda model, recipe: lrcore.slice_hidden(model, recipe, "block"), "factors"),
+    "slice-one": (lambda model, recipe: lrcore.slice_hidden(model, recipe, "one"), "factors"),
+    "share": (lambda model, recipe: lrcore.share_bases(model, recipe), "factors"),
+    "sparsify": (lambda model, recipe: lrcore.sparsify(model, recipe), "factors"),
+    "quantise": (
+        lambda model, recipe: lrcore.quantise(model, 4, 16, quantiser="gptq", recipe=recipe),
+        "factors",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "trained"), WHOLE.values(), ids=WHOLE)
+def test_what_changed_a_model_as_a_whole_can_be_healed(
+    change, trained, tiny_llama, story_file, tmp_path
+) -> None:
+    dense = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    made = change(dense, recipe)
+    healed = lrcore.heal(made, teacher=dense, **QUICK)
+    step = healed.step(lrcore.Healed)
+    assert (step.train, step.data) == (trained, str(story_file))
+    assert step.last_loss < step.first_loss
+    assert healed.size == made.size
+    assert not torch.equal(logits(healed), logits(made))
+    back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
+    assert torch.equal(logits(back), logits(healed))
+    lrcore.export(back, tmp_path / "out")
+    assert "### Healing" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_of_layers_that_moved_up_no_number_is_changed(tiny_llama, story_file) -> None:
+    dense = lrcore.load(str(tiny_llama))
+    short = lrcore.drop_layers(dense, [0])
+    with pytest.raises(lrcore.InputError, match="no number that compression changed"):
+        lrcore.heal(short, str(story_file), teacher=dense, train="factors", **QUICK)
+
+
 def test_models_that_cannot_be_healed(small_of, tiny_llama, tiny_opt, tmp_path) -> None:
     dense = lrcore.load(str(tiny_llama))
     with pytest.raises(lrcore.InputError, match="no compressed model"):
         lrcore.heal(dense, **QUICK)
     with pytest.raises(lrcore.InputError, match="no latents"):
         lrcore.heal(small_of(tiny_llama, "svd"), **QUICK, train="latents")
-    with pytest.raises(lrcore.InputError, match="heal first"):
-        lrcore.heal(lrcore.quantise(small_of(tiny_llama, "care"), 8, 16), **QUICK)
+    with pytest.raises(lrcore.InputError, match=r"made without text\. Name one"):
+        lrcore.heal(lrcore.quantise(dense, 8, 16), teacher=dense, **QUICK)
     with pytest.raises(lrcore.InputError, match="No layer"):
         lrcore.heal(small_of(tiny_opt, "care"), **QUICK, rotary_channel=2)
     lrcore.save(small_of(tiny_llama, "care"), tmp_path / "small")

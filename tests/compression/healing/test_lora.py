@@ -78,6 +78,33 @@ def test_without_peft_the_sentence_says_what_to_install(
 
 
 def test_what_is_no_matrix_in_numbers_has_no_adapter(small_of, tiny_llama):
-    made = lrcore.quantise(small_of(tiny_llama, "svd"), 8, group=16)
+    made = lrcore.sparsify(lrcore.load(str(tiny_llama)), small_of(tiny_llama, "svd").recipe)
     with pytest.raises(lrcore.InputError, match="nothing to put adapters on"):
         add_adapters(clone(made.network), "lora", 2, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "train"), [("a3", "lora"), ("svd", "lora_mlp"), ("latentllm", "lora")]
+)
+def test_adapters_train_a_quantised_model_within_its_bits(
+    small_of, tiny_llama, tmp_path, method, train
+):
+    """Compressed, quantised, adapted: the sum of a matrix and its adapter is rounded."""
+    made = lrcore.quantise(small_of(tiny_llama, method), 4, group=16)
+    settings = QUICK | {"steps": 8, "lr": 2e-2, "train": train, "lora_rank": 2, "beta": 0.0}
+    healed = lrcore.heal(made, **settings)
+    step = healed.step(lrcore.Healed)
+    assert sum(step.cross_entropy[-4:]) < sum(step.cross_entropy[:4])
+    assert healed.size == made.size
+    assert healed.step(lrcore.Quantised) == made.step(lrcore.Quantised)
+    old, new = made.network.state_dict(), healed.network.state_dict()
+    assert [(name, x.dtype, x.shape) for name, x in old.items()] == [
+        (name, x.dtype, x.shape) for name, x in new.items()
+    ]
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
+    assert any(name.endswith(".codes") for name in changed)
+    assert not any(name.endswith((".low", ".step")) for name in changed)
+    if train == "lora_mlp":
+        assert {name.split(".")[3] for name in changed} == {"mlp"}
+    back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
+    assert torch.equal(logits(back), logits(healed))

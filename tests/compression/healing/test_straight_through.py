@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from healing_cases import QUICK, logits
+from healing_cases import QUICK, TOKENS, logits
 
 import lrcore
 from lrcore.compression.healing.straight_through import (
@@ -70,3 +70,31 @@ def test_healing_lowers_the_loss_in_the_same_bits(small, tmp_path) -> None:
     assert not torch.equal(logits(healed), logits(small))
     back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
     assert torch.equal(logits(back), logits(healed))
+
+
+@pytest.mark.parametrize("quantiser", ["hqq", "gptq"])
+@pytest.mark.parametrize("bits", [8, 3])
+def test_what_was_quantised_afterwards_keeps_its_grids(
+    small_of, tiny_llama, quantiser, bits
+) -> None:
+    made = lrcore.quantise(small_of(tiny_llama, "svd"), bits, 16, quantiser=quantiser)
+    network = clone(made.network)
+    let_through(network, own_grids=True)
+    with torch.inference_mode():
+        assert torch.equal(network(TOKENS).logits, logits(made))
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, StraightThrough):
+                module.numbers.mul_(1.5)  # beyond the grids at places
+    round_again(network)
+    moved = 0
+    for one, two in zip(_forms(network), _forms(made.network), strict=True):
+        assert torch.equal(one.low, two.low)
+        assert torch.equal(one.step, two.step)
+        moved += not torch.equal(one.codes, two.codes)
+    assert moved
+
+
+def _forms(network) -> list[Quantised]:
+    stored = [module for module in network.modules() if isinstance(module, StoredLinear)]
+    return [module.form for module in stored if module.kind == "quantised"]

@@ -83,7 +83,7 @@ def take_file(path: str) -> tuple[dict[str, Any] | None, str, None]:
 def shown(name: str, sweep: lrcore.Sweep) -> tuple[dict[str, Any], str]:
     """Name and sweep as plain values, and the list of the rows."""
     chains = sweep.cells()
-    lines = [" > ".join(str(step.label) for step in chain) for chain in chains[:MOST_SHOWN]]
+    lines = [" > ".join(step.title for step in chain) for chain in chains[:MOST_SHOWN]]
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     left = len(chains) - len(lines)
     more = f"<p>and {left} more</p>" if left else ""
