@@ -35,11 +35,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import InputError
 from ..models.architectures import decoder_layers, residual_multiplier
 from ..models.layers import read_exact, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream, Look, along
-from ..statistics import at_least_float32
+from ..statistics import at_least_float32, is_finite
 from .regression import RIDGE, Regression, is_free, solved
 
 Of = TypeVar("Of")
@@ -112,7 +113,8 @@ def refit_layer(network: PreTrainedModel, index: int, streams: Sequence[Streams]
     """Refit the projections of layer `index` of the compressed network on the windows of all
     streams, then advance them beyond the layer.
 
-    The streams have reached the layer; `network` is the one that the small ones run.
+    The streams have reached the layer; `network` is the one that the small ones run. Raises
+    InputError where activations of the compressed network are not finite.
     """
     dense = streams[0].dense.network
     with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
@@ -165,6 +167,7 @@ class _Fitting:
             there = both.small.look_before(self.index, number, run_first, self.attended.get(batch))
             x = inputs[place] if inputs else both.dense.look_before(self.index, number, run_first)
             fit.add(there, x)
+        self._check(fit)
         refit = {name: solved(one, fit.through(one)) for name, one in own.items()}
         write_layer(self.network, layer.with_matrices(**refit))
 
@@ -203,7 +206,17 @@ class _Fitting:
             fit.add(now.down_in, after, before)
         self._install("down", fit.sums)
 
+    def _check(self, fit: Regression) -> None:
+        """Raises InputError where what a regression has seen is not finite."""
+        if not (is_finite(fit.x) and is_finite(fit.y)):
+            raise InputError(
+                f"The activations of the compressed model are not finite in layer {self.index}, so "
+                "it cannot be refit. In float16 they overflow above 65,504: use dtype bfloat16 or "
+                "float32. In any dtype, remove less."
+            )
+
     def _install(self, name: str, fit: Regression) -> None:
+        self._check(fit)
         layer = read_exact(self.network, self.index)
         write_layer(
             self.network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)})

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..cache import keep_value, read_as
+from ..errors import InputError
 from ..evidence import AgainstUniform
 from ..models.layers import clone
 from ..models.load import LoadedModel
@@ -32,13 +33,16 @@ def settle(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> RankPl
 
     Both are truncated, not refit, and measured on windows that neither the moments nor the probes
     have seen, as far as the text has them: two evaluations at most, none where the ranks are the
-    same, kept on disk beside the probes. `RankPlan.against_uniform` has what was found. Raises
-    InputError as `allocate` does.
+    same or where uniform ones cannot save as much, kept on disk beside the probes.
+    `RankPlan.against_uniform` has what was found. Raises InputError as `allocate` does.
     """
     plan = allocate(factors, recipe)
     if not find_policy(recipe.policy).checked:
         return plan
-    uniform = allocate(factors, recipe.with_(policy="uniform", policy_options={}))
+    try:
+        uniform = allocate(factors, recipe.with_(policy="uniform", policy_options={}))
+    except InputError:  # uniform ranks have the first form of every part, which saves too little
+        return plan
     if plan.ranks == uniform.ranks:
         return plan
     comparison = against_uniform(model, factors, plan, uniform)

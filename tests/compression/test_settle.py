@@ -126,3 +126,17 @@ def test_a_difference_within_two_standard_errors_does_not_count() -> None:
     assert not AgainstUniform(0.012, 0.010, 0.0011).hurts
     assert AgainstUniform(0.012, 0.010, 0.0009).hurts
     assert not AgainstUniform(0.012, 0.010, float("inf")).hurts
+
+
+def test_ranks_that_uniform_ones_cannot_replace_are_given(tiny_opt, story_file) -> None:
+    """Uniform ranks are of narrowed heads, which in multiples of 8 stay as they are here."""
+    model = lrcore.load(str(tiny_opt))
+    data = {"data": str(story_file), "samples": 2, "seq_len": 32}
+    recipe = lrcore.Recipe(method="fused", policy="probed", ratio=0.5, multiple=8, **data)
+    factors = lrcore.prepare(model, recipe)
+    with pytest.raises(lrcore.InputError, match="more than this method can remove"):
+        lrcore.allocate(factors, recipe.with_(policy="uniform"))
+    plan = lrcore.settle(model, factors, recipe)
+    assert plan.ranks == lrcore.allocate(factors, recipe).ranks
+    assert plan.account.achieved >= 0.5
+    assert plan.against_uniform is None

@@ -10,9 +10,12 @@ from tiny_models import CONFIGS, SAME, copy_tokenizer, family_folder, noisy
 
 import lrcore
 from lrcore import InputError
+from lrcore.compression.evidence.divergence import DensePredictions
+from lrcore.compression.evidence.losses import WITHOUT_SENSE, mean_loss, window_losses
 from lrcore.layer import Linear
 from lrcore.models.counting import count_account
 from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
 
 LOUD = 30.0  # times the last norm's weights: squares of the MLP's activations overflow in float16
 
@@ -93,6 +96,56 @@ def test_experts_whose_rows_begin_anywhere(tmp_path, tiny_llama, story_file, dty
     small = lrcore.compress(model, lrcore.Recipe(str(folder), dtype=dtype, ratio=0.1, **data))
     again = lrcore.load(str(lrcore.save(small, tmp_path / "small")), dtype=dtype)
     assert lrcore.evaluate(again, **data).perplexity > 1
+
+
+@pytest.fixture(scope="module")
+def cancelling(tmp_path_factory, tiny_llama):
+    """An OPT whose first MLP has neurons in pairs that cancel each other: without the other, one of
+    a pair overflows in float16.
+    """
+    network = noisy("opt", CONFIGS["opt"] | {"ffn_dim": 60})
+    first = network.model.decoder.layers[0]
+    first.fc1.bias.data.fill_(1500.0)
+    first.fc1.weight.data[1::2] = first.fc1.weight.data[::2]
+    first.fc2.weight.data[:, ::2], first.fc2.weight.data[:, 1::2] = 600.0, -600.0
+    folder = tmp_path_factory.mktemp("cancelling")
+    network.save_pretrained(folder)
+    copy_tokenizer(tiny_llama, folder)
+    return folder
+
+
+def recipe_of(folder, story_file, **more):
+    data = {"data": str(story_file), "samples": 4, "seq_len": 32}
+    return lrcore.Recipe(str(folder), dtype="float16", method="a3", **data, **more)
+
+
+def test_a_refit_of_a_model_that_overflows_says_so(cancelling, story_file):
+    recipe = recipe_of(cancelling, story_file, refit="on", ratio=0.1, overrides={"0.mlp": 31})
+    model = lrcore.load(recipe.model, dtype=recipe.dtype)
+    with pytest.raises(InputError, match=r"compressed model are not finite in layer 1.*float32"):
+        lrcore.compress(model, recipe)
+
+
+@pytest.mark.parametrize("policy", ["probed", "sensitivity", "mix"])
+def test_ranks_at_which_a_model_overflows_are_not_taken(cancelling, story_file, policy):
+    recipe = recipe_of(cancelling, story_file, policy=policy, ratio=0.3)
+    model = lrcore.load(recipe.model, dtype=recipe.dtype)
+    small = lrcore.compress(model, recipe)
+    data = {"data": recipe.data, "samples": 4, "seq_len": 32}
+    assert lrcore.evaluate(small, **data).nonfinite == 0
+
+
+def test_losses_that_are_no_numbers_are_larger_than_any_other(cancelling, story_file):
+    recipe = recipe_of(cancelling, story_file, ratio=0.1, overrides={"0.mlp": 31})
+    model = lrcore.load(recipe.model, dtype=recipe.dtype)
+    small = lrcore.compress(model, recipe)
+    tokens = lrcore.calibrate(model, recipe).tokens
+    dense, hidden = DensePredictions(model.network, tokens), LayerStream(model.network, tokens)
+    wild = torch.full((4,), WITHOUT_SENSE, dtype=torch.float64)
+    with torch.inference_mode():
+        assert torch.equal(dense.divergences(small.network, 0, hidden.hidden), wild)
+        assert torch.equal(window_losses(small.network, tokens), wild)
+        assert mean_loss(small.network, 0, hidden.hidden, [tokens]) == WITHOUT_SENSE
 
 
 def test_activations_that_are_not_finite_are_named(tiny_llama, story_file):

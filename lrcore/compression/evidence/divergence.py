@@ -19,7 +19,7 @@ from ...models.architectures import decoder_layers
 from ...models.partial import starting_at
 from ...models.stream import LayerStream
 from ...precise import exact, exact_sum
-from .losses import BATCH
+from .losses import BATCH, sensible
 
 KEPT = 2**28  # bytes of dense log-probabilities that are kept; of further windows, the head gives
 # them again
@@ -73,7 +73,8 @@ class DensePredictions:
         error: float = 0.0,
         shared: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Mean KL(dense || network) of every window, [windows], float64, nats/token, >= 0.
+        """Mean KL(dense || network) of every window, [windows], float64, nats/token, >= 0;
+        `losses.WITHOUT_SENSE` where the network predicts NaN or infinity.
 
         index: the first layer that the networks do not share. hidden: its inputs [b, length, d],
         batch by batch, of the first windows or of all. error: further batches are left out once the
@@ -92,7 +93,7 @@ class DensePredictions:
                 dense = self.log_probabilities(len(result))
                 changed = own.float().log_softmax(-1)
                 sums = kl_div(changed, dense, reduction="none", log_target=True).sum(-1)
-                result.append(exact(sums).mean().clamp_min(0))
+                result.append(sensible(exact(sums).mean()).clamp_min(0))
         return torch.stack(result).cpu()
 
 
