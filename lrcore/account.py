@@ -37,7 +37,7 @@ def flops_per_token(layers: Iterable[LayerWork], head: int, context: int) -> int
     head: numbers in the output embedding. Norms, activations, biases and rotations, all linear in
     the width, are left out, and so are the token's product with itself (one in `context`), routers
     and the experts that every token passes. Of routed experts those count that a token is routed
-    to.
+    to. A layer that keeps only a window of the cache counts with all of its `context` tokens.
     """
     work = list(layers)
     products = sum(one.weights for one in work) + context * sum(one.cached for one in work)

@@ -14,9 +14,9 @@ from ..models.architectures import decoder_layers
 from ..models.layers import read_exact
 from ..models.offload import present
 from ..models.stream import READERS, LayerStream, reader_of
-from ..precise import exact
+from ..precise import exact, exact_sum
 from ..spectra import Slot
-from ..statistics import CROSS, Moments, at_least_float32
+from ..statistics import CROSS, Moments, at_least_float32, centred, check_finite_moments
 from .factorise import truncate_layer
 
 
@@ -46,7 +46,8 @@ def compress_anchored(
 
 def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str, reader: str) -> Moments:
     """`E[x' x'^T]` and `E[x x'^T]` at a tap of a layer, [n, n] float64 each: x in the dense
-    network, x' in the other. reader: the projection whose input it is.
+    network, x' in the other. reader: the projection whose input it is. Raises InputError where
+    activations of the other network are not finite.
     """
     second: Any = 0.0  # a float until the first batch, then a tensor
     cross: Any = 0.0
@@ -55,8 +56,12 @@ def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str, reader
         x, own = (
             at_least_float32(stream.look_before(index, number, reader)) for stream in (dense, small)
         )
-        x, own = x.reshape(-1, x.shape[-1]), own.reshape(-1, own.shape[-1])
-        second = second + exact(own.mT @ own)
-        cross = cross + exact(x.mT @ own)
-        tokens += len(own)
-    return Moments({(tap, "second"): second / tokens, (tap, CROSS): cross / tokens}, tokens)
+        tokens += own.shape[:-1].numel()
+        (x, mean_x), (own, mean) = (
+            centred(rows, exact_sum(rows, 0)) for rows in (x.flatten(0, -2), own.flatten(0, -2))
+        )
+        second = second + exact(own.mT @ own).addr_(mean, mean)
+        cross = cross + exact(x.mT @ own).addr_(mean_x, mean)
+    moments = Moments({(tap, "second"): second / tokens, (tap, CROSS): cross / tokens}, tokens)
+    check_finite_moments(moments, index)
+    return moments

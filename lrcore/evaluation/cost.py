@@ -40,7 +40,7 @@ class ModelCost:
     kv_bytes_per_token: of the cache object after a forward pass, over its tokens: less than the
     shapes say where layers keep only a window. flops_prefill: per token of a prompt of `context`
     tokens; flops_decode: of one token after so many; flops_formula: what `predicted_flops` says for
-    the same.
+    the same, more than is counted where layers keep only a window.
     """
 
     parameters: int

@@ -37,13 +37,15 @@ class CachedLatent(StackedMatrices):
 
 
 def cached_latents(layer: Layer, moments: Moments) -> LayerFactors:
-    """Slots latent_k and latent_v, as far as keys and values are plain matrices."""
-    a = layer.attention
+    """Slots latent_k and latent_v, as far as keys and values are plain matrices; none of an expert,
+    which is a layer without attention.
+    """
+    a, matrices = layer.attention, layer.matrices()
     grams = {"k": query_gram, "v": output_map_gram}
     return {
         f"latent_{name}": latent(layer, name, gram(a, moments), moments)
         for name, gram in grams.items()
-        if isinstance(getattr(a, name), Linear)
+        if isinstance(matrices.get(name), Linear)
     }
 
 

@@ -104,6 +104,33 @@ def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap,
     assert torch.allclose(weight, expected, atol=2e-3 * float(weight.abs().max()))
 
 
+class Given:
+    """A stream at a layer, of which only the input of a projection is read."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows, self.hidden = rows, rows.unsqueeze(0).split(1)
+
+    def look_before(self, index: int, number: int, reader: str) -> torch.Tensor:
+        return self.rows.unsqueeze(0)
+
+
+def test_moments_of_inputs_with_a_mean_of_1000_sigma_are_exact() -> None:
+    g = torch.Generator().manual_seed(6)
+    x, own = (1000 + torch.randn(300, 4, generator=g) for _ in range(2))
+    moments = crossed(Given(x), Given(own), 0, "attn_in", "q")
+    x, own = x.double(), own.double()
+    assert torch.allclose(moments.second("attn_in"), own.mT @ own / 300, rtol=0, atol=1e-4)
+    assert torch.allclose(moments.cross("attn_in"), x.mT @ own / 300, rtol=0, atol=1e-4)
+
+
+def test_activations_of_the_compressed_network_that_are_not_finite_are_named() -> None:
+    x = torch.ones(6, 4, dtype=torch.float16)
+    own = x.clone()
+    own[2, 1] = torch.inf
+    with pytest.raises(lrcore.InputError, match=r"'mlp_in' of layer 3 are not finite.*float32"):
+        crossed(Given(x), Given(own), 3, "mlp_in", "up")
+
+
 def test_the_stream_stays_closer_to_the_dense_one_than_by_svd_llm(model, small) -> None:
     tokens, models = small
     networks = [model.network, *(one.network for one in models.values())]

@@ -231,3 +231,14 @@ def test_a_run_says_how_many_experts_were_rare(folder, story_file) -> None:
         assert step.calibration.get("rare_experts", 0) == (rare if least else 0)
         assert step.about_experts.startswith(f"{rare} experts saw fewer tokens" if least else "")
         assert bool(step.about_experts) == bool(least)
+
+
+def test_latents_shrink_the_cache_and_leave_the_experts(folder, story_file) -> None:
+    recipe = recipe_of(folder, story_file, method="fused", budget="kv", ratio=0.4)
+    model = lrcore.load(recipe.model)
+    small = lrcore.compress(model, recipe)
+    assert 0.4 <= small.account.achieved < 0.5
+    forms = {"qk", "ov", "latent_k", "latent_v"}
+    assert {row.component for row in small.step(lrcore.Compressed).ranks} <= forms
+    experts = [read_layer(one.network, 1).experts for one in (model, small)]
+    assert torch.equal(experts[0].mlps[0].up.weight, experts[1].mlps[0].up.weight)
