@@ -45,12 +45,13 @@ class JointMeasurement:
 @dataclass(frozen=True)
 class Target:
     """The text that a prediction is for: its name, the dense model's mean loss there (nats/token),
-    and how many tokens of it count.
+    and how many tokens of it count. guessing: the loss of a model that finds all tokens as likely.
     """
 
     name: str
     dense_loss: float
     tokens: int
+    guessing: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Interaction:
 
         Low and high hold the error of the fit and of a plan between or beyond those measured, by a
         factor: what is predicted to rise does not fall; and that of a mean over as many tokens as
-        the target has.
+        the target has. Beyond a model that guesses nothing is known but that it is one, see
+        `_bounded`.
         """
         if summed <= 0:
             dense = perplexity(self.target.dense_loss)
@@ -98,11 +100,25 @@ class Interaction:
         chance = QUANTILE * math.sqrt(self._variance_of_a_token() * divergence / self.target.tokens)
         below = math.hypot(size * (1 - 1 / times), chance)
         above = math.hypot(size * (times - 1), chance)
-        return Predicted(
-            perplexity(dense_loss + rise),
-            perplexity(dense_loss + rise - below),
-            perplexity(dense_loss + rise + above),
-        )
+        return self._bounded(dense_loss + rise, below, above)
+
+    def _bounded(self, loss: float, below: float, above: float) -> Predicted:
+        """The prediction of a loss and how far the actual one may lie below and above it, in
+        nats/token.
+
+        Losses are extrapolated by powers, but those of models that have lost everything are about
+        that of guessing, or what was measured where that is more: none is predicted to be larger,
+        and its interval reaches half of the way from the dense loss below and above. A dense model
+        that is worse than guessing says nothing of this.
+        """
+        dense_loss, guessing = self.target.dense_loss, self.target.guessing
+        most = max([guessing, *(dense_loss + one.rise for one in self.joint)])
+        most = most if dense_loss < guessing else math.inf
+        half = (most - dense_loss) / 2
+        low, high = loss - below, min(loss + above, most + half)
+        if loss > most:
+            loss, low, high = most, min(low, most - half), most + half
+        return Predicted(perplexity(loss), perplexity(low), perplexity(high))
 
     def _curve(self) -> list[tuple[float, float]]:
         """log of sum and divergence of the plans that the probes chose; of all where they chose

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import lrcore
 from lrcore.prediction import (
     BEYOND,
     PRIOR,
@@ -23,10 +24,11 @@ JOINT = (
     JointMeasurement(0.4, 0.9, 0.8, 0.02, 16000),
 )
 TARGET = Target("text", 1.5, 8000)
+PASSES = ("auto", "independent")
 
 
 def interaction(*joint: JointMeasurement) -> Interaction:
-    return Interaction(joint, TARGET, ("auto", "independent"))
+    return Interaction(joint, TARGET, PASSES)
 
 
 def rise(predicted: Predicted) -> float:
@@ -139,3 +141,36 @@ def test_one_window_and_a_diverged_model_give_finite_predictions() -> None:
     predicted = interaction(one).predict(5.0)
     assert math.isfinite(predicted.low)
     assert math.isfinite(predicted.high)
+
+
+def test_a_model_that_has_lost_everything_is_predicted_to_guess() -> None:
+    """On a GPT-2 of 4,096 tokens at 90 %, the power of the sum gave a perplexity of 1e304."""
+    known = (
+        JointMeasurement(0.15, 0.16, 0.28, 0.05, 2000),
+        JointMeasurement(0.5, 1.9, 2.2, 0.1, 2000),
+    )
+    guessing = math.log(4096)
+    bounded = Interaction(known, Target("text", 0.13, 1000, guessing), PASSES)
+    found = bounded.predict(40.0)
+    assert found.perplexity == pytest.approx(4096)
+    assert found.low < 2149 < found.high < 4096**2
+    free = Interaction(known, Target("text", 0.13, 1000), PASSES)
+    for summed in (1e-3, 0.1, 0.4):  # what is measured stays as it was
+        assert bounded.predict(summed) == free.predict(summed)
+
+
+def test_losses_above_that_of_guessing_are_predicted_where_they_were_measured() -> None:
+    worse = JointMeasurement(0.5, 6.0, 6.0, 0.1, 2000)
+    found = Interaction((worse,), Target("text", 2.0, 1000, math.log(512)), PASSES).predict(0.5)
+    assert math.log(512) < math.log(found.perplexity) <= 8.0
+    assert math.isinf(Target("text", 2.0, 1000).guessing)
+    lost = Interaction((worse,), Target("text", 7.0, 1000, math.log(512)), PASSES)
+    assert lost.predict(0.5).low < lost.predict(0.5).perplexity < lost.predict(0.5).high
+
+
+def test_the_loss_of_guessing_is_that_of_the_vocabulary(tiny_opt, story_file) -> None:
+    model = lrcore.load(str(tiny_opt))
+    data = {"data": str(story_file), "samples": 1, "seq_len": 16}
+    factors = lrcore.prepare(model, lrcore.Recipe(method="a3", policy="probed", **data))
+    target = factors.evidence.get("probes").interaction.target
+    assert target.guessing == pytest.approx(math.log(model.network.config.vocab_size))

@@ -2,6 +2,7 @@
 does and measured whole, on windows of the calibration text that the moments have not seen.
 """
 
+import math
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,19 +69,22 @@ class _Joint:
     """What is compressed and measured as a whole.
 
     plans: on windows tokens [n, t] of the calibration text. The dense model: on windows target
-    [m, u] of the text with this name. passes: see `Interaction`. file: where it is kept.
+    [m, u] of the text with this name. vocabulary: how many tokens it predicts. passes:
+    see `Interaction`. file: where it is kept.
     """
 
     plans: list[RankPlan]
     tokens: Tensor
     name: str
     target: Tensor
+    vocabulary: int
     passes: tuple[str, str]
     file: Path
 
     def interaction(self, kept: dict[str, Any]) -> Interaction:
         """By what the file holds. Raises ValueError where that is not of these plans."""
-        target = Target(self.name, float(kept["loss"]), self.target[:, 1:].numel())
+        guessing = math.log(self.vocabulary)
+        target = Target(self.name, float(kept["loss"]), self.target[:, 1:].numel(), guessing)
         measured = tuple(
             JointMeasurement(
                 float(summed),
@@ -107,7 +111,8 @@ def _joint(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> _Joint
     refits = refit_key() if asks_for_refit(recipe) else ()
     inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits)
     file = cache_file("probes", factors, "joint", FORMAT, *inputs)
-    return _Joint(plans, tokens, name, windows, passes, file)
+    vocabulary = model.network.get_output_embeddings().weight.shape[0]
+    return _Joint(plans, tokens, name, windows, vocabulary, passes, file)
 
 
 def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
