@@ -14,7 +14,7 @@ from ..models.architectures import decoder_layers
 from ..models.layers import read_exact
 from ..models.offload import present
 from ..models.stream import READERS, LayerStream, reader_of
-from ..precise import exact, exact_sum
+from ..precise import exact
 from ..spectra import Slot
 from ..statistics import CROSS, Moments, at_least_float32, centred, check_finite_moments
 from .factorise import truncate_layer
@@ -57,9 +57,7 @@ def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str, reader
             at_least_float32(stream.look_before(index, number, reader)) for stream in (dense, small)
         )
         tokens += own.shape[:-1].numel()
-        (x, mean_x), (own, mean) = (
-            centred(rows, exact_sum(rows, 0)) for rows in (x.flatten(0, -2), own.flatten(0, -2))
-        )
+        (x, _, mean_x), (own, _, mean) = (centred(rows.flatten(0, -2)) for rows in (x, own))
         second = second + exact(own.mT @ own).addr_(mean, mean)
         cross = cross + exact(x.mT @ own).addr_(mean_x, mean)
     moments = Moments({(tap, "second"): second / tokens, (tap, CROSS): cross / tokens}, tokens)
