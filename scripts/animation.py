@@ -9,12 +9,12 @@ Needs playwright and a Chromium, as screenshots.py does.
 
 import argparse
 import io
-import os
 from collections.abc import Iterator
 
+import chromium
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
-from screenshots import FLAGS, ROOT, given, open_tab, server
+from screenshots import ROOT, given, open_tab, server
 
 TARGET = ROOT / "assets" / "pictures" / "allocation.webp"
 VIEW = {"width": 1440, "height": 900}
@@ -35,9 +35,7 @@ def main() -> None:
     parser.add_argument("--url")
     given_url = parser.parse_args().url
     with server() if not given_url else given(given_url) as url, sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS
-        )
+        browser = play.chromium.launch(executable_path=chromium.PATH, args=chromium.FLAGS)
         page = browser.new_page(viewport=VIEW)
         page.goto(f"{url}/?__theme=light&{PLAN}")
         prepare(page)

@@ -7,7 +7,6 @@
 """
 
 import argparse
-import os
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import chromium
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
@@ -32,14 +32,6 @@ HEIGHT = "Math.ceil(document.documentElement.scrollHeight)"
 SWEPT = ("svd", "svd_llm", "modegpt", "a3")
 README = ("light-spectra", "light-compare", "dark-spectra")
 TALLEST = 1500  # pixels of a picture in README
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 
 
 @contextmanager
@@ -147,9 +139,7 @@ def main() -> None:
     arguments = options.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with server() if not arguments.url else given(arguments.url) as url, sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS
-        )
+        browser = play.chromium.launch(executable_path=chromium.PATH, args=chromium.FLAGS)
         for view in arguments.views:
             width, height, theme = VIEWS[view]
             page = browser.new_page(viewport={"width": width, "height": height})

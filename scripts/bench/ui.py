@@ -3,7 +3,6 @@ Chromium (CHROMIUM names it).
 """
 
 import os
-import shutil
 import signal
 import socket
 import statistics
@@ -14,6 +13,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import chromium
 
 from .idle import WATCHED, idle_shares
 from .page import ROOT, machine, note, table, write_section
@@ -93,8 +94,7 @@ def ui(_: list[str]) -> None:
 
     rows, weights = [], []
     with sync_playwright() as play:
-        path = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        browser = play.chromium.launch(executable_path=chromium.PATH, args=chromium.FLAGS)
         for title, script in MODELS.items():
             with served(script) as url:
                 weights.append([title, *weighed(browser, url), *idle(browser, url, script)])

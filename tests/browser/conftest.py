@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +16,11 @@ from playwright.sync_api import Browser, sync_playwright
 
 from .page import Workbench, visit
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
+SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
+sys.path.insert(0, SCRIPTS)
+import chromium  # noqa: E402 (its folder is no package)
 
+sys.path.remove(SCRIPTS)
 
 CALIBRATE = """
 import lrcore
@@ -108,11 +103,11 @@ def server(request, tmp_path_factory, cache):
 
 @pytest.fixture(scope="session")
 def browser():
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"no Chromium at {CHROMIUM}; name one in CHROMIUM")
+    if not Path(chromium.PATH).exists():
+        pytest.skip(f"no Chromium at {chromium.PATH}; name one in CHROMIUM")
     with sync_playwright() as play:
         browser = play.chromium.launch(
-            executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE * 1000
+            executable_path=chromium.PATH, args=chromium.FLAGS, timeout=PATIENCE * 1000
         )
         yield browser
         browser.close()
