@@ -3,7 +3,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -226,26 +226,15 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
     """The cell that holds the ranks on show against uniform ones of the same method and budget,
     both measured on the same windows.
     """
-    known = figure is not None and uniform is not None
-    kind, value, below = "", text.MEASURING, text.AGAINST_UNIFORM
-    if known and (figure.perplexity is None or uniform.perplexity is None):
-        value, below = text.NOT_MEASURED, (figure.error or uniform.error or text.NOT_FINITE)
-    elif known:
-        change, error = figure.above(uniform)
-        value = numbers.perplexity(uniform.beside(figure))
-        kind = verdict(change, error) if figure.held_out else ""
+
+    def below(change: float, error: float, kind: str) -> str:
+        if figure is None or not figure.held_out:
+            return text.NO_VERDICT
         sentence = {"hurts": text.HURTS, "helps": text.HELPS, "": text.NO_MATTER}[kind]
-        below = (
-            sentence.format(*map(numbers.percent, (abs(change), error)))
-            if figure.held_out
-            else text.NO_VERDICT
-        )
-    return (
-        f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
-        f"data-windows='{least(figure, uniform)}' role='status'>"
-        f"<span>{escape(text.WITH_UNIFORM)}</span><b>{escape(value)}</b>"
-        f"<i>{escape(below)}</i></div>"
-    )
+        return sentence.format(*map(numbers.percent, (abs(change), error)))
+
+    words = text.WITH_UNIFORM, text.AGAINST_UNIFORM
+    return _against(uniform_key(plan), words, figure, uniform, below)
 
 
 def verdict(change: float, error: float) -> str:
@@ -259,20 +248,39 @@ def against_pinned(place: str, figure: Figure | None, pinned: Figure | None) -> 
     """The cell of the pinned plan's measured perplexity beside that of the plan on show, both
     measured on the same windows. place: see `pinned_key`.
     """
-    known = figure is not None and pinned is not None
-    kind, value, below = "", text.MEASURING, ""
-    if known and (figure.perplexity is None or pinned.perplexity is None):
-        value, below = text.NOT_MEASURED, (figure.error or pinned.error or text.NOT_FINITE)
-    elif known:
-        change, error = figure.above(pinned)
-        value = numbers.perplexity(pinned.beside(figure))
-        kind = verdict(change, error) if figure.held_out else ""
-        below = pin_text.MEASURED_CHANGE.format(numbers.share(change, 2), numbers.percent(error, 2))
+
+    def below(change: float, error: float, _kind: str) -> str:
+        return pin_text.MEASURED_CHANGE.format(numbers.share(change, 2), numbers.percent(error, 2))
+
+    return _against(place, (pin_text.MEASURED, ""), figure, pinned, below)
+
+
+def _against(
+    place: str,
+    words: tuple[str, str],
+    figure: Figure | None,
+    other: Figure | None,
+    below: Callable[[float, float, str], str],
+) -> str:
+    """The cell of the plan on show beside another one, whose perplexity it shows.
+
+    words: above it, and below it until both are known; below: of the change, its standard error and
+    the verdict.
+    """
+    known, kind, value, said = False, "", text.MEASURING, words[1]
+    if figure is not None and other is not None:
+        known = True
+        if figure.perplexity is None or other.perplexity is None:
+            value, said = text.NOT_MEASURED, (figure.error or other.error or text.NOT_FINITE)
+        else:
+            change, error = figure.above(other)
+            value = numbers.perplexity(other.beside(figure))
+            kind = verdict(change, error) if figure.held_out else ""
+            said = below(change, error, kind)
     return (
         f"<div class='cell against {kind}' data-plan='{place}' data-known='{known}' "
-        f"data-windows='{least(figure, pinned)}' role='status'>"
-        f"<span>{escape(pin_text.MEASURED)}</span><b>{escape(value)}</b>"
-        f"<i>{escape(below)}</i></div>"
+        f"data-windows='{least(figure, other)}' role='status'>"
+        f"<span>{escape(words[0])}</span><b>{escape(value)}</b><i>{escape(said)}</i></div>"
     )
 
 
