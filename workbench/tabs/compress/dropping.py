@@ -10,14 +10,14 @@ import lrcore
 
 from ... import markup, saving_text, text
 from ...components import Slider, panel, plot, whole
-from ...events import DRAWN, QUIET, FormData, bind, form_data, listen
+from ...events import DRAWN, FormData, bind, form_data, listen
 from ...figures import allocation as figures
 from ...figures.base import captioned
 from ...form import try_recipe
 from ...jobs import ShortenJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, name_and_start, read_and_check, run_name, sentence_or_reason
+from .reading import name_and_start, read_and_check, run_name, sentence_or_reason, wire_start
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
         [parts.influence, parts.caption],
         **DRAWN,
     )
-    values = [parts.name, parts.controls, *inputs(page)]
-    listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
+    wire_start(page, store, parts.start, parts.name, parts.controls, start)
 
 
 def fit_range(store: Store, controls: list[Any], *values: Any) -> Any:

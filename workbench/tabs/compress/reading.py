@@ -1,4 +1,6 @@
-"""What every job of this tab is made from: the form's recipe and the evaluation's settings."""
+"""What every job of this tab is made from: the form's recipe and the evaluation's settings; how it
+is started, and what is said before.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,10 +9,11 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup
+from ... import markup, text
 from ...components import Textbox
 from ...evaluation_controls import read_settings
-from ...form import read_recipe
+from ...events import QUIET, FormData, bind, listen
+from ...form import read_recipe, try_recipe
 from ...page import Page
 from ...store import Store
 
@@ -50,6 +53,37 @@ def sentence_or_reason(sentence: Callable[[], str]) -> str:
         return markup.note(sentence())
     except lrcore.InputError as error:
         return markup.note(str(error), "error")
+
+
+def about_model(
+    store: Store,
+    values: Sequence[Any],
+    sentence: Callable[[lrcore.Recipe, lrcore.LoadedModel], str],
+) -> str:
+    """A sentence about the model of the form, as above; or that it has not been analysed yet.
+
+    values: of the form. sentence: of its recipe and the dense model.
+    """
+    recipe = try_recipe(values)
+    model = store.peek_dense(recipe) if recipe else None
+    if recipe is None or model is None:
+        return markup.missing(store.awaited(recipe), text.NOT_ANALYSED)
+    return sentence_or_reason(lambda: sentence(recipe, model))
+
+
+def wire_start(
+    page: Page,
+    store: Store,
+    button: gr.Button,
+    name: gr.Textbox,
+    controls: FormData,
+    start: Callable[..., str],
+) -> None:
+    """A press on the button starts a job: `start` is given the store, the name of the run, the
+    values of the controls and what `read_and_check` takes; what it gives is the name then.
+    """
+    values = [name, controls, *inputs(page)]
+    listen([button.click], bind(start, store), values, name, **QUIET)
 
 
 def name_and_start(elem_id: str, label: str) -> tuple[gr.Textbox, gr.Button]:

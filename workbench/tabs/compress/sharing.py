@@ -7,14 +7,13 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, sharing_text, text
+from ... import sharing_text
 from ...components import Slider, panel, whole
-from ...events import DRAWN, QUIET, FormData, bind, form_data, listen
-from ...form import try_recipe
+from ...events import DRAWN, FormData, bind, form_data, listen
 from ...jobs import ShareJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, name_and_start, read_and_check, run_name, sentence_or_reason
+from .reading import about_model, name_and_start, read_and_check, run_name, wire_start
 
 RATIO, GROUP = 0.2, 2
 
@@ -60,23 +59,18 @@ def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
         parts.caption,
         **DRAWN,
     )
-    values = [parts.name, parts.controls, *inputs(page)]
-    listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
+    wire_start(page, store, parts.start, parts.name, parts.controls, start)
 
 
 def describe(store: Store, controls: list[Any], *values: Any) -> str:
     """What sharing would leave; controls: the share to remove, and how many layers to a basis."""
-    recipe = try_recipe(values)
-    model = store.peek_dense(recipe) if recipe else None
-    if model is None:
-        return markup.missing(store.awaited(recipe), text.NOT_ANALYSED)
 
-    def sentence() -> str:
+    def sentence(recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> str:
         ratio, group = checked(recipe, controls)
         left = lrcore.shared_size(model, ratio, group)
         return sharing_text.to_be_shared(left, model.size.decoder_linear, group)
 
-    return sentence_or_reason(sentence)
+    return about_model(store, values, sentence)
 
 
 def checked(recipe: lrcore.Recipe, controls: list[Any]) -> tuple[float, int]:

@@ -7,14 +7,13 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, text
+from ... import text
 from ...components import Slider, panel
-from ...events import DRAWN, QUIET, FormData, bind, form_data, listen
-from ...form import try_recipe
+from ...events import DRAWN, FormData, bind, form_data, listen
 from ...jobs import SliceJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, name_and_start, read_and_check, run_name, sentence_or_reason
+from .reading import about_model, name_and_start, read_and_check, run_name, wire_start
 
 
 @dataclass(frozen=True)
@@ -53,24 +52,19 @@ def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
         parts.caption,
         **DRAWN,
     )
-    values = [parts.name, parts.controls, *inputs(page)]
-    listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
+    wire_start(page, store, parts.start, parts.name, parts.controls, start)
 
 
 def describe(store: Store, controls: list[Any], *values: Any) -> str:
     """What slicing would leave; controls: the share to remove, and which bases."""
     ratio, rotations = controls
-    recipe = try_recipe(values)
-    model = store.peek_dense(recipe) if recipe else None
-    if model is None:
-        return markup.missing(store.awaited(recipe), text.NOT_ANALYSED)
 
-    def sentence() -> str:
+    def sentence(recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> str:
         recipe.with_(ratio=ratio)  # refuses one out of range
         size = lrcore.sliced_size(model, ratio, rotations, recipe.multiple)
         return text.to_be_sliced(size, model.size)
 
-    return sentence_or_reason(sentence)
+    return about_model(store, values, sentence)
 
 
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
