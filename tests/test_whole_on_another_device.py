@@ -163,6 +163,24 @@ def test_it_is_saved_loaded_exported_and_continues_a_prompt(
     assert torch.allclose(logits, moved, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+FILES = {"llama.cpp": lrcore.export_gguf, "mla": lrcore.export_mla}
+
+
+@pytest.mark.parametrize("target", list(FILES))
+def test_it_is_exported_for_other_programs(
+    target: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    def work(model: lrcore.LoadedModel) -> list[str]:
+        folder = tmp_path / model.device.type
+        folder.mkdir()
+        made = lrcore.compress(model, replace(recipe, method="modegpt", target=target))
+        FILES[target](made, folder / "file.gguf")
+        return [one.name for one in sorted(folder.rglob("*")) if one.stat().st_size]
+
+    here, there = both(device, tmp_path / "cache", recipe, work)
+    assert here == there != []
+
+
 def test_a_dtype_that_the_device_lacks_is_refused(
     device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:

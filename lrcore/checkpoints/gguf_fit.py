@@ -127,6 +127,6 @@ def rotary_factors(network: PreTrainedModel) -> list[float]:
     assert a.frequencies is not None  # refused before
     base = float(text_config(network).rope_parameters["rope_theta"])
     exponents = torch.arange(0, a.head_size, 2, dtype=torch.float64) / a.head_size
-    factors = base**-exponents / a.frequencies.double().cpu()
+    factors = base**-exponents / a.frequencies.cpu().double()
     plain = torch.allclose(factors, torch.ones_like(factors), rtol=1e-4)
     return [] if plain else [float(factor) for factor in factors]

@@ -196,8 +196,8 @@ def _values(a: Attention) -> tuple[Tensor, Tensor]:
 def _factors(p: Projection) -> tuple[Tensor, Tensor]:
     """A matrix [out, in] as a product, [r, in] and [out, r]; its own latent where it is no pair."""
     if isinstance(p, LowRank) and p.sparse is None and p.rank < p.up.shape[0]:
-        return dense(p.down).double().cpu(), dense(p.up).double().cpu()
-    weight = p.weight.double().cpu()
+        return dense(p.down).cpu().double(), dense(p.up).cpu().double()
+    weight = p.weight.cpu().double()
     return weight, torch.eye(len(weight), dtype=weight.dtype)
 
 
@@ -252,7 +252,7 @@ def _state(network: PreTrainedModel, layers: Sequence[Layer], sizes: _Sizes) -> 
             own: dict[str, Tensor] = {
                 f"{norm}.weight": module.get_parameter(f"{norm}.weight") for norm in row.block_norms
             }
-            before = own[f"{row.block_norms[0]}.weight"].double().cpu()
+            before = own[f"{row.block_norms[0]}.weight"].cpu().double()
             own |= _attention(layer.attention, before, sizes) | _mlp(layer, sizes)
             state |= {f"{prefix}.{name}": tensor.to(dtype) for name, tensor in own.items()}
     state["model.norm.weight"] = network.get_parameter(f"{row.last_norm}.weight")
@@ -267,7 +267,7 @@ def _attention(a: Attention, norm: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
     expand = values.up.new_zeros(a.n_kv, sizes.value, sizes.latent)
     expand[:, : a.v_size] = heads(values.up, a.n_kv)
     keys, key_bias = _keys(a, sizes)
-    outputs = output_heads(a.o.weight.double().cpu(), a.n_q)
+    outputs = output_heads(a.o.weight.cpu().double(), a.n_q)
     outputs = torch.nn.functional.pad(outputs, (0, sizes.value - a.v_size))
     o_bias = a.o.weight.new_zeros(len(a.o.weight)) if a.o.bias is None else a.o.bias
     named = {
@@ -308,7 +308,7 @@ def _through_norm(p: Projection, norm: Tensor, latent: int) -> _Latent:
     second = up.new_zeros(len(up), latent)
     second[:, : len(down)] = up * (size * exact / weight)
     if p.bias is not None:
-        second[:, -1] = p.bias.double().cpu() / math.sqrt(latent)
+        second[:, -1] = p.bias.cpu().double() / math.sqrt(latent)
     scales = torch.full((latent,), weight, dtype=down.dtype)
     held[-1], scales[-1] = CONSTANT, 1.0
     return _Latent(first, held, scales, second)
@@ -317,7 +317,7 @@ def _through_norm(p: Projection, norm: Tensor, latent: int) -> _Latent:
 def _query_tensors(a: Attention, norm: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
     """The tensors that make the queries, by a latent where some layer's have biases."""
     if not sizes.query:
-        return {"q_proj.weight": _queries(a, a.q.weight.double().cpu(), sizes)}
+        return {"q_proj.weight": _queries(a, a.q.weight.cpu().double(), sizes)}
     queries = _through_norm(a.q, norm, sizes.query)
     return {
         "q_a_proj.weight": queries.down,
@@ -336,11 +336,11 @@ def _places(a: Attention, sizes: _Sizes) -> Tensor:
 
 def _keys(a: Attention, sizes: _Sizes) -> tuple[Tensor, Tensor]:
     """The shared key's weight [rotary, d] and bias [rotary], float64."""
-    places, weight = _places(a, sizes).flatten(), a.k.weight.double().cpu()
+    places, weight = _places(a, sizes).flatten(), a.k.weight.cpu().double()
     keys, bias = weight.new_zeros(sizes.rotary, weight.shape[1]), weight.new_zeros(sizes.rotary)
     keys[places] = weight
     if a.k.bias is not None:
-        bias[places] = a.k.bias.double().cpu()
+        bias[places] = a.k.bias.cpu().double()
     return keys, bias
 
 
