@@ -6,13 +6,12 @@ of (CARE, section 3.5).
 
 What is trained: of `care` the latents W^a and W^b of keys and values, of every other method all
 matrices that compression has changed, with their biases, and of a model that only lacks layers all
-parameters; the rest is frozen. With "lora" low-rank
-adapters are trained in their place and merged, see `lora`. Quantised matrices are trained through
-their rounding, see `straight_through`. Where positions are
-rotary, `rotary_channel` adds a decoupled channel of that width to every layer whose keys are
-latents (W_Q^R small and random, W_K^R zero, so that the model starts as it was) and trains it as
-well. The paper divides the scores by sqrt(d_h + d_r); here they keep the scale that the queries and
-keys were trained with.
+parameters; the rest is frozen. With "lora" low-rank adapters are trained in their place and merged,
+see `lora`. Quantised matrices are trained through their rounding, see `straight_through`. Where
+positions are rotary, `rotary_channel` adds a decoupled channel of that width to every layer whose
+keys are latents (W_Q^R small and random, W_K^R zero, so that the model starts as it was) and trains
+it as well. The paper divides the scores by sqrt(d_h + d_r); here they keep the scale that the
+queries and keys were trained with.
 """
 
 import hashlib
