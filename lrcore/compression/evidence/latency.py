@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from ...cache import keep_value, read_as
 from ...cancellation import unchecked
 from ...errors import InputError
-from ...files import cache_folder, cache_key
 from ...hardware import hardware, wait_for
 from ...latency import Latency, SlotTimes, rising
 from ...models.architectures import decoder_layers, reads_tokens, text_config
@@ -32,6 +31,7 @@ from ...progress import Progress
 from ...recipe import Recipe
 from ...spectra import Cost, Slot
 from ..factorise import Factorisation
+from .cache import cache_file
 from .kind import EvidenceKind
 
 FORMAT = 1  # of the files on disk; increase it whenever what is measured changes its meaning
@@ -43,8 +43,7 @@ SAMPLE = 2e-3  # seconds that one reading takes at least: a shorter one is repea
 def measure(
     model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
 ) -> Latency:
-    """Layer times over one window of `seq_len` tokens, kept on disk: they serve every calibration
-    of the model.
+    """Layer times over one window of `seq_len` tokens, kept on disk beside the calibration.
 
     Raises InputError for a model whose layers are offloaded.
     """
@@ -54,7 +53,7 @@ def measure(
             "offload out, or choose another budget."
         )
     device = _device(model)
-    path = _file(model, factors, recipe, device)
+    path = _file(factors, recipe, device)
     if (kept := read_as(path, lambda value: _read(value, factors))) is not None:
         return kept
     found = _measured(model, factors, recipe.seq_len, device, progress)
@@ -62,12 +61,8 @@ def measure(
     return found
 
 
-def _file(model: LoadedModel, factors: Factorisation, recipe: Recipe, device: str) -> Path:
-    slots = sorted((*slot, timed_ranks(s.cost), s.cost.full) for slot, s in factors.spectra.items())
-    solved = factors.method, sorted(asdict(factors.options).items())
-    parts = FORMAT, RANKS, ROUNDS, recipe.seq_len, device
-    key = cache_key(model.fingerprint, *solved, *parts, slots)
-    return cache_folder() / "latency" / f"{key}.json"
+def _file(factors: Factorisation, recipe: Recipe, device: str) -> Path:
+    return cache_file("latency", factors, FORMAT, RANKS, ROUNDS, recipe.seq_len, device)
 
 
 def _device(model: LoadedModel) -> str:
