@@ -225,7 +225,7 @@ def test_auto_is_what_the_method_does_where_the_family_can():
     assert METHODS["fused"].refit
     assert not refits(lrcore.Recipe(method="fused", refit="off"), network)
     assert not refits(lrcore.Recipe(method="fused"), tiny("olmo2"))
-    with pytest.raises(lrcore.InputError, match="olmo2 model norms"):
+    with pytest.raises(lrcore.InputError, match="family olmo2 norms"):
         refits(lrcore.Recipe(refit="on"), tiny("olmo2"))
 
 

@@ -91,7 +91,7 @@ def test_pruner_zero_reads_the_gradients_of_the_dense_model(recipe):
     expected = pruner_zero(weight.detach(), (total / len(windows.tokens)).sqrt())
     assert torch.equal(made.weight, dense(expected))
     small = lrcore.compress(model, recipe.with_(method="svd", ratio=0.4, multiple=4))
-    with pytest.raises(lrcore.InputError, match="gradients of a dense model"):
+    with pytest.raises(lrcore.InputError, match="Gradients are of a dense model"):
         lrcore.sparsify(small, recipe, "pruner_zero")
 
 
