@@ -10,6 +10,7 @@ import pytest
 from tiny_models import structures_of
 
 import lrcore
+from lrcore.compression.evidence.probing import KEEP
 from lrcore.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,21 @@ def test_the_page_of_the_public_api_is_that_of_the_code() -> None:
 def test_the_page_of_families_is_that_of_the_table() -> None:
     current = families.PAGE.read_text(encoding="utf-8") == families.page()
     assert current, "python scripts/architectures.py writes docs/architectures.md anew"
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("methods.md", "compresses each slot alone to {} ranks"),
+        ("methods.md", "whose {} probes of each slot"),
+        ("methods.md", "Here {} ranks of every slot are measured"),
+        ("scale.md", "a layer: {} evaluations for each of its slots"),
+    ],
+)
+def test_pages_say_how_many_ranks_of_a_slot_are_probed(page: str, words: str) -> None:
+    read = " ".join((ROOT / "docs" / page).read_text().split())
+    counts = (str(len(KEEP)), {4: "four", 5: "five"}[len(KEEP)])
+    assert any(words.format(count) in read for count in counts)
 
 
 def test_every_method_has_a_paper_to_cite() -> None:
