@@ -15,6 +15,14 @@ pytestmark = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
 PRODUCTS = {"linalg_cholesky_ex", "cholesky_ex"}
 
 
+@pytest.fixture(autouse=True)
+def as_many_as_the_process():
+    """An earlier test may have left this thread with a number of its own."""
+    before = mkl().MKL_Set_Num_Threads_Local(0)
+    yield
+    mkl().MKL_Set_Num_Threads_Local(before)
+
+
 class Threads(Decompositions):
     """Every decomposition that may take several threads, by operation."""
 
