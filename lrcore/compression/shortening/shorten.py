@@ -112,18 +112,19 @@ def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Prog
 @torch.inference_mode()
 def by_loss(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:
     """The layers that go one after another, each that without which the mean token loss on
-    tokens [n, t] is least.
+    tokens [n, t] is least. What comes before a layer is run once for it and all after it.
     """
     network, total = clone(model.network), len(decoder_layers(model.network))
     gone: list[int] = []
     tokens = tokens[:WINDOWS, :LENGTH]
-    stream, batches = LayerStream(network, tokens, BATCH), tokens.to(network.device).split(BATCH)
+    batches = tokens.to(network.device).split(BATCH)
     for done in range(layers):
-        losses = {}
-        for index in set(range(total)) - set(gone):
-            progress("loss", done * total + index, layers * total)
-            with skipping(network, {*gone, index}):
-                losses[index] = mean_loss(network, 0, stream.hidden, batches)
+        losses, stream = {}, LayerStream(network, tokens, BATCH)
+        with skipping(network, gone):
+            for index in (i for i in range(total) if i not in gone):
+                progress("loss", done * total + index, layers * total)
+                losses[index] = mean_loss(network, index + 1, stream.hidden, batches)
+                stream.run(index)
         gone.append(min(losses, key=losses.__getitem__))
     progress("loss", layers * total, layers * total)
     return gone
