@@ -53,13 +53,16 @@ def add_adapters(
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
-        target_modules=sorted(names),
-        target_parameters=[f"{path}.numbers" for path in sorted(rounded)],
+        target_modules=sorted(f"network.{path}" for path in names),
+        target_parameters=[f"network.{path}.numbers" for path in sorted(rounded)],
     )
+    # without a config of its own: PEFT would put the adapters meant for the projections of one MLP
+    # on the experts of another layer where the family has both
+    around = nn.ModuleDict({"network": network})
     # alone: while another thread builds a network, torch would leave the adapters unset
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, network)
+        inject_adapter_in_model(config, around)
     return [p for name, p in network.named_parameters() if "lora_" in name]
 
 

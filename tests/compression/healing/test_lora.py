@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from healing_cases import QUICK, logits
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.cli import main
@@ -47,6 +48,22 @@ def test_adapters_start_at_nothing_and_merge_into_what_they_are_on(small_of, tin
     for one in expected:
         assert any(x.shape == one.shape and torch.allclose(x, one, atol=1e-6) for x in added)
     assert len(added) == len(expected)
+
+
+def test_beside_experts_the_dense_mlp_of_another_layer_gets_the_adapters(
+    small_of, tiny_llama, tmp_path
+):
+    small = small_of(family_folder("qwen3_moe", tiny_llama, tmp_path / "model"), "care")
+    network, before = clone(small.network), logits(small)
+    add_adapters(network, "lora_mlp", 2, 6, 0)
+    adapted = {
+        name.rpartition(".lora_")[0] for name, _ in network.named_parameters() if "lora_" in name
+    }
+    assert adapted == {f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")}
+    merge_adapters(network, "lora_mlp")
+    merged = with_network(small, network)
+    assert torch.equal(logits(merged), before)
+    assert merged.size == small.size
 
 
 def test_a_healing_with_adapters_lowers_the_loss_and_is_a_checkpoint(
