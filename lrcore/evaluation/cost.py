@@ -138,13 +138,16 @@ def predicted_flops(model: LoadedModel, context: int) -> int:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of all keys and values that a KV cache holds; of rounded ones, codes and grids."""
-    return sum(
-        layer.nbytes
-        if isinstance(layer, QuantisedLayer)
-        else layer.keys.nbytes + layer.values.nbytes
-        for layer in cache.layers
-    )
+    """Bytes of all keys and values that a KV cache holds; of rounded ones, codes and grids. Layers
+    that read those of an earlier one hold none.
+    """
+    return sum(map(_layer_bytes, cache.layers))
+
+
+def _layer_bytes(layer: Any) -> int:
+    if isinstance(layer, QuantisedLayer):
+        return layer.nbytes
+    return 0 if layer.keys is None else int(layer.keys.nbytes + layer.values.nbytes)
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny_models import FAMILIES, family_folder
 
 import lrcore
 from lrcore.evaluation.cost import (
@@ -44,6 +45,14 @@ def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, st
         )
         assert result.flops_prefill == pytest.approx(result.flops_formula, rel=0.01)
         assert result.flops_decode == pytest.approx(predicted_flops(model, 25), rel=0.01)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_cache_of_a_family_holds_what_its_shapes_say(family, tiny_llama, tmp_path):
+    model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "model")))
+    # Falcon repeats keys and values for every query head before it caches them
+    times = 2 if family == "falcon" else 1
+    assert measure_cost(model, context=4).kv_bytes_per_token == times * model.size.kv_bytes
 
 
 def test_a_plan_counts_the_same_flops():
