@@ -63,7 +63,7 @@ from bench.pareto import pareto  # noqa: E402 (after the path)
 from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.real import real  # noqa: E402 (after the path)
-from bench.recipes import recipes  # noqa: E402 (after the path)
+from bench.recipes import check_names, recipes  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.stages import stages  # noqa: E402 (after the path)
 from bench.threads import threads  # noqa: E402 (after the path)
@@ -110,7 +110,10 @@ def main() -> None:
     )
     parser.add_argument("what", choices=["quality", *JOBS, "all"])
     parser.add_argument(
-        "models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named"
+        "models",
+        nargs="*",
+        help="demo-llama, demo-opt, stories260K, or for recipes their names; all where none is "
+        "named",
     )
     parser.add_argument(
         "--methods",
@@ -131,7 +134,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     try:
-        check(arguments.models)
+        if arguments.what == "recipes":
+            check_names(arguments.models)
+        else:
+            check(arguments.models)
     except lrcore.InputError as error:
         parser.exit(2, f"error: {error}\n")
     if arguments.what in ("quality", "all"):

@@ -14,8 +14,8 @@ import lrcore
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
-from bench import fresh, pareto, standing  # noqa: E402 (its folder is no package)
-from bench.page import DOCUMENT, RATIOS  # noqa: E402 (its folder is no package)
+from bench import fresh, other_steps, pareto, standing  # noqa: E402 (its folder is no package)
+from bench.page import DOCUMENT, RATIOS, Subject  # noqa: E402 (its folder is no package)
 from bench.quality import Cells, median_error  # noqa: E402 (its folder is no package)
 
 sys.path.remove(SCRIPTS)
@@ -127,12 +127,18 @@ def test_the_picture_has_a_point_for_every_cell_that_was_measured(tiny_llama, st
     cell = {"parameters": 2_000_000, "kv_bytes": 64, "perplexity": 1.6}
     cells = {
         "svd uniform params 0.1": dict(cell),
-        "fused probed params 0.2": {**cell, "perplexity": 1.55, "milliseconds": 3.5},
+        "fused probed params 0.2": {
+            **cell,
+            "perplexity": 1.55,
+            "milliseconds": 3.5,
+            "megabytes": 8,
+        },
         "svd probed params 0.1": dict(cell),  # another policy is not shown
         "a3 uniform params 0.5": {**cell, "perplexity": 9.0},  # above the picture
     }
-    panels = pareto.points({"cells": cells})
-    names = ["svd 10%", "fused probed 20%"]
+    steps = {"slice 10%": {"series": "slice", **cell, "perplexity": 1.7}}
+    panels = pareto.points({"cells": cells, "steps": steps})
+    names = ["svd 10%", "fused probed 20%", "slice 10%"]
     assert [p.name for p in panels["parameters"]] == [p.name for p in panels["kv_bytes"]] == names
     assert [(p.name, p.x) for p in panels["milliseconds"]] == [(names[1], 3.5)]
     picture = ElementTree.fromstring(pareto.drawn(panels))
@@ -142,5 +148,25 @@ def test_the_picture_has_a_point_for_every_cell_that_was_measured(tiny_llama, st
     own, saved = {"cells": {name: cells[name] for name in list(cells)[:2]}}, []
     pareto.measure(own, recipe, lambda: saved.append(1))
     assert saved == [1]  # of the cell that lacked it alone
-    assert own["cells"]["svd uniform params 0.1"]["milliseconds"] > 0
+    measured = own["cells"]["svd uniform params 0.1"]
+    assert measured["milliseconds"] > 0
+    assert measured["megabytes"] > 0
     assert own["dense_milliseconds"] > 0
+
+
+def test_steps_without_ranks_are_measured_as_points_of_the_picture(
+    tiny_llama, story_file, monkeypatch, tmp_path
+) -> None:
+    lists = {"slice": {"slice": {"ratio": [0.1]}}, "quantise": {"quantise": {"bits": [8, 4]}}}
+    monkeypatch.setattr(other_steps, "ROWS", lists)
+    monkeypatch.setattr(other_steps, "FOLDER", tmp_path)
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
+    subject = Subject("tiny", recipe, "stories", 2, 16)
+    record, saved = {}, []
+    other_steps.measured_by_steps(subject, record, 3.0, lambda: saved.append(1))
+    assert list(record) == ["slice 10%", "hqq 8 bit", "hqq 4 bit"]
+    eight, four = record["hqq 8 bit"], record["hqq 4 bit"]
+    assert four["megabytes"] < eight["megabytes"]
+    assert four["milliseconds"] > 0
+    assert four["series"] == "quantise"
+    assert len(saved) == 2

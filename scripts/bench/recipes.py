@@ -3,22 +3,44 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lrcore
+from lrcore.errors import unknown
+from lrcore.evaluation.settings import TaskSettings
 
 from .page import ROOT, note, table, write_section
 from .real import MODEL, reference_text, subject
 
-NAMES = ("a3-table1", "latentllm-table2")  # a section of docs/benchmarks.md each
+# A section of docs/benchmarks.md each
+NAMES = (
+    "a3-table1",
+    "a3-table2",
+    "latentllm-table2",
+    "care-table1",
+    "modegpt-table2",
+    "modegpt-table13",
+)
+TASKS = ("ARC-Easy.test", "ARC-Challenge.test", "piqa.test", "winogrande.test", "openbookqa.test")
+DEPTHS = [3, 6, 9, 12, 15]  # layers of the 30 that leave 10 to 50 % out
 MOST = 1e4  # a perplexity beyond says nothing by its digits
 
 
+def check_names(only: list[str]) -> None:
+    """Raises InputError for a recipe that has no section."""
+    for name in only:
+        if name not in NAMES:
+            raise unknown("recipe", name, NAMES)
+
+
 def recipes(only: list[str]) -> None:
-    """Make the cells that are missing in build/recipes, and write every table once it is whole."""
-    if (text := reference_text(only)) is None:
+    """Make the cells that are missing in build/recipes, and write every table once it is whole: of
+    the recipes named, of all where none is.
+    """
+    if (text := reference_text([])) is None:
         return
     model = lrcore.load(MODEL)
-    for name in NAMES:
+    for name in only or NAMES:
         sweep = on_real_text(lrcore.Sweep.read(name), text)
         folder = ROOT / "build" / "recipes" / name
         rows = lrcore.run_sweep(model, sweep, folder, progress)
@@ -26,12 +48,24 @@ def recipes(only: list[str]) -> None:
 
 
 def on_real_text(sweep: lrcore.Sweep, text: Path) -> lrcore.Sweep:
-    """The sweep on SmolLM2-135M, calibrated and measured as in the table of all methods."""
+    """The sweep on SmolLM2-135M, calibrated and measured as in the table of all methods, with tasks
+    and numbers of layers that suit it.
+    """
     one = subject(text)
     base = sweep.base.with_(
         model=MODEL, data=one.recipe.data, samples=one.recipe.samples, seq_len=one.recipe.seq_len
     )
-    return replace(sweep, base=base, evaluations=(one.evaluation,))
+    rows = [_with_depths(row) for row in sweep.rows]
+    files = [text.parent / "tasks" / f"{name}.jsonl" for name in TASKS if sweep.tasks]
+    tasks = [TaskSettings(str(file), items=200) for file in files]
+    return replace(sweep, base=base, rows=rows, evaluations=(one.evaluation,), tasks=tasks)
+
+
+def _with_depths(row: Any) -> Any:
+    """A row of the file, with the numbers of layers of `DEPTHS` where it drops some."""
+    if isinstance(row, dict) and "shorten" in row:
+        return {"shorten": row["shorten"] | {"layers": DEPTHS}}
+    return row
 
 
 def progress(stage: str, done: int, total: int) -> None:
