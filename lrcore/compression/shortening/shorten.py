@@ -120,11 +120,11 @@ def by_loss(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress)
     batches = tokens.to(network.device).split(BATCH)
     for done in range(layers):
         losses, stream = {}, LayerStream(network, tokens, BATCH)
-        with skipping(network, gone):
-            for index in (i for i in range(total) if i not in gone):
-                progress("loss", done * total + index, layers * total)
+        for index in (i for i in range(total) if i not in gone):
+            progress("loss", done * total + index, layers * total)
+            with skipping(network, gone):
                 losses[index] = mean_loss(network, index + 1, stream.hidden, batches)
-                stream.run(index)
+            stream.run(index)
         gone.append(min(losses, key=losses.__getitem__))
     progress("loss", layers * total, layers * total)
     return gone

@@ -4,6 +4,7 @@ the cache and on disk.
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,15 @@ def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(reque
     step = lrcore.shorten(model, recipe, 2, by="loss").step(lrcore.Shortened)
     assert (step.by, step.gone, step.of) == ("loss", tuple(expected), 3)
     assert step.calibration["fingerprint"]
+
+
+def test_by_loss_the_first_layer_can_go_before_others(requested):
+    model, recipe = requested
+    network = copy.deepcopy(model.network)
+    with torch.no_grad():
+        decoder_layers(network)[0].self_attn.o_proj.weight.mul_(100)  # worse than no layer
+    chosen = lrcore.shorten(replace(model, network=network), recipe, 2, by="loss")
+    assert chosen.step(lrcore.Shortened).gone[0] == 0
 
 
 def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(requested, tmp_path):
