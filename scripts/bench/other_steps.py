@@ -39,8 +39,8 @@ ROWS: dict[str, Any] = {
 def measured_by_steps(
     subject: Subject, record: dict[str, dict[str, Any]], dense: float, save: Callable[[], None]
 ) -> None:
-    """The cells that the record lacks, by their names. dense: milliseconds per token of the dense
-    model, which ratios of one run are multiplied by.
+    """Make what build/pareto lacks, and put the cells of every row into the record, by their names.
+    dense: milliseconds per token of the dense model, which the ratios are multiplied by.
     """
     model = lrcore.load(subject.recipe.model)
     for series, row in ROWS.items():
