@@ -14,7 +14,7 @@ import lrcore
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
-from bench import fresh, other_steps, pareto, standing  # noqa: E402 (its folder is no package)
+from bench import fresh, other_steps, pareto, recipes, standing  # noqa: E402 (its folder is no package)
 from bench.page import DOCUMENT, RATIOS, Subject  # noqa: E402 (its folder is no package)
 from bench.quality import Cells, median_error  # noqa: E402 (its folder is no package)
 
@@ -170,3 +170,12 @@ def test_steps_without_ranks_are_measured_as_points_of_the_picture(
     assert four["milliseconds"] > 0
     assert four["series"] == "quantise"
     assert len(saved) == 2
+
+
+def test_where_models_are_named_no_table_of_a_paper_is_made(monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(lrcore, "load", made.append)
+    recipes.recipes(["demo-llama"])
+    assert made == []
+    with pytest.raises(lrcore.InputError, match="modegpt-table2"):
+        recipes.check_names(["modegpt-table"])

@@ -12,12 +12,7 @@ from .page import ROOT, note, table, write_section
 from .real import MODEL, reference_text, subject
 
 # A section of docs/benchmarks.md each
-NAMES = (
-    "a3-table1",
-    "latentllm-table2",
-    "care-table1",
-    "modegpt-table2",
-)
+NAMES = ("a3-table1", "latentllm-table2", "care-table1", "modegpt-table2")
 DEPTHS = [3, 6, 9, 12, 15]  # layers of the 30 that leave 10 to 50 % out
 SEARCHED = 4  # windows by which a search by the loss chooses
 MOST = 1e4  # a perplexity beyond says nothing by its digits
@@ -32,12 +27,13 @@ def check_names(only: list[str]) -> None:
 
 def recipes(only: list[str]) -> None:
     """Make the cells that are missing in build/recipes, and write every table once it is whole: of
-    the recipes named, of all where none is.
+    the recipes named, of all where nothing is. Of other names, those of models, there is none.
     """
-    if (text := reference_text([])) is None:
+    names = [name for name in NAMES if not only or name in only]
+    if not names or (text := reference_text([])) is None:
         return
     model = lrcore.load(MODEL)
-    for name in only or NAMES:
+    for name in names:
         sweep = on_real_text(lrcore.Sweep.read(name), text)
         folder = ROOT / "build" / "recipes" / name
         rows = lrcore.run_sweep(model, sweep, folder, progress)
@@ -99,16 +95,10 @@ def shown(name: str, rows: Sequence[lrcore.SweepRow], linear: int) -> str:
         ),
     ]
     if others := [row for row in rows[1:] if row not in by_ratio]:
-        header = ["step", "removed", "perplexity"]
-        parts.append(
-            table(
-                header,
-                [
-                    [what(row, row.policy), removed(row, dense, linear), figure(row)]
-                    for row in others
-                ],
-            )
-        )
+        lines = [
+            [what(row, row.policy), removed(row, dense, linear), figure(row)] for row in others
+        ]
+        parts.append(table(["step", "removed", "perplexity"], lines))
     return "\n\n".join(parts)
 
 
