@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .compression.factorise import Factorisation, factorise, method_options
     from .compression.healing.healing import heal
     from .compression.healing.settings import Healing
+    from .compression.merge_factors import merge_factors
     from .compression.predicted import CurvePoint, predicted_curve
     from .compression.quantise import quantise
     from .compression.settle import settle
@@ -148,6 +149,7 @@ _HOMES = {
     "compression.factorise": "Factorisation factorise method_options",
     "compression.healing.healing": "heal",
     "compression.healing.settings": "Healing",
+    "compression.merge_factors": "merge_factors",
     "compression.predicted": "CurvePoint predicted_curve",
     "compression.quantise": "quantise",
     "compression.settle": "settle",
@@ -373,6 +375,7 @@ __all__ = [
     "measure_cost",
     "measure_evidence",
     "measure_speed",
+    "merge_factors",
     "method_options",
     "methods",
     "model_card",

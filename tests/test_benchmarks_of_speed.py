@@ -108,14 +108,15 @@ def test_speed_is_held_against_the_flops(monkeypatch, tmp_path) -> None:
         assert 1 < cell.flops < 2
     assert len(known) == 4
     assert list(throughput.measured(name, known)) == []
-    known["tiny svd_llm 0.2 1"] = {"flops": 1.2, "prefill": 1.15, "decode": 1.1}
-    known["tiny svd_llm 0.2 2"] = {"flops": 1.2, "prefill": 1.1, "decode": 0.9}
+    merged = {"merged_prefill": 1.05, "merged_decode": 1.0}
+    known["tiny svd_llm 0.2 1"] = {"flops": 1.2, "prefill": 1.15, "decode": 1.1, **merged}
+    known["tiny svd_llm 0.2 2"] = {"flops": 1.2, "prefill": 1.1, "decode": 0.9, **merged}
     known["tiny svd_llm 0.4 1"] = known["tiny svd_llm 0.4 2"] = known["tiny svd_llm 0.2 1"]
     text = throughput.section(name, known)
-    assert "prefill: 3 of 4 cells; slower than dense in prefill or decoding: 1." in " ".join(
-        text.split()
-    )
-    assert "| svd_llm | 20% | 2 | 0.83 | 1.10 | 0.92 | 0.90 |" in text
+    words = " ".join(text.split())
+    assert "prefill: 3 of 4 cells; slower than dense in prefill or decoding: 1;" in words
+    assert "(`merge_factors`): 0." in words
+    assert "| svd_llm | 20% | 2 | 0.83 | 1.10 | 0.92 | 0.90 | 1.05 | 1.00 |" in text
 
 
 def test_growth_is_the_exponent_of_what_was_measured(monkeypatch) -> None:

@@ -54,12 +54,19 @@ class Loading:
     dtype: str | None = setting(None, _SOURCE["dtype"])
     device: str = setting("auto", _SOURCE["device"])
     offload: bool = setting(False, _SOURCE["offload"])
+    merge_factors: bool = setting(
+        False, "Multiply factors out where this machine decodes faster so; takes memory."
+    )
 
     def load(self, model: str) -> Any:
-        """The model of that name. Raises InputError as `lrcore.load` does."""
+        """The model of that name.
+
+        Raises InputError as `lrcore.load` and `lrcore.merge_factors` do.
+        """
         import lrcore
 
-        return noted(lrcore.load(model, self.revision, self.dtype, self.device, self.offload))
+        loaded = lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
+        return noted(lrcore.merge_factors(loaded) if self.merge_factors else loaded)
 
 
 def on_cluster(address: str | None) -> AbstractContextManager[None]:

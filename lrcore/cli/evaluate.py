@@ -76,7 +76,7 @@ class Further:
 
 
 @app.command()
-@flags(loading=("dtype", "device"))
+@flags(loading=("dtype", "device", "merge_factors"))
 def compare(
     models: Annotated[
         list[str],

@@ -15,7 +15,7 @@ app = typer.Typer()
 
 
 @app.command()
-@flags(loading=("revision", "dtype", "device"))
+@flags(loading=("revision", "dtype", "device", "merge_factors"))
 def generate(
     model: ModelOrFolder,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
@@ -38,7 +38,7 @@ def generate(
 
 
 @app.command()
-@flags(loading=("dtype", "device"))
+@flags(loading=("dtype", "device", "merge_factors"))
 def answers(
     models: Annotated[list[str], typer.Argument(metavar="A [B...]", help="Models or folders.")],
     prompts: Annotated[

@@ -29,16 +29,22 @@ HEADER = (
     "prefill, times the dense",
     "of what the FLOPs promise",
     "decoding, times the dense",
+    "prefill, factors merged",
+    "decoding, factors merged",
 )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """flops: of a prefill, dense over compressed; prefill, decode: speed over the dense model's."""
+    """flops: of a prefill, dense over compressed; prefill, decode: speed over the dense model's;
+    merged_prefill, merged_decode: with factors merged where that decodes faster.
+    """
 
     flops: float
     prefill: float
     decode: float
+    merged_prefill: float
+    merged_decode: float
 
 
 def throughput(only: list[str]) -> None:
@@ -70,10 +76,12 @@ def measured(name: str, known: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
         small = lrcore.compress(model, recipe.with_(method=method, ratio=ratio))
         share = prefill_flops(model) / prefill_flops(small)
         for batch in [one for *own, one in lacking if own == [method, ratio]]:
-            dense, ours = lrcore.measure_speed(
-                [model, small], prompt=PROMPT, new=NEW, rounds=ROUNDS, batch=batch
+            models = [model, small, lrcore.merge_factors(small, batch)]
+            dense, *ours = lrcore.measure_speed(
+                models, prompt=PROMPT, new=NEW, rounds=ROUNDS, batch=batch
             )
-            cell = Cell(share, ours.prefill / dense.prefill, ours.decode / dense.decode)
+            ratios = [(one.prefill / dense.prefill, one.decode / dense.decode) for one in ours]
+            cell = Cell(share, *ratios[0], *ratios[1])
             note(f"throughput {name} {method} {ratio} {batch}: {cell}")
             yield key_of(name, method, ratio, batch), cell
 
@@ -127,17 +135,21 @@ def section(name: str, known: dict[str, Any]) -> str:
             f"{cell.prefill:.2f}",
             f"{cell.prefill / cell.flops:.2f}",
             f"{cell.decode:.2f}",
+            f"{cell.merged_prefill:.2f}",
+            f"{cell.merged_decode:.2f}",
         ]
         for (method, ratio, batch), cell in cells.items()
     ]
     reach = _counted(cells, lambda cell: cell.prefill >= 0.95 * cell.flops)
     slower = _counted(cells, lambda cell: min(cell.prefill, cell.decode) < 1)
+    merged = _counted(cells, lambda cell: min(cell.merged_prefill, cell.merged_decode) < 1)
     kind = "bfloat16" if name in SHAPES else "float32"
     words = (
         f"**{name}**, {kind}: prompts of {PROMPT} tokens, {NEW} decoded after each; medians of "
         f"{ROUNDS} rounds, dense and compressed in turn; {machine()}. At least 0.95 of what the "
         f"FLOPs promise in prefill: {reach} of {len(cells)} cells; slower than dense in prefill or "
-        f"decoding: {slower}."
+        f"decoding: {slower}; with factors merged where this decodes faster (`merge_factors`): "
+        f"{merged}."
     )
     return f"{words}\n\n{table(list(HEADER), rows)}"
 

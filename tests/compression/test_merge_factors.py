@@ -1,0 +1,142 @@
+"""Factors multiplied out where that is faster: the same outputs, counted as they then are."""
+
+import pytest
+import torch
+from tiny_models import family_folder
+
+import lrcore
+from lrcore.compression import merge_factors as merging
+from lrcore.layer import Linear
+from lrcore.models.layers import read_layer
+
+TOKENS = torch.arange(3, 43).view(2, 20)
+METHODS = ("svd", "svd_llm", "latentllm", "fused", "a3", "care")
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.network(input_ids=TOKENS).logits
+
+
+def compressed(folder, data, method, **changes):
+    recipe = lrcore.Recipe(
+        model=str(folder), data=str(data), samples=4, seq_len=32, ratio=0.3, method=method
+    )
+    return lrcore.compress(lrcore.load(str(folder)), recipe.with_(**changes))
+
+
+def projections(model):
+    layers = range(model.network.config.num_hidden_layers)
+    return [
+        (name, one)
+        for index in layers
+        for name, one in read_layer(model.network, index).matrices().items()
+    ]
+
+
+@pytest.fixture
+def dense_is_faster(monkeypatch):
+    """As if every matrix took less time than its factors."""
+
+    def seconds(modules, inputs):
+        assert len(modules) == len(inputs)
+        return [0.0 if isinstance(module, torch.nn.Linear) else 1.0 for module in modules]
+
+    monkeypatch.setattr(merging, "_seconds", seconds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_merged_computes_the_same_and_comes_back_bit_for_bit(
+    method, dense_is_faster, tiny_llama, story_file, tmp_path
+):
+    small = compressed(tiny_llama, story_file, method)
+    before = logits(small)
+    made = lrcore.merge_factors(small)
+    torch.testing.assert_close(logits(made), before, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits(small), before)
+    latents = {"care": {"k", "v"}}.get(method, set())
+    assert {name for name, one in projections(made) if not isinstance(one, Linear)} == latents
+    assert made.size.kv_values == small.size.kv_values
+    assert made.account.model.parameters == made.size.parameters >= small.size.parameters
+    lrcore.save(made, tmp_path / "made")
+    back = lrcore.load(str(tmp_path / "made"))
+    assert torch.equal(logits(back), logits(made))
+    assert back.account == made.account
+
+
+def test_factors_that_are_faster_stay(monkeypatch, tiny_llama, story_file):
+    monkeypatch.setattr(
+        merging,
+        "_seconds",
+        lambda modules, inputs: [float(isinstance(one, torch.nn.Linear)) for one in modules],
+    )
+    small = compressed(tiny_llama, story_file, "svd_llm")
+    made = lrcore.merge_factors(small)
+    assert not any(isinstance(one, Linear) for _, one in projections(made))
+    assert made.size == small.size
+
+
+def test_the_faster_of_both_is_taken_for_each_projection(monkeypatch, tiny_llama, story_file):
+    """By the median over the turns: one slow turn of the factors changes nothing."""
+    turns = []
+
+    def seconds(modules, inputs):
+        turns.append(len(modules))
+        dense = isinstance(modules[0], torch.nn.Linear)
+        own = [float(dense == (number % 2 == 0)) for number in range(len(modules))]
+        return [one + 5 * (len(turns) == 3 and not dense) for one in own]
+
+    monkeypatch.setattr(merging, "_seconds", seconds)
+    made = lrcore.merge_factors(compressed(tiny_llama, story_file, "svd_llm"))
+    kinds = [isinstance(one, Linear) for _, one in projections(made)]
+    assert kinds == [number % 2 == 1 for number in range(len(kinds))]
+
+
+def test_quantised_and_sparse_parts_stay(dense_is_faster, tiny_llama, story_file):
+    small = compressed(tiny_llama, story_file, "svd_llm")
+    for model in (lrcore.quantise(small, 8, group=16), lrcore.sparsify(small, small.recipe)):
+        made = lrcore.merge_factors(model)
+        assert made.size == model.size
+        assert torch.equal(logits(made), logits(model))
+
+
+def test_bases_that_layers_share_are_merged_and_saved(
+    dense_is_faster, tiny_llama, story_file, tmp_path
+):
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, ratio=0.3)
+    shared = lrcore.share_bases(lrcore.load(str(tiny_llama)), recipe=recipe)
+    made = lrcore.merge_factors(shared)
+    torch.testing.assert_close(logits(made), logits(shared), rtol=1e-4, atol=1e-4)
+    lrcore.save(made, tmp_path / "made")
+    assert torch.equal(logits(lrcore.load(str(tmp_path / "made"))), logits(made))
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "opt", "qwen3_moe", "deepseek_v3", "gemma3_text", "mistral"]
+)
+def test_other_families(family, dense_is_faster, tiny_llama, story_file, tmp_path):
+    folder = family_folder(family, tiny_llama, tmp_path / "model")
+    small = compressed(folder, story_file, "svd_llm")
+    made = lrcore.merge_factors(small)
+    torch.testing.assert_close(logits(made), logits(small), rtol=1e-4, atol=1e-4)
+    assert all(isinstance(one, Linear) for _, one in projections(made))
+
+
+def test_real_times_are_taken_and_generation_goes_on(tiny_llama, story_file):
+    small = compressed(tiny_llama, story_file, "latentllm")
+    made = lrcore.merge_factors(small, tokens=3)
+    torch.testing.assert_close(logits(made), logits(small), rtol=1e-4, atol=1e-4)
+    text = lrcore.generate(made, "Once", max_new_tokens=4)
+    assert text == lrcore.generate(small, "Once", max_new_tokens=4)
+
+
+def test_a_dense_model_has_nothing_to_merge(tiny_llama):
+    model = lrcore.load(str(tiny_llama))
+    assert lrcore.merge_factors(model).size == model.size
+
+
+def test_what_cannot_be_done_is_said(tiny_llama):
+    with pytest.raises(lrcore.InputError, match="tokens must be a whole number"):
+        lrcore.merge_factors(lrcore.load(str(tiny_llama)), tokens=0)
+    with pytest.raises(lrcore.InputError, match="without offload"):
+        lrcore.merge_factors(lrcore.load(str(tiny_llama), offload=True))
