@@ -13,6 +13,8 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
               two architectures with three seeds each, on WikiText-2 of the reference data
     real      perplexity of SmolLM2-135M on WikiText-2 of the reference data: the papers' pairings
               and ours at 10-50 %
+    accuracy  perplexity, accuracy on five tasks, sizes and seconds of SmolLM2-135M by the papers'
+              methods and ours: the table of README
     recipes   tables of the papers, which ship as sweeps, on SmolLM2-135M and WikiText-2
     images    accuracy on questions with images of a small LLaVA that it trains first: LatentLLM's
               table 4
@@ -46,6 +48,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from bench.accuracy import accuracy  # noqa: E402 (after the path)
 from bench.cached import cached  # noqa: E402 (after the path)
 from bench.cancel import cancel  # noqa: E402 (after the path)
 from bench.depth import depth  # noqa: E402 (after the path)
@@ -84,6 +87,7 @@ JOBS = {
     "prediction": prediction,
     "fresh": fresh,
     "real": real,
+    "accuracy": accuracy,
     "recipes": recipes,
     "images": images,
     "solve": solve,

@@ -1,0 +1,230 @@
+"""SmolLM2-135M-Instruct as the papers show a model: perplexity on two texts, accuracy on five
+tasks, parameters, KV cache and seconds.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lrcore
+from lrcore.evaluation.settings import TaskSettings
+from lrcore.evaluation.tasks import answer
+
+from .page import DOCUMENT, ROOT, empty_cache, note, recipe_of, table, timed, write_section
+from .quality import keep, read_record
+from .real import MODEL, reference_text
+
+RATIOS = (0.2, 0.4)
+SAMPLES, LENGTH = 128, 512  # of calibration
+TEXTS = {  # name in the table: file, windows of 2048 tokens, protocol
+    "WikiText-2": ("wikitext2.test.txt", 40, "gptq-2048"),
+    "C4": ("c4.sample.jsonl", 10, "gptq-2048-c4"),
+}
+TASKS = {
+    "ARC-E": "ARC-Easy.test.jsonl",
+    "ARC-C": "ARC-Challenge.test.jsonl",
+    "PIQA": "piqa.test.jsonl",
+    "WinoGrande": "winogrande.test.jsonl",
+    "OBQA": "openbookqa.test.jsonl",
+}
+ITEMS = 200  # of every task
+# Each method with the policy of its paper, uniform ranks where that has none; and ours
+ROWS = (
+    ("fused", "probed"),
+    ("a3", "uniform"),
+    ("modegpt", "softmax"),
+    ("latentllm", "uniform"),
+    ("svd_llm", "uniform"),
+    ("fused", "uniform"),
+    ("flap", "global_ranking"),
+)
+CACHED = ("care", "uniform", 0.5)  # the share of the KV cache
+DENSE = "dense"
+Cell = dict[str, Any]
+
+
+def accuracy(only: list[str]) -> None:
+    """Measure what the record lacks, figure by figure, and write the tables after every model; then
+    the seconds, with nothing cached, which are those of a machine that does nothing else.
+    """
+    if (text := reference_text(only)) is None:
+        return
+    model = lrcore.load(MODEL)
+    dense = measured(DENSE, model, text, None)
+    for recipe in recipes(text):
+        if lacking(known().get(key(recipe), {})):
+            measured(key(recipe), lrcore.compress(model, recipe), text, dense)
+        write_tables(known())
+    take_times(model, recipes(text))
+    write_tables(known())
+
+
+def recipes(text: Path) -> Iterator[lrcore.Recipe]:
+    base = lrcore.Recipe(
+        model=MODEL, data=str(text / "wikitext2.train.txt"), samples=SAMPLES, seq_len=LENGTH
+    )
+    first = [(*pair, RATIOS[0]) for pair in ROWS]
+    rest = [(*pair, ratio) for ratio in RATIOS[1:] for pair in ROWS]
+    for method, policy, ratio in (*first, CACHED, *rest):
+        yield recipe_of(base, method, policy=policy, ratio=ratio)
+
+
+def key(recipe: lrcore.Recipe) -> str:
+    return f"{recipe.method} {recipe.policy} {recipe.ratio}"
+
+
+# ---- what is measured
+
+
+def measured(name: str, model: lrcore.LoadedModel, text: Path, dense: Cell | None) -> Cell:
+    """The figures of a model, each kept as soon as it is there. dense: those of the dense model,
+    which standard errors are paired with; None for itself.
+    """
+    put(name, "parameters", model.size.parameters)
+    put(name, "kv_bytes", model.size.kv_bytes)
+    for figure in lacking(known()[name]):
+        if figure in TEXTS:
+            put(name, figure, perplexity(model, text, figure, dense))
+        else:
+            task = TaskSettings(str(text.parent / "tasks" / TASKS[figure]), ITEMS)
+            result = answer(model, task)
+            put(name, figure, {"accuracy": result["accuracy"], "error": result["accuracy_error"]})
+    return known()[name]
+
+
+def lacking(cell: Cell) -> list[str]:
+    """The texts and tasks that a cell has no figures of."""
+    return [figure for figure in (*TEXTS, *TASKS) if figure not in cell]
+
+
+def perplexity(
+    model: lrcore.LoadedModel, text: Path, figure: str, dense: Cell | None
+) -> dict[str, Any]:
+    """Of one text, with the loss of every window of the dense model, or the standard error of the
+    difference to it, paired by window.
+    """
+    file, windows, protocol = TEXTS[figure]
+    found = lrcore.evaluate(model, str(text / file), samples=windows, protocol=protocol)
+    if dense is None:
+        return {"perplexity": found.perplexity, "window_nll": list(found.window_nll)}
+    theirs = dense[figure]["window_nll"]
+    steps = [own - one for own, one in zip(found.window_nll, theirs, strict=True)]
+    error = found.perplexity * statistics.stdev(steps) / math.sqrt(len(steps))
+    return {"perplexity": found.perplexity, "error": error}
+
+
+def take_times(model: lrcore.LoadedModel, every: Iterator[lrcore.Recipe]) -> None:
+    """Seconds from the second moments to each model that has none, probes and all, with an empty
+    cache; and of calibrating.
+    """
+    left = [recipe for recipe in every if "seconds" not in known()[key(recipe)]]
+    if not left:
+        return
+    with empty_cache():
+        calibration, took = timed(partial(lrcore.calibrate, model, left[0]))
+    put(DENSE, "seconds", round(took, 1))  # what calibration takes
+    for recipe in left:
+        with empty_cache():
+            _, took = timed(partial(made, model, calibration, recipe))
+        note(f"accuracy: {key(recipe)} in {took:.1f} s")
+        put(key(recipe), "seconds", round(took, 1))
+
+
+def made(
+    model: lrcore.LoadedModel, calibration: lrcore.Calibration, recipe: lrcore.Recipe
+) -> lrcore.LoadedModel:
+    factors = lrcore.factorise(model, calibration, recipe.method)
+    return lrcore.compress(model, recipe, lrcore.measure_evidence(model, factors, recipe))
+
+
+def known() -> dict[str, Cell]:
+    return read_record().get(MODEL, {}).get("accuracy", {})
+
+
+def put(name: str, figure: str, value: Any) -> None:
+    """Keep a figure; the record is read again, for another process may have added to it."""
+    record = read_record()
+    cells = record.setdefault(MODEL, {"cells": {}}).setdefault("accuracy", {})
+    cells.setdefault(name, {})[figure] = value
+    keep(record)
+    note(f"accuracy: {name}, {figure}")
+
+
+# ---- tables
+
+
+def write_tables(cells: dict[str, Cell]) -> None:
+    """Perplexity, mean accuracy, sizes and seconds into README and docs/benchmarks.md, the
+    accuracies on each task into the latter.
+    """
+    order = [DENSE, *(f"{method} {policy} {ratio}" for method, policy, ratio in in_order())]
+    whole = {name: cells[name] for name in order if name in cells and not lacking(cells[name])}
+    if not whole:
+        return
+    header = ["method", "policy", "removed", *TEXTS, "mean accuracy, %"]
+    header += ["parameters", "KV bytes per token", "seconds"]
+    lines = [summary_line(name, cell) for name, cell in whole.items()]
+    summary = f"{table(header, lines)}\n\n{words(whole)}"
+    write_section("accuracy", summary, ROOT / "README.md")
+    header = ["method", "policy", "removed", *TASKS, "mean"]
+    lines = [
+        [*heading(name), *(percent([cell[one]]) for one in TASKS), mean(cell)]
+        for name, cell in whole.items()
+    ]
+    write_section("accuracy", f"{summary}\n\n{table(header, lines)}", DOCUMENT)
+
+
+def in_order() -> list[tuple[str, str, float]]:
+    return [(*pair, ratio) for ratio in RATIOS for pair in ROWS] + [CACHED]
+
+
+def words(cells: dict[str, Cell]) -> str:
+    """The protocol of the table."""
+    texts = " and ".join(
+        f"the first {windows} windows of 2048 tokens of {name} (`{protocol}`)"
+        for name, (_, windows, protocol) in TEXTS.items()
+    )
+    calibrated = cells[DENSE].get("seconds")
+    more = "" if calibrated is None else f", to which calibration adds {calibrated:.0f}"
+    return (
+        f"SmolLM2-135M-Instruct (instruct-tuned, dequantised from 4 bits), calibrated on {SAMPLES} "
+        f"windows of {LENGTH} tokens of WikiText-2's training text. Perplexity of {texts}, ± the "
+        "standard error of the difference to the dense model, paired by window. Accuracy on "
+        f"{', '.join(TASKS)}, the first {ITEMS} items of each, without examples, ± its standard "
+        "error. Removed: share of the decoder-linear parameters, with CARE of the KV cache. "
+        "Seconds: from the second moments to the compressed model, probes and all, on two CPU "
+        f"cores with nothing cached{more}. `python scripts/benchmarks.py accuracy` makes the table."
+    )
+
+
+def heading(name: str) -> list[str]:
+    if name == DENSE:
+        return [DENSE, "–", "–"]
+    method, policy, ratio = name.split()
+    return [method, policy, f"{float(ratio):.0%}{' of KV' if method == CACHED[0] else ''}"]
+
+
+def summary_line(name: str, cell: Cell) -> list[str]:
+    took = "–" if name == DENSE or "seconds" not in cell else f"{cell['seconds']:.0f}"
+    texts = [figure(cell[one]) for one in TEXTS]
+    return [*heading(name), *texts, mean(cell), f"{cell['parameters']:,}", cell["kv_bytes"], took]
+
+
+def figure(text: dict[str, Any]) -> str:
+    error = f" ± {text['error']:.2f}" if "error" in text else ""
+    return f"{text['perplexity']:.2f}{error}"
+
+
+def mean(cell: Cell) -> str:
+    return percent([cell[one] for one in TASKS])
+
+
+def percent(tasks: Sequence[dict[str, float]]) -> str:
+    """Mean accuracy of tasks that have as many items each, with its standard error."""
+    error = math.hypot(*(task["error"] for task in tasks)) / len(tasks)
+    return f"{statistics.mean(task['accuracy'] for task in tasks):.1%} ± {error:.1%}".replace(
+        "%", ""
+    )
