@@ -5,7 +5,7 @@ other field is set by the code that makes the value.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
@@ -103,10 +103,21 @@ def read_options(owner: str, kind: type[Chosen], given: Mapping[str, Any]) -> Ch
 
     Raises InputError for an unknown name or a value out of range.
     """
-    by_name = {option.name: option for option in options_of(kind)}
+    return kind(**read_values(owner, options_of(kind), given))
+
+
+def read_values(
+    owner: str, options: Iterable[Option], given: Mapping[str, Any]
+) -> dict[str, Value]:
+    """The values given for options, by name, each in its type. owner: what has these options, such
+    as "method a3".
+
+    Raises InputError for an unknown name or a value out of range.
+    """
+    by_name = {option.name: option for option in options}
     for name in given:
         if name not in by_name:
             if not by_name:
                 raise InputError(f"{owner} has no options; got '{name}'.")
             raise unknown(f"option of {owner}", str(name), by_name)
-    return kind(**{name: by_name[name].read(value) for name, value in given.items()})
+    return {name: by_name[name].read(value) for name, value in given.items()}

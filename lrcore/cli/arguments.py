@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..models.hub import on_this_machine
 from ..recipe import Recipe
 from ..settings import setting, settings_of
 from .console import say
@@ -63,6 +64,7 @@ class Loading:
 
         Raises InputError as `lrcore.load` and `lrcore.merge_factors` do.
         """
+        on_this_machine(model, self.revision)  # its mistakes are said before torch is imported
         import lrcore
 
         loaded = lrcore.load(model, self.revision, self.dtype, self.device, self.offload)

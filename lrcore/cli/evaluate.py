@@ -96,11 +96,11 @@ def compare(
 
     Loss, KL divergence and top-1 agreement with the first, and what each costs.
     """
-    from ..evaluation import side_by_side
-
     if html is not None:
         check_file(html)
     loaded = [loading.load(name) for name in models]
+    from ..evaluation import side_by_side
+
     result = side_by_side.side_by_side(loaded, settings, further.speed, further.local, progress)
     if html is not None:
         write_text(html, side_by_side.html(result))

@@ -26,8 +26,8 @@ def generate(
     """Continue a prompt. Prints it and, as it is made, what follows."""
     import lrcore
 
-    settings = generation.to_dict()
-    pieces = lrcore.stream(loading.load(model), prompt, **settings)
+    loaded, settings = loading.load(model), generation.to_dict()
+    pieces = lrcore.stream(loaded, prompt, **settings)
     if as_json:
         print_json({"model": model, "prompt": prompt, "text": "".join(pieces), **settings})
         return

@@ -3,7 +3,7 @@ and they change with the code alone.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from ..as_json import json_text
 from ..cache import keep_value, read_as
 from ..errors import Shortage, as_name, unknown
 from ..files import cache_folder, cache_key
+from ..options import Option, read_values
+from ..recipe import Recipe
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -28,11 +30,21 @@ def summaries() -> Any:
     return kept("methods", _summaries, _listed)
 
 
-def check_names(method: str, policy: str) -> None:
-    """Raises InputError with the nearest name for an unknown method or policy."""
-    for kind, name, rows in zip(("method", "policy"), (method, policy), summaries(), strict=True):
-        if name not in (names := [row["name"] for row in rows]):
-            raise unknown(kind, as_name(name), names)
+def check_choices(recipe: Recipe) -> None:
+    """Raises InputError, with the nearest name, for an unknown method, policy or option of theirs,
+    and for a value that an option cannot have; without torch, whose import takes seconds.
+    """
+    methods, policies = summaries()
+    _check("method", methods, recipe.method, recipe.options)
+    _check("policy", policies, recipe.policy, recipe.policy_options)
+
+
+def _check(kind: str, rows: Sequence[Any], name: str, given: Mapping[str, Any]) -> None:
+    """rows: of the methods or policies, as they describe themselves."""
+    by_name = {row["name"]: row for row in rows}
+    if name not in by_name:
+        raise unknown(kind, as_name(name), by_name)
+    read_values(f"{kind} {name}", (Option(**one) for one in by_name[name]["options"]), given)
 
 
 def _described() -> dict[str, Any]:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, quoted
+from ..models.hub import on_this_machine
 from ..recipe import MAPPINGS, Recipe
-from .listing import check_names
+from .listing import check_choices
 
 
 def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool = True) -> Recipe:
@@ -26,12 +27,9 @@ def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool
     for name in MAPPINGS.keys() & given.keys():
         given[name] = {**getattr(base, name), **dict(map(READERS[name], given[name]))}
     recipe = base.with_(**given)
-    check_names(recipe.method, recipe.policy)  # before torch is imported, which takes seconds
-    from ..methods import find_method
-    from ..policies import find_policy
-
-    find_method(recipe.method).choose(recipe.options)
-    find_policy(recipe.policy).choose(recipe.policy_options)
+    check_choices(recipe)
+    if model:
+        on_this_machine(recipe.model, recipe.revision)  # before torch is imported
     return recipe
 
 

@@ -15,6 +15,7 @@ from ..compression.sharing import Sharing
 from ..compression.shortening.settings import Shortening
 from ..compression.slicing.settings import Slicing
 from ..compression.sparsifying import Sparsifying
+from ..models.hub import on_this_machine
 from ..recipe import Recipe
 from .arguments import AsJson, FolderOrRun, Loading, Model
 from .console import progress, show
@@ -42,11 +43,12 @@ def shorten(
 
     What is left is a dense model: `compress`, `evaluate` and `export --stock` take the folder.
     """
+    _check(out, model, loading.revision)
     import lrcore
 
-    _check(out)
     layers, by = shortening.layers, shortening.by
-    made = lrcore.shorten(loading.load(model), recipe.with_(model=model), layers, by, progress)
+    dense = loading.load(model)
+    made = lrcore.shorten(dense, recipe.with_(model=model), layers, by, progress)
     _keep(made, out, as_json)
 
 
@@ -65,11 +67,12 @@ def prune_experts(
     Every layer loses equally many. What is left is a dense model of the same family: `compress`,
     `evaluate` and `export --stock` take the folder.
     """
+    _check(out, model, loading.revision)
     import lrcore
 
-    _check(out)
     recipe = recipe.with_(model=model)
-    _keep(lrcore.prune_experts(loading.load(model), recipe, pruning, progress), out, as_json)
+    dense = loading.load(model)
+    _keep(lrcore.prune_experts(dense, recipe, pruning, progress), out, as_json)
 
 
 @app.command(name="slice")
@@ -87,12 +90,13 @@ def slice_(
     The ratio counts decoder-linear parameters, residual matrices among them.
     `evaluate`, `generate` and `export` take the folder.
     """
+    _check(out, model, loading.revision)
     import lrcore
 
-    _check(out)
     recipe = recipe.with_(model=model)
     rotations, multiple = slicing.rotations, slicing.multiple
-    made = lrcore.slice_hidden(loading.load(model), recipe, rotations, multiple, progress)
+    dense = loading.load(model)
+    made = lrcore.slice_hidden(dense, recipe, rotations, multiple, progress)
     _keep(made, out, as_json)
 
 
@@ -110,9 +114,9 @@ def share(
 
     The ratio counts decoder-linear parameters. `evaluate`, `generate` and `export` take the folder.
     """
+    _check(out, model, loading.revision)
     import lrcore
 
-    _check(out)
     dense, text = loading.load(model), recipe.with_(model=model)
     _keep(lrcore.share_bases(dense, text, sharing.group, progress), out, as_json)
 
@@ -169,9 +173,9 @@ def sparsify(
 
     The size falls, masks counted; no CPU is faster by it.
     """
+    _check(out, model, loading.revision)
     import lrcore
 
-    _check(out)
     before, text = loading.load(model), recipe.with_(model=model)
     _keep(lrcore.sparsify(before, text, sparsifying, progress), out, as_json)
 
@@ -215,7 +219,10 @@ def heal(
     show(as_json, {"out": str(folder), "healing": healing, **sizes})
 
 
-def _check(out: Path) -> None:
+def _check(out: Path, model: str | None = None, revision: str | None = None) -> None:
+    """Raises InputError where there is no such model, or `out` cannot be written."""
+    if model is not None:
+        on_this_machine(model, revision)
     from lrcore.checkpoints.checkpoint import check_target
 
     check_target(out)

@@ -66,6 +66,18 @@ def locate(name: str, revision: str | None = None) -> Path:
     Raises InputError where the name is no built-in model, existing folder or GGUF file, or readable
     hub repository.
     """
+    if (here := on_this_machine(name, revision)) is not None:
+        return here
+    if in_repository := _HUB_FILE.fullmatch(name):
+        return _download(in_repository[1], revision, in_repository[2])
+    return _download(name, revision)
+
+
+def on_this_machine(name: str, revision: str | None = None) -> Path | None:
+    """What `locate` gives of a name for which it asks no hub; None for a name that a hub may have.
+
+    Nothing heavy is imported. Raises InputError as `locate` does.
+    """
     if name in DEMO_MODELS:
         return _demo(name)
     if name in PACKAGED:
@@ -89,10 +101,9 @@ def locate(name: str, revision: str | None = None) -> Path:
             f"'{name}' is a file. Give the folder that holds config.json, *.safetensors and the "
             "tokenizer files, or a .gguf file."
         )
-    if in_repository := _HUB_FILE.fullmatch(name):
-        return _download(in_repository[1], revision, in_repository[2])
-    _refuse_what_no_hub_has(name)
-    return _download(name, revision)
+    if _HUB_FILE.fullmatch(name) is None:
+        _refuse_what_no_hub_has(name)
+    return None
 
 
 def _check_kinds(path: Path) -> None:
