@@ -24,6 +24,7 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
               against parameters, KV cache and milliseconds, from the record
     speed     a slider move against the decomposition behind it, and the first spectra
     stages    what every stage takes on SmolLM2-135M, beside the forward passes
+    start     seconds until a command says something
     growth    how seconds and memory grow with layers, width and tokens
     throughput  prefill and decoding against the dense model, beside the ratio of the FLOPs:
               SmolLM2-135M, and a made-up model of 1.1 billion parameters
@@ -69,6 +70,7 @@ from bench.real import real  # noqa: E402 (after the path)
 from bench.recipes import check_names, recipes  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.stages import stages  # noqa: E402 (after the path)
+from bench.start import start  # noqa: E402 (after the path)
 from bench.threads import threads  # noqa: E402 (after the path)
 from bench.throughput import throughput  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
@@ -95,6 +97,7 @@ JOBS = {
     "pareto": pareto,
     "speed": speed,
     "stages": stages,
+    "start": start,
     "growth": growth,
     "throughput": throughput,
     "gpu": gpu,

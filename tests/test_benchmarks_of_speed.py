@@ -12,7 +12,7 @@ from lrcore.evaluation import cost
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
-from bench import gpu, growth, made_up, page, stages, throughput  # noqa: E402 (no package)
+from bench import gpu, growth, made_up, page, stages, start, throughput  # noqa: E402 (no package)
 
 sys.path.remove(SCRIPTS)
 
@@ -150,3 +150,15 @@ def test_tokens_of_all_sequences_of_a_batch_count(monkeypatch) -> None:
     assert set(seen) == {((4, 8), 2)}
     with pytest.raises(lrcore.InputError, match="batch"):
         lrcore.measure_speed([model], batch=0)
+
+
+def test_the_command_line_is_timed_to_its_first_line(monkeypatch) -> None:
+    written = {}
+    monkeypatch.setattr(start, "ROUNDS", 1)
+    monkeypatch.setattr(start, "COMMANDS", {"--help": 1e9, "evaluate /nonexistent": 0.0})
+    monkeypatch.setattr(start, "write_section", lambda name, text: written.update({name: text}))
+    start.start([])
+    lines = written["start"].splitlines()
+    assert lines[-2].startswith("| `--help` | ")
+    assert lines[-2].endswith(" |  |")
+    assert lines[-1].endswith("| missed |")

@@ -9,7 +9,7 @@ import typer
 from ..models.hub import on_this_machine
 from ..recipe import Recipe
 from ..settings import setting, settings_of
-from .console import say
+from .console import progress, say
 
 _SOURCE = {name: one.about for name, one in settings_of(Recipe).items() if one.group == "source"}
 
@@ -65,6 +65,7 @@ class Loading:
         Raises InputError as `lrcore.load` and `lrcore.merge_factors` do.
         """
         on_this_machine(model, self.revision)  # its mistakes are said before torch is imported
+        progress.waits_for("load")
         import lrcore
 
         loaded = lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
@@ -85,6 +86,7 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
 
 def load_dense(recipe: Recipe) -> Any:
     """The dense model of a recipe. Raises InputError as `lrcore.load` does."""
+    progress.waits_for("load")
     import lrcore
 
     return noted(
@@ -94,6 +96,7 @@ def load_dense(recipe: Recipe) -> Any:
 
 def noted(model: Any) -> Any:
     """The same loaded model, whose note was said where it has one."""
+    progress.clear()
     if model.note:
         say(f"note: {model.name}: {model.note}")
     return model

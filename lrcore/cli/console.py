@@ -39,6 +39,11 @@ class ProgressLine:
             _to_stderr(f"{stage} ({total})\n")
         self._stage = stage
 
+    def waits_for(self, stage: str) -> None:
+        """Say on a terminal what takes seconds before anything can be counted, such as imports."""
+        if sys.stderr.isatty():
+            self(stage, 0, 1)
+
     def clear(self) -> None:
         """Give the line back before something else is said."""
         if self._open:

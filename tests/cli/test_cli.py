@@ -228,11 +228,18 @@ def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch, tmp_path):
         main(["methods"])
 
 
-def test_progress_renews_one_line_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_a_terminal_shows_at_once_that_a_model_is_loaded(monkeypatch, tiny_opt):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(["generate", str(tiny_opt), "--prompt", "a", "--max-new-tokens", "2"]) == 0
+    assert sys.stderr.getvalue() == "\r\x1b[Kload 0/1\r\x1b[K"
+
+
+def test_progress_renews_one_line_on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     line = ProgressLine()
     for step in range(3):
