@@ -4,6 +4,7 @@ A pair of factors has fewer multiply-adds than its matrix, but two products, and
 picks and puts back columns: with few tokens at once the calls count more than the multiply-adds.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from ..errors import InputError
 from ..forms import Blocks, dense
 from ..hardware import wait_for
 from ..layer import Layer, Linear, LowRank, Projection, Stored
+from ..memory import free_memory, raise_unless_free
 from ..models.architectures import decoder_layers
 from ..models.counting import count_account
 from ..models.layers import clone, device_of, read_exact, write_layer
@@ -34,15 +36,16 @@ def merge_factors(
     model: LoadedModel, tokens: int = 1, progress: Progress | None = None
 ) -> LoadedModel:
     """The model with the factors of a projection multiplied out, W = U V, where the matrix is
-    faster on the device that the model is on. For running it: what is merged takes the memory of
-    the dense matrix again, which `size` and `account` count.
+    faster on the device that the model is on; the model itself where none is. For running it: what
+    is merged takes the memory of the dense matrix again, which `size` and `account` count.
 
     tokens: that a projection is given at once; 1 is decoding one sequence. While it is measured,
     the dense matrices of all factors are held. Cached latents stay, and so do quantised and sparse
     parts, experts, and narrower heads and MLPs, which no matrix undoes. The model given is
     untouched. Outputs differ by rounding.
 
-    Raises InputError for tokens below 1 and for offloaded layers.
+    Raises InputError for tokens below 1 and for offloaded layers, and Shortage where memory does
+    not suffice for the matrices.
     """
     check_least("tokens", tokens, 1)
     if model.offloaded:
@@ -52,10 +55,17 @@ def merge_factors(
         )
     progress, network = progress or silent, clone(model.network)
     layers = [read_exact(network, index) for index in range(len(decoder_layers(network)))]
-    pairs = [pair for index, layer in enumerate(layers) for pair in _pairs(index, layer)]
+    _check_memory(network, layers)
+    pairs = [
+        _Pair(index, name, value, Linear(_product(value), value.bias))
+        for index, layer in enumerate(layers)
+        for name, value in _factored(layer)
+    ]
     merged: dict[int, dict[str, Projection]] = {}
     for pair in _faster_dense(pairs, _inputs(network, pairs, tokens), progress):
         merged.setdefault(pair.layer, {})[pair.name] = pair.matrix
+    if not merged:
+        return model
     for index, changed in merged.items():
         write_layer(network, layers[index].with_matrices(**changed))
     return _merged_model(model, network, merged)
@@ -71,12 +81,28 @@ class _Pair:
     matrix: Linear
 
 
-def _pairs(index: int, layer: Layer) -> Iterator[_Pair]:
-    """The projections of a layer that may be merged."""
+def _factored(layer: Layer) -> Iterator[tuple[str, LowRank | Stored]]:
+    """The projections of a layer that may be merged, by name."""
     latents = [layer.attention.cached_latent(name) for name in "kv"]
     for name, value in layer.matrices().items():
         if not isinstance(value, Linear) and value not in latents and _plain(value):
-            yield _Pair(index, name, value, Linear(_product(value), value.bias))
+            yield name, value
+
+
+def _check_memory(network: PreTrainedModel, layers: Sequence[Layer]) -> None:
+    """Raise Shortage where the matrices are more than is free."""
+    shapes = [_shape(value) for layer in layers for _, value in _factored(layer)]
+    need = sum(math.prod(shape) for shape in shapes) * network.dtype.itemsize
+    if device_of(network).type == "cpu":
+        remedy = "Run the model with its factors."
+        raise_unless_free(need, "The matrices of the factors", remedy, free_memory())
+
+
+def _shape(value: LowRank | Stored) -> tuple[int, int]:
+    """[out, in] of a projection."""
+    if isinstance(value, Stored):
+        return value.form.shape
+    return value.up.shape[0], value.down.shape[1]
 
 
 def _plain(value: LowRank | Stored) -> bool:

@@ -71,9 +71,7 @@ def test_factors_that_are_faster_stay(monkeypatch, tiny_llama, story_file):
         lambda modules, inputs: [float(isinstance(one, torch.nn.Linear)) for one in modules],
     )
     small = compressed(tiny_llama, story_file, "svd_llm")
-    made = lrcore.merge_factors(small)
-    assert not any(isinstance(one, Linear) for _, one in projections(made))
-    assert made.size == small.size
+    assert lrcore.merge_factors(small) is small
 
 
 def test_the_faster_of_both_is_taken_for_each_projection(monkeypatch, tiny_llama, story_file):
@@ -95,9 +93,7 @@ def test_the_faster_of_both_is_taken_for_each_projection(monkeypatch, tiny_llama
 def test_quantised_and_sparse_parts_stay(dense_is_faster, tiny_llama, story_file):
     small = compressed(tiny_llama, story_file, "svd_llm")
     for model in (lrcore.quantise(small, 8, group=16), lrcore.sparsify(small, small.recipe)):
-        made = lrcore.merge_factors(model)
-        assert made.size == model.size
-        assert torch.equal(logits(made), logits(model))
+        assert lrcore.merge_factors(model) is model
 
 
 def test_bases_that_layers_share_are_merged_and_saved(
@@ -132,7 +128,19 @@ def test_real_times_are_taken_and_generation_goes_on(tiny_llama, story_file):
 
 def test_a_dense_model_has_nothing_to_merge(tiny_llama):
     model = lrcore.load(str(tiny_llama))
-    assert lrcore.merge_factors(model).size == model.size
+    assert lrcore.merge_factors(model) is model
+
+
+def test_memory_that_does_not_suffice_is_said_before_it_is_taken(
+    monkeypatch, tiny_llama, story_file
+):
+    small = compressed(tiny_llama, story_file, "svd_llm")
+    need = sum(one.weight.numel() for _, one in projections(small)) * 4
+    monkeypatch.setattr(merging, "free_memory", lambda: need - 1)
+    with pytest.raises(lrcore.Shortage, match="Run the model with its factors"):
+        lrcore.merge_factors(small)
+    monkeypatch.setattr(merging, "free_memory", lambda: need)
+    lrcore.merge_factors(small)
 
 
 def test_what_cannot_be_done_is_said(tiny_llama):

@@ -38,7 +38,8 @@ class MeasureJob(Job):
 @dataclass(frozen=True)
 class SpeedJob(Job):
     """Tokens per second of runs and of their dense model, taking turns, so that a busy machine
-    slows all of them alike. runs: their ids.
+    slows all of them alike; of a run whose factors are slower than their matrices, also with these
+    merged. runs: their ids.
     """
 
     kind: ClassVar[str] = "speed"
@@ -55,13 +56,37 @@ class SpeedJob(Job):
             groups.setdefault(model_key(run.recipe), []).append(run)
         for own in groups.values():
             dense = load_dense(store, own[0].recipe, reporter)
-            models = [dense, *(store.small(run) for run in own)]
-            first, *rest = lrcore.measure_speed(models, progress=reporter.progress)
-            where = {"device": str(dense.device), "dtype": dense.dtype}
-            for run, speed in zip(own, rest, strict=True):
-                figures = {"dense": first.to_dict(), "small": speed.to_dict(), "where": where}
-                store.runs.add_result(run.id, "speed", where, figures)
+            self._measure(store, dense, own, reporter)
         return list(self.runs)
+
+    def _measure(
+        self, store: Store, dense: lrcore.LoadedModel, runs: list[lrcore.Run], reporter: Reporter
+    ) -> None:
+        small = [store.small(run) for run in runs]
+        merged = [_merged(one, reporter) for one in small]
+        models = [dense, *small, *(one for one in merged if one is not None)]
+        first, *rest = lrcore.measure_speed(models, progress=reporter.progress)
+        own, others = rest[: len(runs)], iter(rest[len(runs) :])
+        where = {"device": str(dense.device), "dtype": dense.dtype}
+        for run, speed, other in zip(runs, own, merged, strict=True):
+            figures = {"dense": first.to_dict(), "small": speed.to_dict(), "where": where}
+            if other is not None:
+                figures["merged"] = next(others).to_dict()
+            store.runs.add_result(run.id, "speed", where, figures)
+
+
+def _merged(model: lrcore.LoadedModel, reporter: Reporter) -> lrcore.LoadedModel | None:
+    """The model with factors merged where that is faster; None where nothing is, where memory does
+    not suffice, or where layers are offloaded.
+    """
+    if model.offloaded:
+        return None
+    try:
+        merged = lrcore.merge_factors(model, progress=reporter.progress)
+    except lrcore.Shortage as error:
+        reporter.note(str(error))
+        return None
+    return None if merged is model else merged
 
 
 def load_dense(

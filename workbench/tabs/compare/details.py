@@ -46,8 +46,9 @@ def task_values(own: Details, side: str) -> tuple[dict[str, float], dict[str, fl
 
 
 def speeds(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Any]:
-    """The latest speeds of the runs that have any, by id: {"dense", "small", "where"}. A run was
-    measured in turns with its dense model; where: on which device, in records that have it.
+    """The latest speeds of the runs that have any, by id: {"dense", "small", "merged", "where"}. A
+    run was measured in turns with its dense model; merged: with its factors multiplied out, where
+    that was faster; where: on which device, in records that have it.
     """
     speeds_of = {run.id: store.runs.results(run.id, "speed") for run in runs}
     return {run_id: own[-1] for run_id, own in speeds_of.items() if own}

@@ -43,6 +43,8 @@ METRICS = {
     "flops_per_token": Metric("Compute per token", lambda value: f"{short(value)}FLOPs"),
     "prefill": Metric("Prefill speed", speed, max),
     "decode": Metric("Decode speed", speed, max),
+    "merged_prefill": Metric("Prefill speed, factors merged", speed, max),
+    "merged_decode": Metric("Decode speed, factors merged", speed, max),
 }
 MEASURED = ("perplexity", "excess", "kl", "top1")  # on a text
 COSTS = ("megabytes", "parameters", "kv_bytes_per_token", "flops_per_token")
@@ -94,7 +96,8 @@ class Table:
 class Known:
     """What was measured beside perplexity, by the id of the run.
 
-    speeds: {"dense", "small"}; details: as `details` gives them.
+    speeds: {"dense", "small", "merged"}, without the last where no factors were merged; details:
+    as `details` gives them.
     """
 
     speeds: Mapping[str, Any] = field(default_factory=dict)
@@ -148,6 +151,8 @@ def run_figures(run: lrcore.Run, evaluation: dict[str, Any] | None, known: Known
     summary, speed = run.account.to_dict(), known.speeds.get(run.id)
     values = {name: summary[name] for name in COSTS}
     values |= {name: speed["small"][name] for name in SPEEDS} if speed else {}
+    merged = (speed or {}).get("merged", {})
+    values |= {f"merged_{name}": merged[name] for name in SPEEDS if name in merged}
     values |= numbers(evaluation, perplexity="perplexity", excess="delta", kl="kl", top1="top1")
     more, errors = run_values(known.details.get(run.id, {}))
     error = (evaluation or {}).get("delta_error")
