@@ -35,6 +35,7 @@ from .remaking import Again
 # Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
 # to check what that led to.
 ASIDE = 64
+LEAST_ASIDE = 16  # also where the moments are of fewer: a mean over one window has no error
 FORMAT = 6  # of the cached files; increase it whenever what is collected changes its meaning
 
 
@@ -51,8 +52,9 @@ class Calibration:
 
     key: a hash of everything they depend on. layers: how many there are. protocol: the same as
     plain values. tokens: the windows [n, t], for methods and policies that run the model again.
-    aside: windows of the same text that share no token with them, [at most ASIDE and 2 n, t]. Ids
-    beyond the vocabulary are patches of images, which the model knows (see image_tokens.py).
+    aside: windows of the same text that share no token with them, [m, t]: 2 n, but LEAST_ASIDE to
+    ASIDE of them, as far as the text has them. Ids beyond the vocabulary are patches of images,
+    which the model knows (see image_tokens.py).
     extra: folder of the statistics that `also` collected. gradients: folders of the statistics that
     calibration/gradients.py collected. held: keeps these folders in the cache. again: of each of
     them, what collects a damaged file of it again.
@@ -167,7 +169,8 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         "tokens": windows.tokens.numel(),
         "dtype": str(model.network.dtype),
     }
-    aside = data.windows_aside(texts, encoder, windows, min(ASIDE, 2 * len(windows.tokens)))
+    wanted = min(ASIDE, max(LEAST_ASIDE, 2 * len(windows.tokens)))
+    aside = data.windows_aside(texts, encoder, windows, wanted)
     see(encoder, aside)
     held = (hold(folder),)
     again = {folder: _collect(model, windows.tokens, needs, folder, progress)}

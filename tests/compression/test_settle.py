@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lrcore
+from lrcore.calibration.calibrate import LEAST_ASIDE
 from lrcore.compression import settle as settling
 from lrcore.compression.evidence.windows import windows_of
 from lrcore.evidence import AgainstUniform, LossCurve
@@ -140,3 +141,15 @@ def test_ranks_that_uniform_ones_cannot_replace_are_given(tiny_opt, story_file) 
     assert plan.ranks == lrcore.allocate(factors, recipe).ranks
     assert plan.account.achieved >= 0.5
     assert plan.against_uniform is None
+
+
+def test_a_plan_of_one_calibration_window_is_measured_on_several(tiny_opt, story_file) -> None:
+    model = lrcore.load(str(tiny_opt))
+    data = {"data": str(story_file), "samples": 1, "seq_len": 32}
+    recipe = lrcore.Recipe(method="a3", policy="probed", ratio=0.3, **data)
+    factors = lrcore.prepare(model, recipe)
+    windows = windows_of(factors.calibration)
+    assert windows.apart
+    assert (len(windows.probing), len(windows.checking)) == (LEAST_ASIDE / 2, LEAST_ASIDE / 2)
+    found = lrcore.settle(model, factors, recipe).against_uniform
+    assert 0 < found.standard_error < found.uniform

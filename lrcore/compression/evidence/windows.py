@@ -28,7 +28,7 @@ class Windows:
 
 
 def windows_of(calibration: Calibration) -> Windows:
-    """As many windows of each kind as the calibration has, at most 32, of the same text.
+    """As many windows of each kind as the calibration has, but 8 to 32, of the same text.
 
     Of the windows aside every second one is kept for checking. Where there are too few for both,
     all serve for both; where there are too few for one, the calibration's own windows do.
