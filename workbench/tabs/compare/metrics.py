@@ -139,8 +139,11 @@ def dense_figures(
     """The dense model of a run. ids: of all its runs; what one of them knows of it holds."""
     summary = run.account.to_dict()
     values = {name: summary[f"dense_{name}"] for name in COSTS}
-    speed = next((known.speeds[one]["dense"] for one in ids if one in known.speeds), None)
-    values |= {name: speed[name] for name in SPEEDS} if speed else {}
+    measured = [known.speeds[one] for one in ids if one in known.speeds]
+    values |= {name: measured[0]["dense"][name] for name in SPEEDS} if measured else {}
+    # it has no factors: what runs with merged ones are held against
+    merged = next((one["dense"] for one in measured if "merged" in one), {})
+    values |= {f"merged_{name}": merged[name] for name in SPEEDS if name in merged}
     scored = (known.details[one] for one in ids if "tasks" in known.details.get(one, {}))
     score, errors = task_values(next(scored, {}), "dense")
     values |= numbers(evaluation, perplexity="dense_perplexity") | score
