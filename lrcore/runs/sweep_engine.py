@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -115,7 +115,7 @@ def _run(
             for text in texts or [None]
         ]
     seconds = time.perf_counter() - began
-    account = _account(model, sweep.base.seq_len)
+    account = _account(cell, model, models.dense, sweep.base.seq_len)
     costs = store.costs(model, models.dense, sweep.speed, progress)
     if sweep.speed and cell.steps:
         costs = {**costs, "making_seconds": seconds}
@@ -163,8 +163,14 @@ def _made(models: ChainModels, cell: Cell, store: SweepStore, progress: Progress
     return model
 
 
-def _account(model: LoadedModel, context: int) -> Mapping[str, Any]:
-    """Size and cost by formula, under the names of the columns."""
-    if model.account is not None:
-        return model.account.model.to_dict() | {"achieved": model.account.achieved}
-    return count_account(model.network, context).to_dict() | {"achieved": 0.0}
+def _account(cell: Cell, model: LoadedModel, dense: LoadedModel, context: int) -> Mapping[str, Any]:
+    """Size and cost by formula, under the names of the columns. What several steps achieve is
+    counted from the dense model, but times, which were measured beside the step before.
+    """
+    account = model.account
+    if account is None:
+        return count_account(model.network, context).to_dict() | {"achieved": 0.0}
+    if len(cell.steps) > 1 and account.budget != "latency":
+        counted = context if model.recipe is None else model.recipe.seq_len
+        account = replace(account, dense=count_account(dense.network, counted))
+    return account.model.to_dict() | {"achieved": account.achieved}

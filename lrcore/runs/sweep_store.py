@@ -77,6 +77,7 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     elif chain:
         steps = [step.to_dict() for step in chain]
         made |= {"steps": steps, "device": str(model.device)}
+        made |= {"achieved": "of the dense model"} if len(chain) > 1 else {}
     if any(step.kind == "compress" and asks_for_refit(step.recipe) for step in chain):
         made["refit_key"] = refit_key()
     measured = [_named(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]

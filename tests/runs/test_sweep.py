@@ -416,6 +416,16 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
     assert rows[4].title == f"svd uniform 20% > {rows[4].then}, {chains.base.data}"
 
 
+def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
+    """And not from the model before its last step."""
+    model = lrcore.load(chains.base.model)
+    several = [row for row in lrcore.run_sweep(model, chains, tmp_path) if row.then]
+    assert len(several) == 8
+    for row in several:
+        gone = (model.size.parameters - row.parameters) / model.size.decoder_linear
+        assert row.achieved == pytest.approx(gone, abs=5e-3), row.title  # norms of a layer
+
+
 def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_path):
     """In every table, and where one line has the figures on several texts."""
     by_part = [{"mlp": 0.2, "qk": 0, "ov": 0}, {"mlp": 0.3, "qk": 0, "ov": 0.1}]
