@@ -1,5 +1,7 @@
 """Factors multiplied out where that is faster: the same outputs, counted as they then are."""
 
+import copy
+
 import pytest
 import torch
 from tiny_models import family_folder
@@ -116,6 +118,23 @@ def test_other_families(family, dense_is_faster, tiny_llama, story_file, tmp_pat
     made = lrcore.merge_factors(small)
     torch.testing.assert_close(logits(made), logits(small), rtol=1e-4, atol=1e-4)
     assert all(isinstance(one, Linear) for _, one in projections(made))
+
+
+@pytest.mark.parametrize("method", ["svd_llm", "latentllm"])
+def test_in_16_bits_a_matrix_is_as_exact_as_its_factors(
+    method, dense_is_faster, tiny_llama, story_file
+):
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method=method
+    )
+    model = lrcore.load(str(tiny_llama), dtype="bfloat16")
+    small = lrcore.compress(model, recipe.with_(dtype="bfloat16"))
+    made = lrcore.merge_factors(small)
+    exact = copy.deepcopy(small.network).double()
+    with torch.inference_mode():
+        expected = exact(input_ids=TOKENS).logits
+    error, own = (float((logits(one) - expected).abs().mean()) for one in (small, made))
+    assert 0 < own < 1.5 * error
 
 
 def test_real_times_are_taken_and_generation_goes_on(tiny_llama, story_file):
