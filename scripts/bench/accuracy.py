@@ -123,14 +123,14 @@ def take_times(model: lrcore.LoadedModel, every: Iterator[lrcore.Recipe]) -> Non
     left = [recipe for recipe in every if "seconds" not in known()[key(recipe)]]
     if not left:
         return
-    with empty_cache():
+    with empty_cache():  # which holds the moments until the last model is made
         calibration, took = timed(partial(lrcore.calibrate, model, left[0]))
-    put(DENSE, "seconds", round(took, 1))  # what calibration takes
-    for recipe in left:
-        with empty_cache():
-            _, took = timed(partial(made, model, calibration, recipe))
-        note(f"accuracy: {key(recipe)} in {took:.1f} s")
-        put(key(recipe), "seconds", round(took, 1))
+        put(DENSE, "seconds", round(took, 1))  # what calibration takes
+        for recipe in left:
+            with empty_cache():
+                _, took = timed(partial(made, model, calibration, recipe))
+            note(f"accuracy: {key(recipe)} in {took:.1f} s")
+            put(key(recipe), "seconds", round(took, 1))
 
 
 def made(
@@ -196,7 +196,8 @@ def words(cells: dict[str, Cell]) -> str:
         f"{', '.join(TASKS)}, the first {ITEMS} items of each, without examples, ± its standard "
         "error. Removed: share of the decoder-linear parameters, with CARE of the KV cache. "
         "Seconds: from the second moments to the compressed model, probes and all, on two CPU "
-        f"cores with nothing cached{more}. `python scripts/benchmarks.py accuracy` makes the table."
+        f"cores with nothing cached{more} (–: not timed). `python scripts/benchmarks.py accuracy` "
+        "makes the table."
     )
 
 
@@ -208,7 +209,7 @@ def heading(name: str) -> list[str]:
 
 
 def summary_line(name: str, cell: Cell) -> list[str]:
-    took = "–" if name == DENSE or "seconds" not in cell else f"{cell['seconds']:.0f}"
+    took = "–" if name == DENSE or "seconds" not in cell else f"{cell['seconds']:.1f}"
     texts = [figure(cell[one]) for one in TEXTS]
     return [*heading(name), *texts, mean(cell), f"{cell['parameters']:,}", cell["kv_bytes"], took]
 
