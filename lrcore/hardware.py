@@ -1,6 +1,7 @@
 """What a model computes on: the processor or GPU, and how much of its memory is free."""
 
 import platform
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,12 @@ def wait_for(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def seconds_now(device: "torch.device") -> float:
+    """The time in seconds, of no known origin, once a device has done what it was given."""
+    wait_for(device)
+    return time.perf_counter()
 
 
 def _processor() -> str:

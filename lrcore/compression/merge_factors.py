@@ -6,7 +6,6 @@ picks and puts back columns: with few tokens at once the calls count more than t
 
 import math
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 from ..cancellation import unchecked
 from ..errors import InputError
 from ..forms import Blocks, dense
-from ..hardware import wait_for
+from ..hardware import seconds_now
 from ..layer import Layer, Linear, LowRank, Projection, Stored
 from ..memory import free_memory, raise_unless_free
 from ..models.architectures import decoder_layers
@@ -160,11 +159,9 @@ def _seconds(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[flo
     """Of each module, in turn."""
     found = []
     for module, x in zip(modules, inputs, strict=True):
-        wait_for(x.device)
-        began = time.perf_counter()
+        began = seconds_now(x.device)
         module(x)
-        wait_for(x.device)
-        found.append(time.perf_counter() - began)
+        found.append(seconds_now(x.device) - began)
     return found
 
 

@@ -8,7 +8,6 @@ comparable within one call of `measure_speed`, where the models take turns.
 
 import os
 import statistics
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import InputError
-from ..hardware import wait_for
+from ..hardware import seconds_now
 from ..models.cached import cached
 from ..models.counting import count_flops
 from ..models.load import LoadedModel
@@ -215,19 +214,14 @@ def measure_speed(
 
 def _time(model: LoadedModel, prompt: Tensor, new: int) -> tuple[float, float]:
     """Seconds of one prefill and of `new` decoded tokens after it."""
-    begin = _now(model.device)
+    begin = seconds_now(model.device)
     with torch.inference_mode():
         out, cache = cached(model.network, prompt, None, logits_to_keep=1)
-        between = _now(model.device)
+        between = seconds_now(model.device)
         for _ in range(new):
             token = out.logits[:, -1:].argmax(-1)
             out, cache = cached(model.network, token, cache, logits_to_keep=1)
-    return between - begin, _now(model.device) - between
-
-
-def _now(device: torch.device) -> float:
-    wait_for(device)
-    return time.perf_counter()
+    return between - begin, seconds_now(model.device) - between
 
 
 def _prompt(model: LoadedModel, tokens: int, batch: int = 1) -> Tensor:

@@ -14,7 +14,7 @@ from lrcore.evaluation.settings import TaskSettings
 from lrcore.evaluation.tasks import answer
 
 from .page import DOCUMENT, ROOT, empty_cache, note, recipe_of, table, timed, write_section
-from .quality import keep, read_record
+from .quality import keep, paired_error, read_record, solved
 from .real import MODEL, reference_text
 
 RATIOS = (0.2, 0.4)
@@ -110,9 +110,7 @@ def perplexity(
     found = lrcore.evaluate(model, str(text / file), samples=windows, protocol=protocol)
     if dense is None:
         return {"perplexity": found.perplexity, "window_nll": list(found.window_nll)}
-    theirs = dense[figure]["window_nll"]
-    steps = [own - one for own, one in zip(found.window_nll, theirs, strict=True)]
-    error = found.perplexity * statistics.stdev(steps) / math.sqrt(len(steps))
+    error = paired_error(found, dense[figure]["window_nll"])
     return {"perplexity": found.perplexity, "error": error}
 
 
@@ -128,16 +126,9 @@ def take_times(model: lrcore.LoadedModel, every: Iterator[lrcore.Recipe]) -> Non
         put(DENSE, "seconds", round(took, 1))  # what calibration takes
         for recipe in left:
             with empty_cache():
-                _, took = timed(partial(made, model, calibration, recipe))
+                _, took = timed(partial(solved, model, calibration, recipe))
             note(f"accuracy: {key(recipe)} in {took:.1f} s")
             put(key(recipe), "seconds", round(took, 1))
-
-
-def made(
-    model: lrcore.LoadedModel, calibration: lrcore.Calibration, recipe: lrcore.Recipe
-) -> lrcore.LoadedModel:
-    factors = lrcore.factorise(model, calibration, recipe.method)
-    return lrcore.compress(model, recipe, lrcore.measure_evidence(model, factors, recipe))
 
 
 def known() -> dict[str, Cell]:

@@ -89,7 +89,12 @@ def error_of(small: lrcore.Evaluation, dense: lrcore.Evaluation) -> float:
     """Standard error of the perplexity's difference to the dense one: paired by window, all of
     which are equally long.
     """
-    steps = [one - two for one, two in zip(small.window_nll, dense.window_nll, strict=True)]
+    return paired_error(small, dense.window_nll)
+
+
+def paired_error(small: lrcore.Evaluation, dense: Sequence[float]) -> float:
+    """`error_of` where of the dense model only the losses of its windows were kept."""
+    steps = [one - two for one, two in zip(small.window_nll, dense, strict=True)]
     return small.perplexity * statistics.stdev(steps) / math.sqrt(len(steps))
 
 
@@ -145,9 +150,9 @@ def solve(only: list[str]) -> None:
 
 
 def solved(model, calibration, single: lrcore.Recipe) -> lrcore.LoadedModel:
-    """The compressed model, its factors included."""
+    """The compressed model, its factors included, and the probes where its policy has some."""
     factors = lrcore.factorise(model, calibration, single.method)
-    return lrcore.compress(model, single, factors)
+    return lrcore.compress(model, single, lrcore.measure_evidence(model, factors, single))
 
 
 def read_record() -> dict[str, Any]:

@@ -76,12 +76,13 @@ def measured(name: str, known: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
         small = lrcore.compress(model, recipe.with_(method=method, ratio=ratio))
         share = prefill_flops(model) / prefill_flops(small)
         for batch in [one for *own, one in lacking if own == [method, ratio]]:
-            models = [model, small, lrcore.merge_factors(small, batch)]
+            merged = lrcore.merge_factors(small, batch)  # the same where there is nothing to merge
+            models = [model, small] if merged is small else [model, small, merged]
             dense, *ours = lrcore.measure_speed(
                 models, prompt=PROMPT, new=NEW, rounds=ROUNDS, batch=batch
             )
             ratios = [(one.prefill / dense.prefill, one.decode / dense.decode) for one in ours]
-            cell = Cell(share, *ratios[0], *ratios[1])
+            cell = Cell(share, *ratios[0], *ratios[-1])
             note(f"throughput {name} {method} {ratio} {batch}: {cell}")
             yield key_of(name, method, ratio, batch), cell
 

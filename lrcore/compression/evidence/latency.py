@@ -7,7 +7,6 @@ speed changes changes both. The table holds for the device, its dtype and its th
 
 import math
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from ...cache import keep_value, read_as
 from ...cancellation import unchecked
 from ...errors import InputError
-from ...hardware import hardware, wait_for
+from ...hardware import hardware, seconds_now
 from ...latency import Latency, SlotTimes, rising
 from ...models.architectures import decoder_layers, reads_tokens, text_config
 from ...models.layers import clone, read_exact, write_layer
@@ -149,12 +148,10 @@ class _Timing:
 def _seconds(layer: nn.Module, hidden: Tensor, call: Call, repeats: int) -> float:
     """Of one pass of a layer over hidden [1, t, d], the mean of so many."""
     args, kwargs = call
-    wait_for(hidden.device)
-    began = time.perf_counter()
+    began = seconds_now(hidden.device)
     for _ in range(repeats):
         layer(hidden, *args, **kwargs)
-    wait_for(hidden.device)
-    return (time.perf_counter() - began) / repeats
+    return (seconds_now(hidden.device) - began) / repeats
 
 
 def timed_ranks(cost: Cost) -> list[int]:
