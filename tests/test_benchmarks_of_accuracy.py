@@ -30,7 +30,7 @@ def reference(monkeypatch, tmp_path, tiny_llama, story_file) -> Path:
         (tasks / name).write_text(lines, "utf-8")
     changed = {
         "MODEL": str(tiny_llama),
-        "RATIOS": (0.3,),
+        "RATIOS": (0.3, 0.4),
         "SAMPLES": 2,
         "LENGTH": 16,
         "TEXTS": {"WikiText-2": ("wikitext2.test.txt", 3, "gptq-2048")},
@@ -61,7 +61,7 @@ def test_the_tables_have_what_was_measured(reference, monkeypatch) -> None:
     )
     accuracy.accuracy([])
     known = accuracy.known()
-    assert set(known) == {"dense", "a3 uniform 0.3", "care uniform 0.5"}
+    assert set(known) == {"dense", "a3 uniform 0.3", "a3 uniform 0.4", "care uniform 0.5"}
     cell = known["a3 uniform 0.3"]
     assert cell["parameters"] < known["dense"]["parameters"]
     assert cell["WikiText-2"]["error"] > 0
@@ -70,6 +70,9 @@ def test_the_tables_have_what_was_measured(reference, monkeypatch) -> None:
     assert line in written["README.md"]
     assert line in written["benchmarks.md"]
     assert "| care | uniform | 50% of KV |" in written["README.md"]
+    further = "| a3 | uniform | 40% | "
+    assert further in written["benchmarks.md"]
+    assert further not in written["README.md"]
     assert "| ARC-E |" in written["benchmarks.md"]
     assert "| ARC-E |" not in written["README.md"]
     monkeypatch.setattr(lrcore, "evaluate", None)

@@ -32,7 +32,7 @@ EXAMPLES = re.findall(
 )
 """Files that docs/extending.md shows in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
-ALSO_FLAGS |= {"--address", "--head"}  # of `ray start`
+ALSO_FLAGS |= {"--address", "--head", "--index-url"}  # of `ray start`, of pip
 """Flags of scripts/ and of other programs."""
 PAGE = ArgumentParser()
 add_options(PAGE)
