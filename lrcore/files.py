@@ -185,6 +185,18 @@ def writing(path: Path, needed: int = 0) -> Iterator[None]:
         raise Shortage(_no_room(path, reason, needed)) from error
 
 
+def raise_unless_room(folder: Path, need: int, what: str, remedy: str) -> None:
+    """Raise Shortage where so many bytes are more than are free on the disk of a folder that is
+    there, before the first of them is written. what: takes them. remedy: a sentence.
+    """
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise Shortage(
+            f"{what} take {megabytes(need)} of disk; {megabytes(free)} are free in '{folder}'. "
+            f"{remedy}"
+        )
+
+
 def _concerns(error: Exception, path: Path) -> bool:
     """Whether a failure is one of writing `path`, or of making a folder above it, not of reading
     something elsewhere.

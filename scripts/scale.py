@@ -32,6 +32,8 @@ WHOLE = 32  # layers of both
 NAMES = ("llama-2-7b", "llama-3-8b")
 METHODS = ("a3", "care", "modegpt", "svd_llm", "latentllm", "fused")
 SAMPLES, LENGTH, RATIO, TEXTS = 16, 512, 0.3, 2000
+DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
+PRODUCTS = 3  # of which the rate is taken
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,24 @@ def peak_of(used: resource.struct_rusage) -> int:
 
 def section(folder: Path, shape: str, layers: int, rows: dict[str, dict]) -> str:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    rates = {dtype: matmul_rate(dtype) for dtype in DTYPES}
+    rate = ", ".join(f"{rates[one]:.0f} in {name}" for one, name in DTYPES.items())
     heading = (
         f"{layers} of the {WHOLE} layers of {shape}, {size / 1e9:.1f} GB in bfloat16; "
         f"`--offload --ratio {RATIO} --samples {SAMPLES} --seq-len {LENGTH}`, uniform ranks; "
-        f"{machine()}; a product of two float32 matrices of 4096: {matmul_rate():.0f} GFLOP/s."
+        f"{machine()}; GFLOP/s of a product of two matrices of 4096: {rate}."
     )
     columns = ["", "calibrate, s", "factorise, s", "compress, s", "per layer, s", "in all, min"]
     columns += ["processors, min", "peak, GB"]
     cells = [row(name, Measured(**one), layers) for name, one in rows.items()]
     moments = f"Moments on the disk: {rows['calibrate']['cache'] / 1e9:.2f} GB."
-    return "\n\n".join((heading, table(columns, cells), moments))
+    least, took = layers * calibration_bound(shape, rates), rows["calibrate"]["total"]
+    share = (
+        f"At these rates the products of calibration alone, the forward pass in bfloat16 and one "
+        f"triangle of every second moment in float32, take {least:,.0f} s, {least / took:.0%} of "
+        "the time that it took."
+    )
+    return "\n\n".join((heading, table(columns, cells), f"{moments} {share}"))
 
 
 def row(name: str, one: Measured, layers: int) -> list[str]:
@@ -138,13 +148,26 @@ def row(name: str, one: Measured, layers: int) -> list[str]:
     return [name, *known, per_layer, *minutes, f"{one.peak / 1e9:.2f}"]
 
 
-def matmul_rate() -> float:
+def calibration_bound(shape: str, rates: dict[torch.dtype, float]) -> float:
+    """Seconds that the matrix products of calibrating one layer take at these GFLOP/s: those of its
+    projections, and of the second moments of what these read, of one triangle.
+    """
+    sizes, tokens = SHAPES[shape], SAMPLES * LENGTH
+    wide, neurons = sizes["hidden_size"], sizes["intermediate_size"]
+    kv = wide * sizes["num_key_value_heads"] // sizes["num_attention_heads"]
+    weights = 2 * wide * (wide + kv) + 3 * wide * neurons
+    forward = 2 * weights * tokens / rates[torch.bfloat16]
+    return (forward + (3 * wide**2 + neurons**2) * tokens / rates[torch.float32]) / 1e9
+
+
+def matmul_rate(dtype: torch.dtype) -> float:
     """GFLOP/s of this machine now: what the stages are bound by."""
-    a = torch.randn(4096, 4096)
+    a = torch.randn(4096, 4096, dtype=dtype)
     a @ a
     began = time.perf_counter()
-    a @ a
-    return 2 * 4096**3 / (time.perf_counter() - began) / 1e9
+    for _ in range(PRODUCTS):
+        a @ a
+    return PRODUCTS * 2 * 4096**3 / (time.perf_counter() - began) / 1e9
 
 
 if __name__ == "__main__":

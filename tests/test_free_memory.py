@@ -1,5 +1,8 @@
 """How much memory may still be taken, and what is refused before it is taken."""
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 import torch
 from memory_group import group_of, run_in
@@ -96,6 +99,20 @@ def test_factors_larger_than_what_is_free_are_refused_after_the_first_layer(
     assert max(number for _, number, _ in done) <= 1
     away = lrcore.load(str(tiny_llama), offload=True)
     assert lrcore.factorise(away, lrcore.calibrate(away, recipe), "svd_llm").layers
+
+
+def test_factors_larger_than_what_is_free_on_disk_are_refused_after_the_first_layer(
+    tiny_llama, story_file, monkeypatch
+):
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
+    model, done = lrcore.load(str(tiny_llama), offload=True), []
+    calibration = lrcore.calibrate(model, recipe)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(
+        lrcore.Shortage, match=r"left, 2 times .* of disk; 0\.0 MB are free in .* Set LRCORE_CACHE"
+    ):
+        lrcore.factorise(model, calibration, "svd_llm", lambda *at: done.append(at))
+    assert max(number for _, number, _ in done) <= 1
 
 
 def test_weights_that_factors_share_with_the_model_take_no_more_memory():

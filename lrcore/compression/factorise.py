@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,7 +12,7 @@ from ..calibration.calibrate import Calibration, also
 from ..calibration.gradients import with_gradients
 from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
 from ..evidence import Evidence
-from ..files import OFFLOADED, cache_folder
+from ..files import OFFLOADED, cache_folder, raise_unless_room
 from ..hardware import hardware
 from ..history import Compressed
 from ..may_follow import check_may_follow
@@ -77,7 +78,7 @@ def factorise(
 
     Raises InputError for an unknown method or option, and where the method cannot take what the
     model's layers hold, see `MAY_FOLLOW`; Shortage where the decompositions of a layer, or the
-    factors of all of them, take more memory than is free.
+    factors of all of them, take more memory than is free, or offloaded ones more of the disk.
     """
     progress, row = progress or silent, find_method(method)
     chosen = row.choose(options or {})
@@ -103,6 +104,8 @@ def factorise(
     for unit, made in zip(units, each(work, units, progress), strict=True):
         if stored is not None and unit.file is not None:
             stored.add(made.factors, unit.file)
+            if unit.index == 0:
+                _check_disk(unit.file.path, total - 1)
         else:
             layers.append(made.factors)
             if unit.index == 0:
@@ -126,6 +129,17 @@ def _check_memory(model: LoadedModel, factors: LayerFactors, left: int) -> None:
     what = f"The factors of the layers left, {left:,} times {megabytes(own)},"
     remedy = "Offload the model (offload, --offload): its factors wait on disk then."
     raise_unless_free(left * own, what, remedy, hardware(str(model.device)).free)
+
+
+def _check_disk(first: Path, left: int) -> None:
+    """The same of factors on disk, by the file of the first layer's."""
+    own = first.stat().st_size
+    what = f"The factors of the layers left, {left:,} times {megabytes(own)},"
+    remedy = (
+        "Set LRCORE_CACHE to a folder on a larger disk, or choose a method whose factors are small,"
+        " such as a3."
+    )
+    raise_unless_room(first.parent, left * own, what, remedy)
 
 
 def method_options(recipe: Recipe) -> dict[str, Any]:

@@ -40,6 +40,7 @@ ROWS = (
     ("svd_llm", "uniform"),
     ("fused", "uniform"),
     ("flap", "global_ranking"),
+    ("llm_surgeon", "uniform"),
 )
 CACHED = ("care", "uniform", 0.5)  # the share of the KV cache
 DENSE = "dense"

@@ -26,6 +26,7 @@ ROWS = (
     ("svd", "uniform"),
     ("flap", "global_ranking"),
     ("flap", "uniform"),
+    ("llm_surgeon", "uniform"),
     ("llm_pruner", "uniform"),
     ("bolaco", "uniform"),
     ("aa_svd", "uniform"),

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,10 +11,11 @@ import lrcore
 
 from .page import empty_cache, machine, note, table, timed, write_section
 
-REAL, SMALL = "smollm2-135m", "demo-llama"
-WINDOWS = 32  # of 256 tokens, of the real model
+MODEL = "smollm2-135m"
+WINDOWS, LENGTH = 32, 512  # of the calibration
 PROBED = "a3"
-METHODS, RATIOS = ("a3", "modegpt", "svd", "svd_llm"), (0.2, 0.4)
+METHODS, RATIOS = ("a3", "modegpt", "svd", "svd_llm"), (0.2, 0.4)  # of the sweep
+FACTORISED = ("svd_llm", "modegpt")
 Stage = Callable[[], object]
 
 
@@ -37,11 +39,12 @@ def workers(only: list[str]) -> None:
         for name in one
     ]
     header = ["stage", "one worker, s", "two workers, s", "ratio"]
-    write_section("workers", f"{machine()}.\n\n{table(header, rows)}")
+    words = f"{MODEL}, {WINDOWS} windows of {LENGTH} tokens; {machine()}."
+    write_section("workers", f"{words}\n\n{table(header, rows)}")
 
 
 def measured(ray, count: int) -> dict[str, float]:
-    """Seconds by stage, with caches that are empty, of workers that have their models."""
+    """Seconds by stage, with caches that are empty, of workers that have the model."""
     ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     seconds = {}
     try:
@@ -56,34 +59,23 @@ def measured(ray, count: int) -> dict[str, float]:
 
 def stages(folder: Path) -> list[tuple[str, Stage]]:
     """In their order: each reads what those before it have left."""
-    real, small = lrcore.load(REAL), lrcore.load(SMALL)
-    recipe = lrcore.Recipe(REAL, samples=WINDOWS, seq_len=256)
-    own = lrcore.Recipe(SMALL, samples=64, seq_len=256, method=PROBED, policy="probed")
+    model = lrcore.load(MODEL)
+    recipe = lrcore.Recipe(MODEL, samples=WINDOWS, seq_len=LENGTH)
     tiny = recipe.with_(samples=16, seq_len=8, seed=1)
-    sweep = lrcore.Sweep(own, list(METHODS), ["uniform"], list(RATIOS))
-    found: dict[str, lrcore.Calibration] = {}
+    sweep = lrcore.Sweep(recipe, list(METHODS), ["uniform"], list(RATIOS))
+    found: list[lrcore.Calibration] = []
 
-    def calibrate(name: str, model: lrcore.LoadedModel, by: lrcore.Recipe) -> None:
-        found[name] = lrcore.calibrate(model, by)
+    def factorise(method: str) -> lrcore.Factorisation:
+        return lrcore.factorise(model, found[0], method)
 
-    def start() -> None:
-        """Workers start, and read both models."""
-        calibrate("tiny", real, tiny)
-        calibrate(SMALL, small, own)
-
+    probed = recipe.with_(method=PROBED, policy="probed")
     return [
-        ("start", start),
-        (f"calibration, {REAL}", lambda: calibrate(REAL, real, recipe)),
-        *(
-            (
-                f"factorising, {method}, {REAL}",
-                lambda method=method: lrcore.factorise(real, found[REAL], method),
-            )
-            for method in ("svd_llm", "modegpt")
-        ),
-        (f"probes, {PROBED}, {SMALL}", lambda: lrcore.prepare(small, own)),
+        ("start", lambda: lrcore.calibrate(model, tiny)),  # workers start, and read the model
+        ("calibration", lambda: found.append(lrcore.calibrate(model, recipe))),
+        *((f"factorising, {method}", partial(factorise, method)) for method in FACTORISED),
+        (f"probes, {PROBED}", lambda: lrcore.prepare(model, probed)),
         (
-            f"sweep of {len(METHODS) * len(RATIOS)} cells, {SMALL}",
-            lambda: lrcore.run_sweep(small, sweep, folder / "sweep"),
+            f"sweep of {len(METHODS) * len(RATIOS)} cells",
+            lambda: lrcore.run_sweep(model, sweep, folder / "sweep"),
         ),
     ]
