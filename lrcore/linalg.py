@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .lower import Lower
 from .precise import exact
 from .threads import threads_for
 
@@ -294,14 +295,14 @@ def times_lower(m: Tensor, lower: Tensor) -> Tensor:
     return torch.cat([m[:, i:] @ lower[i:, i : i + width] for i in range(0, count, width)], dim=-1)
 
 
-def leading_refit(lower: Tensor, product: Tensor, count: int) -> Tensor:
+def leading_refit(lower: Lower, product: Tensor, count: int) -> Tensor:
     """The least-squares refit of a matrix on the first `count` of its inputs, [d, count].
 
     With C = L L^T the second moments of the inputs: `(W L)[:, :m] L[:m, :m]^{-1}`, so that one
     Cholesky factor serves every count. lower: L [n, n]; product: W L [d, n].
     """
     refit: Tensor = torch.linalg.solve_triangular(
-        lower[:count, :count], product[:, :count], upper=False, left=False
+        lower.leading(count), product[:, :count], upper=False, left=False
     )
     return refit
 

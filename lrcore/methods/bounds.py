@@ -68,7 +68,9 @@ def nystrom_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: in
     if eps < 1:
         spread = (eps * len(sigma) / (rank * (1 - eps))) ** 2
         return error, scale * spread * float((sigma[rank:] ** 2).sum()), "Proposition 1"
-    rest = factor.cholesky[rank:, rank:]  # C - C_Nys = L_22 L_22^T in the factor's order
+    rest = factor.cholesky.leading(len(gram))[
+        rank:, rank:
+    ]  # C - C_Nys = L_22 L_22^T in the factor's order
     return error, scale * float(torch.linalg.matrix_norm(rest @ rest.mT)) ** 2, "Theorem 1"
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..layer import MLP, Layer, Linear, LowRank, Projection
 from ..linalg import leading_refit
+from ..lower import Lower
 from ..spectra import Cost, Form, Spectrum
 
 
@@ -132,7 +133,7 @@ class NystromOrder:
     cost: Cost
     heads: Tensor | None
     order: Tensor
-    cholesky: Tensor
+    cholesky: Lower
     product: Tensor
     mean: Tensor | None = None
     scores: Tensor | None = None

@@ -33,6 +33,7 @@ from ..linalg import (
     roots,
     times_lower,
 )
+from ..lower import Lower
 from ..options import option
 from ..parallel import at_once
 from ..spectra import Cost, Form
@@ -168,7 +169,7 @@ class RefitValueMaps:
     cost: Cost
     heads: Tensor | None
     v_maps: Tensor
-    cholesky: Tensor
+    cholesky: Lower
     product: Tensor
     means: tuple[Tensor, Tensor]
 
@@ -214,7 +215,7 @@ def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
         cost,
         squares.sqrt(),
         v_maps,
-        lower,
+        Lower.of(lower),
         product,
         (mean, narrowed),
     )
@@ -237,7 +238,13 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     if mlp.down.bias is None:
         cost = cost.with_biases(down.shape[0])
     return NystromOrder(
-        product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden")
+        product.norm(dim=0),
+        cost,
+        None,
+        order,
+        Lower.of(lower),
+        product,
+        moments.mean("mlp_hidden"),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..elimination import elimination_order
 from ..layer import Attention, Layer, Linear, output_heads
 from ..linalg import cholesky, inverse_of, leading_refit, reordered_cholesky, roots
+from ..lower import Lower
 from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
@@ -66,7 +67,8 @@ def surgeon_neurons(layer: Layer, moments: Moments, update: bool = True) -> Fact
     lower = reordered_cholesky(gram, order, DAMPING)
     values = (sided[:, order] @ lower).norm(dim=0) / 2**0.5
     product = down[:, order] @ lower
-    return NystromOrder(values, mlp_cost(m), None, order, lower, product, scores=values**2)
+    factor = Lower.of(lower)
+    return NystromOrder(values, mlp_cost(m), None, order, factor, product, scores=values**2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class RefitGroups:
     cost: Cost
     heads: Tensor | None
     order: Tensor
-    cholesky: Tensor
+    cholesky: Lower
     product: Tensor
     scores: Tensor
 
@@ -115,7 +117,8 @@ def surgeon_heads(layer: Layer, moments: Moments, update: bool = True) -> Factor
     lower = reordered_cholesky(gram, inputs, DAMPING)
     squares = (sided[:, inputs] @ lower).square().sum(0).view(a.n_kv, -1).sum(1) / 2
     product = a.o.weight.double()[:, inputs] @ lower
-    return RefitGroups(squares.sqrt(), heads_cost(a), None, order, lower, product, squares)
+    factor = Lower.of(lower)
+    return RefitGroups(squares.sqrt(), heads_cost(a), None, order, factor, product, squares)
 
 
 def group_elimination(weight: Tensor, gram: Tensor, a: Attention) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..layer import Attention, Layer, output_heads
 from ..linalg import eigh_descending, leverage_complement, reordered_cholesky, times_lower
+from ..lower import Lower
 from ..options import NO_OPTIONS, NoOptions
 from ..statistics import Moments
 from .a3 import per_head_values
@@ -118,7 +119,8 @@ def mlp_nystrom(layer: Layer, moments: Moments) -> NystromOrder:
     order = leverage_complement(gram, RIDGE / moments.tokens).sort(stable=True).indices
     lower = reordered_cholesky(gram, order, DAMPING)
     product = times_lower(mlp_of(layer).down.weight.double()[:, order], lower)
-    return NystromOrder(product.norm(dim=0), mlp_cost(mlp_of(layer)), None, order, lower, product)
+    values, cost = product.norm(dim=0), mlp_cost(mlp_of(layer))
+    return NystromOrder(values, cost, None, order, Lower.of(lower), product)
 
 
 METHOD = Method(
