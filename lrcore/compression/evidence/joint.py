@@ -3,7 +3,7 @@ does and measured whole, on windows of the calibration text that the moments hav
 """
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ from .losses import BATCH, WINDOWS, window_losses
 FORMAT = 3  # of the files on disk; increase it whenever what is measured changes its meaning
 # Policy and ratio of the plans, in the method's own budget
 PLANS = (("probed", 0.3), ("probed", 0.5), ("uniform", 0.3))
+# Tokens of the calibration windows, at least a window, that pass through a plan that is measured: a
+# refit on more of them takes as much longer, and changes what is predicted by little.
+REFIT_TOKENS = 2**15
 REFIT, SEQUENTIAL = 5, 2  # how often the calibration windows pass through each for one compression
 
 
@@ -109,7 +112,9 @@ def _joint(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> _Joint
     passes = (recipe.refit, recipe.calibration)
     ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
     refits = refit_key() if asks_for_refit(recipe) else ()
-    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits)
+    own = factors.calibration.tokens
+    cut = () if len(_passed(own)) == len(own) else (REFIT_TOKENS,)
+    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits, *cut)
     file = cache_file("probes", factors, "joint", FORMAT, *inputs)
     vocabulary = model.network.get_output_embeddings().weight.shape[0]
     return _Joint(plans, tokens, name, windows, vocabulary, passes, file)
@@ -120,9 +125,14 @@ def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
     dense loss on the target text.
     """
     streams = REFIT * asks_for_refit(recipe) + SEQUENTIAL * (recipe.calibration == "sequential")
-    compressing = len(PLANS) * streams * factors.calibration.tokens.numel()
+    compressing = len(PLANS) * streams * _passed(factors.calibration.tokens).numel()
     measuring = 2 * (len(PLANS) + 1) * _tokens(factors).numel()
     return float(compressing + measuring + WINDOWS * recipe.seq_len)
+
+
+def _passed(tokens: Tensor) -> Tensor:
+    """Those of the calibration windows [n, t] that pass through a plan as it is compressed."""
+    return tokens[: max(1, REFIT_TOKENS // tokens.shape[1])]
 
 
 def _tokens(factors: Factorisation) -> Tensor:
@@ -186,6 +196,8 @@ def _measure(
     dense, hidden = DensePredictions(network, tokens), LayerStream(network, tokens, BATCH).hidden
     tokens = tokens.to(network.device)
     before = window_losses(network, tokens)
+    seen = factors.calibration
+    factors = replace(factors, calibration=replace(seen, tokens=_passed(seen.tokens)))
     for number, plan in enumerate(whole.plans):
         progress("probe", number, len(whole.plans))
         small = written(model, recipe, factors, plan.ranks, silent)

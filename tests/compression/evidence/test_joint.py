@@ -57,6 +57,24 @@ def test_a_joint_measurement_is_that_of_the_model_that_compress_makes(case) -> N
     assert one.tokens == tokens[:, 1:].numel()
 
 
+def test_a_plan_is_measured_with_a_refit_on_few_of_many_tokens(case, monkeypatch) -> None:
+    """What `compress` makes of it sees all windows."""
+    model, recipe, factors = case
+    whole, tokens = factors.evidence.get("probes").interaction, factors.calibration.tokens
+    expected = joint.tokens_run(factors, recipe)
+    monkeypatch.setattr(joint, "REFIT_TOKENS", 2 * tokens.shape[1] + 1)
+    assert joint.kept_interaction(model, factors, recipe) is None  # other than that of all tokens
+    few = joint.measure_interaction(model, factors, recipe, lambda *_: None)
+    assert expected - joint.tokens_run(factors, recipe) == 3 * joint.REFIT * tokens[2:].numel()
+    assert [one.summed for one in few.joint] == [one.summed for one in whole.joint]
+    short = replace(factors, calibration=replace(factors.calibration, tokens=tokens[:2]))
+    policy, ratio = joint.PLANS[0]
+    small = lrcore.compress(model, recipe.with_(policy=policy, ratio=ratio), short)
+    aside = factors.calibration.aside
+    rise = float((plain_losses(small.network, aside) - plain_losses(model.network, aside)).mean())
+    assert next(one for one in few.joint if one.chosen).rise == pytest.approx(rise, abs=1e-5)
+
+
 def test_a_plan_that_removes_nothing_has_the_dense_perplexity_of_the_evaluated_text(case) -> None:
     model, recipe, factors = case
     plan = lrcore.allocate(factors, recipe)
