@@ -128,7 +128,7 @@ def section(folder: Path, shape: str, layers: int, rows: dict[str, dict]) -> str
     moments = f"Moments on the disk: {rows['calibrate']['cache'] / 1e9:.2f} GB."
     least, took = layers * calibration_bound(shape, rates), rows["calibrate"]["total"]
     share = (
-        f"At these rates the products of calibration alone, the forward pass in bfloat16 and one "
+        "At these rates the products of calibration alone, the forward pass in bfloat16 and one "
         f"triangle of every second moment in float32, take {least:,.0f} s, {least / took:.0%} of "
         "the time that it took."
     )

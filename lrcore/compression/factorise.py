@@ -126,20 +126,23 @@ def _check_memory(model: LoadedModel, factors: LayerFactors, left: int) -> None:
     """
     dense = memory_of(read_layer(model.network, 0))
     own = sum(size for place, size in memory_of(factors).items() if place not in dense)
-    what = f"The factors of the layers left, {left:,} times {megabytes(own)},"
     remedy = "Offload the model (offload, --offload): its factors wait on disk then."
-    raise_unless_free(left * own, what, remedy, hardware(str(model.device)).free)
+    free = hardware(str(model.device)).free
+    raise_unless_free(left * own, _factors_left(left, own), remedy, free)
 
 
 def _check_disk(first: Path, left: int) -> None:
     """The same of factors on disk, by the file of the first layer's."""
     own = first.stat().st_size
-    what = f"The factors of the layers left, {left:,} times {megabytes(own)},"
     remedy = (
         "Set LRCORE_CACHE to a folder on a larger disk, or choose a method whose factors are small,"
         " such as a3."
     )
-    raise_unless_room(first.parent, left * own, what, remedy)
+    raise_unless_room(first.parent, left * own, _factors_left(left, own), remedy)
+
+
+def _factors_left(left: int, own: int) -> str:
+    return f"The factors of the layers left, {left:,} times {megabytes(own)},"
 
 
 def method_options(recipe: Recipe) -> dict[str, Any]:
