@@ -143,6 +143,8 @@ def fused(e: Exact, options: Any) -> dict[str, Objective]:
         centred=True,
         groups=[[j] for j in range(e.weight("down").cols)],
     )
+    if options.forms == "narrowed":
+        return solved
     for name in names_of(e)[2:]:
         solved[name] = matrices(e, (name,), e.covariance(TAPS[name]), e.mean(TAPS[name]))
     return (

@@ -11,7 +11,7 @@ VARIANTS = {
         {"ov": "abs"},
     ],
     "flap": [{"metric": "wifn"}],
-    "fused": [{"forms": "latents"}],
+    "fused": [{"forms": "latents"}, {"forms": "narrowed"}],
     "llm_surgeon": [{"update": False}],
     "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
     "svd": [{"weights": "fisher"}, {"stored": "pivots"}],

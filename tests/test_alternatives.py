@@ -163,3 +163,16 @@ def test_a_plan_written_as_overrides_is_the_same_plan(prepared) -> None:
     by_hand = {f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items()}
     again = lrcore.allocate(factors, recipe.with_(ratio=0.3, overrides=by_hand, policy="uniform"))
     assert again.ranks == plan.ranks
+
+
+def test_narrowed_forms_alone_are_what_uniform_ranks_take(prepared) -> None:
+    model, recipe, every = prepared
+    alone = recipe.with_(policy="uniform", options={"forms": "narrowed"}, ratio=0.3)
+    factors = lrcore.prepare(model, alone)
+    assert {name for _, name in factors.spectra} == {"qk", "ov", "mlp"}
+    plan = lrcore.allocate(factors, alone)
+    assert plan.ranks == lrcore.allocate(every, alone.with_(options={})).ranks
+    small = lrcore.compress(model, alone, factors, plan).network.state_dict()
+    same = lrcore.compress(model, alone.with_(options={}), every).network.state_dict()
+    assert small.keys() == same.keys()
+    assert all(torch.equal(own, same[name]) for name, own in small.items())

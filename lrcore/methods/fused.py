@@ -75,8 +75,10 @@ class FusedOptions:
         "auto",
         "The forms that parts have besides narrowed heads and removed neurons. pairs: every matrix "
         "as a low-rank pair. latents: keys and values as cached latents, and the MLP as it is. "
-        "auto: latents under budget kv, else pairs.",
-        choices=("auto", "pairs", "latents"),
+        "narrowed: none, where a part can be narrowed, which is all that policies other than "
+        "probed take, and solved in a fraction of the time. auto: latents under budget kv, else "
+        "pairs.",
+        choices=("auto", "pairs", "latents", "narrowed"),
     )
 
 
@@ -85,7 +87,8 @@ DEFAULT = FusedOptions()
 
 def factor(layer: Layer, moments: Moments, options: FusedOptions = DEFAULT) -> LayerFactors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks: narrowed, and every
-    matrix as a pair; or QK and OV narrowed, and keys and values as cached latents.
+    matrix as a pair, with forms=narrowed those alone that no narrowed part holds; or QK and OV
+    narrowed, and keys and values as cached latents.
     """
     latents = options.forms == "latents"
     a = layer.attention
@@ -96,9 +99,20 @@ def factor(layer: Layer, moments: Moments, options: FusedOptions = DEFAULT) -> L
         "mlp": lambda: mlp_elimination(layer, moments),
     }
     own = [name for name in layer.components if not (latents and name == "mlp")]
-    works = {name: solve[name] for name in own} | ({} if latents else pairs(layer, moments))
+    works = {name: solve[name] for name in own} | _pairs(layer, moments, options.forms)
     solved = at_once(lambda name: works[name](), _as_large(layer, works))
     return solved | (cached_latents(layer, moments) if latents else {})
+
+
+def _pairs(layer: Layer, moments: Moments, forms: str) -> dict[str, Callable[[], Factor]]:
+    """What solves the matrices as pairs, as far as the option `forms` wants them."""
+    if forms == "latents":
+        return {}
+    solve = pairs(layer, moments)
+    if forms != "narrowed":
+        return solve
+    held = {name for name, form in FORMS.items() if form.part in layer.components}
+    return {name: work for name, work in solve.items() if name not in held}
 
 
 def _as_large(layer: Layer, slots: Collection[str]) -> dict[str, Tensor]:

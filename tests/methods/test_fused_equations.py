@@ -2,6 +2,8 @@
 methods it is made of.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_layer import HEAD, apply, relative, toy
@@ -150,3 +152,11 @@ def test_a_projection_without_bias_gets_one_and_the_account_knows() -> None:
         fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, 2).attention.o.bias
         is not None
     )
+
+
+@pytest.mark.parametrize("norm", [None, "head"])
+def test_narrowed_forms_leave_pairs_to_parts_that_cannot_be_narrowed(norm: str | None) -> None:
+    case = toy(4, 2, "rotary", False, True)
+    layer = replace(case.layer, attention=replace(case.layer.attention, qk_norm=norm))
+    solved = fused.factor(layer, case.moments, fused.FusedOptions(forms="narrowed"))
+    assert {*solved} == {"ov", "mlp"} | ({"qk"} if norm is None else {"q", "k"})
