@@ -35,6 +35,7 @@ _PACKAGE = Path(__file__).resolve().parent
 ASSETS = _PACKAGE / "assets"
 if not ASSETS.is_dir():
     ASSETS = _PACKAGE.parent / "assets"
+MARK = "lrcore.json"  # marks a folder as a checkpoint of this project
 OFFLOADED = "offloaded"  # folder in the cache for tensors that a running process has offloaded
 DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 TRIES = 5  # names for a draft, where somebody who cleans up is faster than its lock

@@ -10,6 +10,7 @@ import yaml
 
 from ..account import SizeAndCost
 from ..as_json import json_text
+from ..files import MARK
 from ..history import (
     Compressed,
     ExpertsPruned,
@@ -23,7 +24,7 @@ from ..history import (
     last_step,
 )
 from ..models.gguf import note_of
-from ..models.weights import MARK, read_json
+from ..models.weights import read_json
 from ..provenance import Provenance
 from .paths import public_provenance, without_paths
 

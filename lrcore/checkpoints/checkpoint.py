@@ -12,7 +12,6 @@ describes.
 
 import copy
 import csv
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..as_json import json_text
 from ..errors import InputError, Shortage, with_article
-from ..files import OFFLOADED, cache_folder, check_text, folder_draft_of
+from ..files import MARK, OFFLOADED, cache_folder, folder_draft_of
 from ..models.config import read_config, write_config
 from ..models.gguf import discard, note_of
 from ..models.in_memory import empty_compressed, load_in_memory
@@ -47,7 +46,6 @@ from ..models.offload import free_at_once
 from ..models.structure import structure, untied
 from ..models.weights import (
     INDEX,
-    MARK,
     check_finite,
     check_layers,
     fingerprint,
@@ -61,6 +59,7 @@ from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
 from .description import FORMAT, Description, is_described, read_description
+from .out import check_out
 
 SHARD = "5GB"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -132,37 +131,10 @@ def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], No
     Refusals as of `save`.
     """
     folder = expanded(folder).absolute()
-    check_target(folder, overwrite)
+    check_out(folder, overwrite)
     with folder_draft_of(folder) as draft:
         write(draft)
     return folder
-
-
-def check_target(folder: str | Path, overwrite: bool = False) -> None:
-    """Raise InputError where `save` would refuse the folder: worth asking before a long
-    computation.
-    """
-    folder = expanded(folder).absolute()
-    check_text(folder)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"'{folder}' is a file. Give a folder to write the compressed model to.")
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not (folder / MARK).is_file()
-        and not overwrite
-    ):
-        raise InputError(
-            f"'{folder}' is not empty and holds no compressed model (no {MARK}). Choose another "
-            "folder, or empty it first."
-        )
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not nearest.is_dir():
-        raise InputError(f"'{folder}' is below the file '{nearest}'. Choose another folder.")
-    if not os.access(nearest, os.W_OK):
-        raise InputError(
-            f"'{folder}' cannot be written: no permission in '{nearest}'. Choose another folder."
-        )
 
 
 def load_checkpoint(

@@ -10,8 +10,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import InputError
+from ..files import MARK
 from ..models.config import CONFIG
-from ..models.weights import MARK, read_json
+from ..models.weights import read_json
 
 FORMAT = 2
 

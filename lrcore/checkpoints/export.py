@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError, quoted, unknown
+from ..files import MARK
 from ..layer import Layer
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import CONFIG, auto_class, write_config
@@ -23,7 +24,7 @@ from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
 from ..models.per_layer import DENSE_SIZES, UNEVEN, sizes_by_layer, values_of
 from ..models.structure import sliced_modules, structure
-from ..models.weights import MARK, read_json
+from ..models.weights import read_json
 from ..places import expanded
 from ..targets import TARGETS
 from .card import Usage, model_card

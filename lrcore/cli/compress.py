@@ -83,7 +83,8 @@ def calibrate(recipe: Recipe, cluster: OnCluster = None, as_json: AsJson = False
 
     began = time.perf_counter()
     with on_cluster(cluster):
-        calibration = lrcore.calibrate(load_dense(recipe), recipe, progress=progress)
+        model = load_dense(recipe)
+        calibration = lrcore.calibrate(model, recipe, progress=progress)
     values = {
         "key": calibration.key,
         "layers": calibration.layers,
@@ -179,10 +180,10 @@ def compress(
 ) -> None:
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore
-    from lrcore.checkpoints.checkpoint import check_target
+    from lrcore.checkpoints.out import check_out
 
     began = time.perf_counter()
-    check_target(out)
+    check_out(out)
     tracker = None if trackio is None else lrcore.Tracker(trackio)
     with on_cluster(cluster):
         small = _compressed(recipe, bounds)
@@ -201,10 +202,10 @@ def compress(
 
 def _compressed(recipe: Recipe, bounds: bool) -> Any:
     """The compressed model; with `bounds`, its history has them."""
+    model = load_dense(recipe)
     import lrcore
     from lrcore.compression.bounds import with_bounds
 
-    model = load_dense(recipe)
     if not bounds:
         return lrcore.compress(model, recipe, progress=progress)
     factors = lrcore.prepare(model, recipe, progress=progress)

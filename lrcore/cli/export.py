@@ -13,7 +13,7 @@ import typer
 from ..errors import InputError
 from ..settings import check_settings, setting
 from .arguments import AsJson, FolderOrRun, Loading
-from .console import show
+from .console import progress, show
 from .flags import flags
 
 app = typer.Typer()
@@ -106,6 +106,7 @@ def export(
     The folder loads without this project, by trust_remote_code or, with --stock, without any code.
     Says what had to be done to the model, and what size and cache remain.
     """
+    progress.waits_for("load")
     import lrcore
     from lrcore.checkpoints.export import check_repository, read_results, run_checkpoint
     from lrcore.history import target_of
@@ -144,8 +145,8 @@ def _check_place(out: Path, how: Written, results: Sequence[Path] | None) -> Non
     """Raise InputError where nothing of that format can be written to `out`, or it has no card for
     results.
     """
-    from lrcore.checkpoints.checkpoint import check_target
     from lrcore.checkpoints.gguf_file import check_gguf
+    from lrcore.checkpoints.out import check_out
 
     if how.format == "gguf":
         check_gguf(out, how.type or TYPE)
@@ -157,7 +158,7 @@ def _check_place(out: Path, how: Written, results: Sequence[Path] | None) -> Non
             "name a folder."
         )
     else:
-        check_target(out)
+        check_out(out)
 
 
 def _gguf(small: Any, out: Path, kind: str) -> dict[str, Any]:

@@ -55,10 +55,11 @@ def answers(
 
     Same settings and seed; the table goes to a CSV file.
     """
-    import lrcore
-
     if csv is not None:
         check_file(csv)
+    progress.waits_for("load")
+    import lrcore
+
     texts = lrcore.read_prompts(prompts)
     loaded = [loading.load(name) for name in models]
     rows = lrcore.answers(loaded, texts, generation, progress=progress)

@@ -85,6 +85,7 @@ def sweep(
 
     Go on where it stopped; write table.csv, table.json and report.html.
     """
+    progress.waits_for("load")
     import lrcore
 
     from ..runs import sweep_page

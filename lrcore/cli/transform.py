@@ -141,10 +141,11 @@ def quantise(
     Without data (HQQ) or on calibration text (GPTQ); `evaluate`, `compare` and `export` take the
     folder.
     """
+    _check(out)
+    progress.waits_for("load")
     import lrcore
     from lrcore.checkpoints.export import run_checkpoint
 
-    _check(out)
     before = loading.load(run_checkpoint(model))
     made = lrcore.quantise(
         before,
@@ -199,10 +200,11 @@ def heal(
 
     Goes on where it was stopped; `evaluate` and `export` take DIR.
     """
+    _check(out)
+    progress.waits_for("load")
     import lrcore
     from lrcore.checkpoints.export import run_checkpoint
 
-    _check(out)
     state = out.expanduser().absolute().with_name(f".{out.name}.healing.safetensors")
     small = loading.load(run_checkpoint(model))
     made = lrcore.heal(small, settings, teacher=teacher, state=state, progress=progress)
@@ -223,9 +225,9 @@ def _check(out: Path, model: str | None = None, revision: str | None = None) -> 
     """Raises InputError where there is no such model, or `out` cannot be written."""
     if model is not None:
         on_this_machine(model, revision)
-    from lrcore.checkpoints.checkpoint import check_target
+    from lrcore.checkpoints.out import check_out
 
-    check_target(out)
+    check_out(out)
 
 
 def _keep(made: Any, out: Path, as_json: bool) -> None:

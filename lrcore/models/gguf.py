@@ -18,13 +18,20 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrain
 from ..as_json import json_text
 from ..cache import hold, trim
 from ..errors import InputError
-from ..files import cache_folder, cache_key, folder_draft_of, remove_unlocked, write_text
+from ..files import (
+    MARK,
+    cache_folder,
+    cache_key,
+    folder_draft_of,
+    remove_unlocked,
+    write_text,
+)
 from ..locks import Lock
 from ..shortage import raise_shortage
 from ..tensor_files import write_tensors
 from .config import auto_class, family_config, one_line, quiet, write_config
 from .gguf_header import VOCABULARY, GgufHeader, read_header
-from .weights import MARK, SINGLE, file_hash, read_json
+from .weights import SINGLE, file_hash, read_json
 
 ABOUT = "gguf.json"  # in the folder of a dequantised model: which file it is of, and the note
 FORMAT = 1  # of the folder; another number makes every file be dequantised again

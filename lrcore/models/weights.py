@@ -14,11 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import InputError, quoted, with_article
+from ..files import MARK
 from ..shortage import raise_shortage
 from ..tensor_files import NAMES
 from .per_layer import values_of
 
-MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from ..account import SizeAndCost
 from ..as_json import json_text
 from ..errors import InputError, Shortage, quoted
-from ..files import beside, folder_draft_of, remove_leftovers, remove_unlocked
+from ..files import MARK, beside, folder_draft_of, remove_leftovers, remove_unlocked
 from ..history import S, Step, last_step
-from ..models.weights import MARK, read_json
+from ..models.weights import read_json
 from ..places import expanded
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe

@@ -33,3 +33,52 @@ def test_a_mistake_is_said_at_once(mistake, tmp_path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "lrcore.cli" in imported
     assert not imported & {"torch", "transformers"}
+
+
+# `waits_for` says on a terminal that something is loaded
+SAID = """
+import sys
+from lrcore.cli import main
+from lrcore.cli.console import ProgressLine
+
+def waits_for(line, stage):
+    print("torch" in sys.modules)
+    raise KeyboardInterrupt
+
+ProgressLine.waits_for = waits_for
+main(sys.argv[1:])
+"""
+WAITING = {
+    "calibrate": ("demo-llama",),
+    "spectra": ("demo-llama",),
+    "allocate": ("demo-llama",),
+    "compress": ("demo-llama", "--out", "OUT"),
+    "evaluate": ("demo-llama",),
+    "compare": ("demo-llama", "demo-opt"),
+    "tasks": ("demo-llama",),
+    "cost": ("demo-llama",),
+    "generate": ("demo-llama", "--prompt", "x"),
+    "answers": ("demo-llama", "--prompts", "FILE"),
+    "shorten": ("demo-llama", "OUT", "--layers", "1"),
+    "slice": ("demo-llama", "OUT"),
+    "share": ("demo-llama", "OUT"),
+    "quantise": ("demo-llama", "OUT"),
+    "sparsify": ("demo-llama", "OUT"),
+    "heal": ("demo-llama", "--out", "OUT"),
+    "export": ("demo-llama", "OUT"),
+    "sweep": ("RECIPE", "--out", "OUT"),
+}
+
+
+@pytest.mark.parametrize("command", WAITING)
+def test_a_command_says_that_it_loads_before_it_does(command, tmp_path) -> None:
+    summaries()
+    for name, text in {"FILE": '["x"]', "RECIPE": '{"model": "demo-llama"}'}.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    places = {name: str(tmp_path / f"{name}.json") for name in ("FILE", "RECIPE")}
+    places["OUT"] = str(tmp_path / "out")
+    arguments = [command, *(places.get(one, one) for one in WAITING[command])]
+    done = subprocess.run(
+        [sys.executable, "-c", SAID, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "False\n", done.stderr
