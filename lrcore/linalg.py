@@ -27,7 +27,9 @@ SPANS = 8  # of columns that a product with a triangular matrix is made of
 def symmetric(m: Tensor, out: Tensor | None = None) -> Tensor:
     """The symmetric part, float64. [..., n, n]; into `out` where it is given."""
     m = m.double()
-    return torch.add(m, m.mT, out=out).div_(2)  # in place: m may take gigabytes
+    out = torch.empty_like(m, memory_format=torch.contiguous_format) if out is None else out
+    # copied first: torch adds a transpose at a third of that speed. In place: it may take gigabytes
+    return out.copy_(m.mT).add_(m).div_(2)
 
 
 def column_squares(m: Tensor) -> Tensor:
@@ -233,7 +235,9 @@ def reordered_cholesky(m: Tensor, order: Tensor, strength: float) -> Tensor:
 
     Raises torch.linalg.LinAlgError as it does.
     """
-    return _damped_factor(lambda: m.double()[order.unsqueeze(1), order], strength)
+    across = order.expand(len(order), -1)
+    # rows, then columns: half the time of both indices at once
+    return _damped_factor(lambda: m.double().index_select(0, order).gather(1, across), strength)
 
 
 def _damped_factor(fresh: Callable[[], Tensor], strength: float) -> Tensor:
