@@ -25,21 +25,32 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from bench import operations  # noqa: E402 (after the path)
 from bench.made_up import SHAPES, write_model, write_text  # noqa: E402 (after the path)
 from bench.page import machine, note, table, write_section  # noqa: E402 (after the path)
 
 WHOLE = 32  # layers of both
 NAMES = ("llama-2-7b", "llama-3-8b")
-METHODS = ("a3", "care", "modegpt", "svd_llm", "latentllm", "fused")
+# What is measured by its name in the table: a method and its options
+METHODS = {
+    "a3": ("a3", {}),
+    "care": ("care", {}),
+    "modegpt": ("modegpt", {}),
+    "svd_llm": ("svd_llm", {}),
+    "latentllm": ("latentllm", {}),
+    "fused": ("fused", {}),
+    "fused-narrowed": ("fused", {"forms": "narrowed"}),
+}
 SAMPLES, LENGTH, RATIO, TEXTS = 16, 512, 0.3, 2000
-DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 PRODUCTS = 3  # of which the rate is taken
 
 
 @dataclass(frozen=True)
 class Measured:
     """Seconds by stage, of the whole process, and of processors; bytes: peak of the process, and
-    what it left in the cache.
+    what it left in the cache; by dtype, GFLOP/s of matrix products right after, and the operations
+    of a layer in calibrating or factorising; the machine, in words.
     """
 
     seconds: dict[str, float]
@@ -47,6 +58,14 @@ class Measured:
     processors: float
     peak: int
     cache: int
+    rates: dict[str, float]
+    operations: dict[str, float]
+    machine: str
+
+    def bound(self, layers: int) -> float:
+        """Seconds that the operations take at these rates."""
+        each = (count / self.rates[dtype] for dtype, count in self.operations.items())
+        return layers * sum(each) / 1e9
 
 
 def main() -> None:
@@ -56,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("shape", choices=NAMES)
     parser.add_argument("--layers", type=int, default=WHOLE)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
     given = parser.parse_args()
     place = ROOT / "build" / "scale" / f"{given.shape}-{given.layers}"
     folder, known = place / "model", place / "measured.json"
@@ -67,23 +86,22 @@ def main() -> None:
     for name in ("calibrate", *given.methods):
         if name not in rows:
             note(f"{given.shape}, {given.layers} layers: {name}")
-            rows[name] = asdict(measure(place, name))
+            rows[name] = asdict(measure(place, name, SHAPES[given.shape]))
             known.write_text(json.dumps(rows, indent=1, allow_nan=False))
-        write_section(
-            f"scale {given.shape} {given.layers}", section(folder, given.shape, given.layers, rows)
-        )
+        text = section(folder, given.shape, given.layers, rows)
+        write_section(f"scale {given.shape} {given.layers}", text)
 
 
 # --- measuring ---
 
 
-def measure(place: Path, name: str) -> Measured:
+def measure(place: Path, name: str, shape: dict[str, int]) -> Measured:
     """`lrcore calibrate`, or `lrcore compress --offload` by a method, in a process of its own; they
     share a cache, so that calibration is measured once.
     """
     cache, out = place / "cache", place / "out"
     command = [sys.executable, "-m", "lrcore"]
-    command += ["calibrate"] if name == "calibrate" else ["compress", "--method", name]
+    command += ["calibrate"] if name == "calibrate" else ["compress", *by_method(name)]
     command += [str(place / "model"), "--offload", "--dtype", "auto", "--device", "cpu"]
     command += ["--data", str(place / "text.jsonl")]
     command += ["--samples", str(SAMPLES), "--seq-len", str(LENGTH), "--json"]
@@ -102,7 +120,16 @@ def measure(place: Path, name: str) -> Measured:
         seconds = json.loads((place / "report.json").read_text())["seconds"]
     shutil.rmtree(out, ignore_errors=True)
     size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    return Measured(seconds, total, used.ru_utime + used.ru_stime, peak_of(used), size)
+    rates = {dtype: matmul_rate(dtype) for dtype in DTYPES}
+    spent, count = used.ru_utime + used.ru_stime, operations_of(shape, name)
+    return Measured(seconds, total, spent, peak_of(used), size, rates, count, machine())
+
+
+def by_method(name: str) -> list[str]:
+    """What the command line is given for a row of the table."""
+    method, options = METHODS[name]
+    given = [f"--option={option}={value}" for option, value in options.items()]
+    return ["--method", method, *given]
 
 
 def peak_of(used: resource.struct_rusage) -> int:
@@ -110,29 +137,68 @@ def peak_of(used: resource.struct_rusage) -> int:
     return used.ru_maxrss * 1024
 
 
+def operations_of(shape: dict[str, int], name: str) -> dict[str, float]:
+    """Of one layer by dtype: of the products of calibrating it, or of factorising it."""
+    if name == "calibrate":
+        return calibration_operations(shape)
+    counted = operations.of_a_layer(shape, *METHODS[name])
+    return {str(dtype).removeprefix("torch."): count for dtype, count in counted.items()}
+
+
+def calibration_operations(shape: dict[str, int]) -> dict[str, float]:
+    """Those of the projections of one layer, and of the second moments of what these read, of one
+    triangle.
+    """
+    wide, neurons, tokens = shape["hidden_size"], shape["intermediate_size"], SAMPLES * LENGTH
+    kv = wide * shape["num_key_value_heads"] // shape["num_attention_heads"]
+    weights = 2 * wide * (wide + kv) + 3 * wide * neurons
+    triangles = (3 * wide**2 + neurons**2) * tokens
+    return {"bfloat16": 2.0 * weights * tokens, "float32": float(triangles)}
+
+
+def matmul_rate(name: str) -> float:
+    """GFLOP/s of this machine now: what the stages are bound by."""
+    a = torch.randn(4096, 4096, dtype=DTYPES[name])
+    a @ a
+    began = time.perf_counter()
+    for _ in range(PRODUCTS):
+        a @ a
+    return PRODUCTS * 2 * 4096**3 / (time.perf_counter() - began) / 1e9
+
+
 # --- the page ---
 
 
 def section(folder: Path, shape: str, layers: int, rows: dict[str, dict]) -> str:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    rates = {dtype: matmul_rate(dtype) for dtype in DTYPES}
-    rate = ", ".join(f"{rates[one]:.0f} in {name}" for one, name in DTYPES.items())
+    rates = rows["calibrate"]["rates"]
+    rate = ", ".join(f"{rates[name]:.0f} in {name}" for name in DTYPES)
     heading = (
         f"{layers} of the {WHOLE} layers of {shape}, {size / 1e9:.1f} GB in bfloat16; "
         f"`--offload --ratio {RATIO} --samples {SAMPLES} --seq-len {LENGTH}`, uniform ranks; "
-        f"{machine()}; GFLOP/s of a product of two matrices of 4096: {rate}."
+        f"{machines(rows)}; GFLOP/s of a product of two matrices of 4096 after calibrating: {rate}."
     )
-    columns = ["", "calibrate, s", "factorise, s", "compress, s", "per layer, s", "in all, min"]
-    columns += ["processors, min", "peak, GB"]
-    cells = [row(name, Measured(**one), layers) for name, one in rows.items()]
-    moments = f"Moments on the disk: {rows['calibrate']['cache'] / 1e9:.2f} GB."
-    least, took = layers * calibration_bound(shape, rates), rows["calibrate"]["total"]
-    share = (
-        "At these rates the products of calibration alone, the forward pass in bfloat16 and one "
-        f"triangle of every second moment in float32, take {least:,.0f} s, {least / took:.0%} of "
-        "the time that it took."
+    columns = ["", "calibrate, s", "factorise, s", "of its bound", "compress, s", "per layer, s"]
+    columns += ["in all, min", "processors, min", "peak, GB", "float64, GFLOP/s"]
+    known = [name for name in ("calibrate", *METHODS) if name in rows]
+    cells = [row(name, Measured(**rows[name]), layers) for name in known]
+    ending = (
+        f"Moments on the disk: {rows['calibrate']['cache'] / 1e9:.2f} GB. Of its bound: what "
+        "products and decompositions alone take at the rates measured with the row, as a share of "
+        "the time that it took; of calibrating, the forward pass in bfloat16 and one triangle of "
+        "every second moment in float32; of factorising, in float64."
     )
-    return "\n\n".join((heading, table(columns, cells), f"{moments} {share}"))
+    return "\n\n".join((heading, table(columns, cells), ending))
+
+
+def machines(rows: dict[str, dict]) -> str:
+    """Where the rows were measured; their names where there were several machines."""
+    found: dict[str, list[str]] = {}
+    for name, one in rows.items():
+        found.setdefault(one["machine"], []).append(f"`{name}`")
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{', '.join(names)}: {where}" for where, names in found.items())
 
 
 def row(name: str, one: Measured, layers: int) -> list[str]:
@@ -143,31 +209,18 @@ def row(name: str, one: Measured, layers: int) -> list[str]:
     known = [f"{spent[stage]:,.1f}" if stage in spent else "" for stage in stages]
     if name == "calibrate":
         known[1:] = ["", ""]
+    took = one.total if name == "calibrate" else spent["factorise"]
+    known.insert(2, f"{one.bound(layers) / took:.0%}")
     per_layer = f"{sum(spent.values()) / layers:,.1f}"
     minutes = [f"{seconds / 60:,.1f}" for seconds in (one.total, one.processors)]
-    return [name, *known, per_layer, *minutes, f"{one.peak / 1e9:.2f}"]
-
-
-def calibration_bound(shape: str, rates: dict[torch.dtype, float]) -> float:
-    """Seconds that the matrix products of calibrating one layer take at these GFLOP/s: those of its
-    projections, and of the second moments of what these read, of one triangle.
-    """
-    sizes, tokens = SHAPES[shape], SAMPLES * LENGTH
-    wide, neurons = sizes["hidden_size"], sizes["intermediate_size"]
-    kv = wide * sizes["num_key_value_heads"] // sizes["num_attention_heads"]
-    weights = 2 * wide * (wide + kv) + 3 * wide * neurons
-    forward = 2 * weights * tokens / rates[torch.bfloat16]
-    return (forward + (3 * wide**2 + neurons**2) * tokens / rates[torch.float32]) / 1e9
-
-
-def matmul_rate(dtype: torch.dtype) -> float:
-    """GFLOP/s of this machine now: what the stages are bound by."""
-    a = torch.randn(4096, 4096, dtype=dtype)
-    a @ a
-    began = time.perf_counter()
-    for _ in range(PRODUCTS):
-        a @ a
-    return PRODUCTS * 2 * 4096**3 / (time.perf_counter() - began) / 1e9
+    return [
+        name,
+        *known,
+        per_layer,
+        *minutes,
+        f"{one.peak / 1e9:.2f}",
+        f"{one.rates['float64']:.0f}",
+    ]
 
 
 if __name__ == "__main__":

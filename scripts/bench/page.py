@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,7 +135,15 @@ def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:
 
 
 def machine() -> str:
-    return (
-        f"{platform.machine()}, {torch.get_num_threads()} threads, torch "
-        f"{torch.__version__.partition('+')[0]}"
-    )
+    version = torch.__version__.partition("+")[0]
+    return f"{processor()}, {torch.get_num_threads()} threads, torch {version}"
+
+
+def processor() -> str:
+    """What Linux calls it, such as "AMD EPYC"; elsewhere its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()

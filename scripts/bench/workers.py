@@ -13,7 +13,7 @@ from .page import empty_cache, machine, note, table, timed, write_section
 
 MODEL = "smollm2-135m"
 WINDOWS, LENGTH = 32, 512  # of the calibration
-PROBED = "a3"
+PROBED, PROBING = "a3", 8  # windows: probes are many passes
 METHODS, RATIOS = ("a3", "modegpt", "svd", "svd_llm"), (0.2, 0.4)  # of the sweep
 FACTORISED = ("svd_llm", "modegpt")
 Stage = Callable[[], object]
@@ -61,19 +61,20 @@ def stages(folder: Path) -> list[tuple[str, Stage]]:
     """In their order: each reads what those before it have left."""
     model = lrcore.load(MODEL)
     recipe = lrcore.Recipe(MODEL, samples=WINDOWS, seq_len=LENGTH)
-    tiny = recipe.with_(samples=16, seq_len=8, seed=1)
+    tiny, few = recipe.with_(samples=16, seq_len=8, seed=1), recipe.with_(samples=PROBING)
     sweep = lrcore.Sweep(recipe, list(METHODS), ["uniform"], list(RATIOS))
     found: list[lrcore.Calibration] = []
 
     def factorise(method: str) -> lrcore.Factorisation:
         return lrcore.factorise(model, found[0], method)
 
-    probed = recipe.with_(method=PROBED, policy="probed")
+    probed = few.with_(method=PROBED, policy="probed")
     return [
-        ("start", lambda: lrcore.calibrate(model, tiny)),  # workers start, and read the model
+        # workers start, and read the model
+        ("start", lambda: [lrcore.calibrate(model, one) for one in (tiny, few)]),
         ("calibration", lambda: found.append(lrcore.calibrate(model, recipe))),
         *((f"factorising, {method}", partial(factorise, method)) for method in FACTORISED),
-        (f"probes, {PROBED}", lambda: lrcore.prepare(model, probed)),
+        (f"probes, {PROBED}, {PROBING} windows", lambda: lrcore.prepare(model, probed)),
         (
             f"sweep of {len(METHODS) * len(RATIOS)} cells",
             lambda: lrcore.run_sweep(model, sweep, folder / "sweep"),
