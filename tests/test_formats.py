@@ -2,7 +2,7 @@
 never read. One fixture per format stays: tests/fixtures/format_1 was written by the first version,
 tests/fixtures/first_reports by a later one (tests/checkpoints/test_first_reports.py), caches, cells
 of sweeps and states of healing of this one are in tests/test_upgrades.py, and records of jobs in
-tests/workbench/test_jobs.py.
+tests/workbench/test_job_records.py.
 """
 
 import importlib

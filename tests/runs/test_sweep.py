@@ -3,7 +3,6 @@ one.
 """
 
 import csv
-import importlib
 import json
 import os
 import signal
@@ -25,51 +24,11 @@ from lrcore.runs.sweep_page import cross_table, points, to_csv
 from lrcore.runs.sweep_rows import COLUMNS, SweepRow, named
 from lrcore.runs.sweep_store import cells
 
-MODULES = {
-    name: importlib.import_module(f"lrcore.{module}")
-    for name, module in {
-        "calibrate": "runs.sweep_store",
-        "factorise": "runs.sweep_store",
-        "compress": "compression.chain",
-        "shorten": "compression.chain",
-        "quantise": "compression.chain",
-        "heal": "compression.chain",
-        "evaluate": "runs.sweep_store",
-    }.items()
-}
-
 
 def finished(model, sweep, folder):
     """The rows that the folder has already."""
     store = lrcore.CellFiles(folder)
     return [row for cell in cells(model, sweep) for row in store.finished(cell) or ()]
-
-
-@pytest.fixture
-def requested(tiny_llama, story_file):
-    base = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, seed=2)
-    return lrcore.Sweep(
-        base,
-        methods=["a3", "svd"],
-        ratios=[0.2, 0.4],
-        policies=["uniform"],
-        evaluations=(lrcore.EvaluationSettings(str(story_file), 2, 16),),
-    )
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """How often the expensive things are done."""
-    counts = {}
-    for name, module in MODULES.items():
-        plain = getattr(module, name)
-
-        def wrapped(*args, name=name, plain=plain, **kwargs):
-            counts[name] = counts.get(name, 0) + 1
-            return plain(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, wrapped)
-    return counts
 
 
 def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_path):
@@ -368,93 +327,6 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
     assert main(["sweep", str(file), "--ratios", "a"]) == 2
 
 
-QUANTISE = {"quantise": {"bits": [8, 4], "group": 16}}
-HEALED = "heal 1 steps (samples=2, seq_len=16, batch=1)"
-HEAL = {"heal": {"steps": 1, "batch": 1, "samples": 2, "seq_len": 16, "test_samples": 0}}
-
-
-@pytest.fixture
-def chains(requested):
-    """One compression at two ratios, alone, quantised at two widths, and healed before."""
-    compress = {"compress": {"method": "svd"}}
-    rows = [compress, [compress, QUANTISE], [compress, HEAL, {"quantise": {"group": 16}}]]
-    rows += [[{"shorten": {"layers": 1}}, compress, HEAL], [{"slice": {"ratio": 0.3}}]]
-    return replace(requested, methods=["a3"], rows=rows)
-
-
-def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp_path):
-    model = lrcore.load(chains.base.model)
-    rows = lrcore.run_sweep(model, chains, tmp_path)
-    assert [row.error for row in rows] == [None] * 12
-    assert [(row.method, row.ratio, row.then) for row in rows] == [
-        ("dense", 0.0, None),
-        ("svd", 0.2, None),
-        ("svd", 0.2, "hqq 8 bit (group=16)"),
-        ("svd", 0.2, "hqq 4 bit (group=16)"),
-        ("svd", 0.2, f"{HEALED} > hqq 8 bit (group=16)"),
-        ("svd", 0.4, None),
-        ("svd", 0.4, "hqq 8 bit (group=16)"),
-        ("svd", 0.4, "hqq 4 bit (group=16)"),
-        ("svd", 0.4, f"{HEALED} > hqq 8 bit (group=16)"),
-        ("shorten 1", None, f"svd uniform 20% > {HEALED}"),
-        ("shorten 1", None, f"svd uniform 40% > {HEALED}"),
-        ("slice", 0.3, None),
-    ]
-    assert counted == {
-        "calibrate": 2,  # of the whole model and of the shorter one
-        "factorise": 2,
-        "compress": 4,
-        "quantise": 6,
-        "heal": 4,
-        "shorten": 1,
-        "evaluate": 12,
-    }
-    assert lrcore.run_sweep(model, chains, tmp_path) == rows
-    assert counted["evaluate"] == 12
-    series = {point.series for point in points(rows, "parameters")}
-    assert {"svd", "svd > hqq 8 bit (group=16)", "svd > hqq 4 bit (group=16)"} <= series
-    assert rows[4].title == f"svd uniform 20% > {rows[4].then}, {chains.base.data}"
-
-
-def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
-    """And not from the model before its last step."""
-    model = lrcore.load(chains.base.model)
-    several = [row for row in lrcore.run_sweep(model, chains, tmp_path) if row.then]
-    assert len(several) == 8
-    for row in several:
-        gone = (model.size.parameters - row.parameters) / model.size.decoder_linear
-        assert row.achieved == pytest.approx(gone, abs=5e-3), row.title  # norms of a layer
-
-
-def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_path):
-    """In every table, and where one line has the figures on several texts."""
-    by_part = [{"mlp": 0.2, "qk": 0, "ov": 0}, {"mlp": 0.3, "qk": 0, "ov": 0.1}]
-    base = requested.base.with_(ratio=0.1)
-    later = {"compress": {"method": "modegpt", "component_ratios": by_part}}
-    rows = [[{"slice": {"multiple": 2}}, later], [{"quantise": {"group": [16, 32]}}]]
-    heal = HEAL["heal"] | {"lr": [1e-3, 1e-4]}
-    rows += [[{"compress": {"method": "svd"}}, {"heal": heal}]]
-    sweep = lrcore.Sweep(base, rows=rows, evaluations=requested.evaluations)
-    made = lrcore.run_sweep(lrcore.load(base.model), sweep, tmp_path)
-    assert not any(row.error for row in made)
-    assert len({row.title for row in made}) == len(made) == 7
-    assert len(cross_table(made)) == 7
-    assert made[1].options == "multiple=2"
-    assert made[1].then == "modegpt uniform 10% (mlp=0.2, qk=0, ov=0)"
-    assert "lr=0.0001" in made[6].then
-
-
-def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path):
-    model, data = lrcore.load(chains.base.model), chains.base.data
-    rows = lrcore.run_sweep(model, replace(chains, rows=chains.rows[2:3], ratios=[0.2]), tmp_path)
-    small = lrcore.compress(model, chains.base.with_(method="svd", ratio=0.2))
-    made = lrcore.quantise(lrcore.heal(small, teacher=model, **HEAL["heal"]), 8, 16)
-    by_hand = lrcore.evaluate(made, data, samples=2, seq_len=16).perplexity
-    assert rows[1].perplexity == by_hand
-    assert rows[1].parameters == made.size.parameters
-    assert (rows[1].samples, rows[1].seed) == (4, 2)
-
-
 def test_lists_vary_what_the_rows_do_not_name():
     base = lrcore.Recipe(method="modegpt", options={"x": 1})
     rows = [{"compress": {"method": "a3", "ratio": 0.3}}, "compress"]
@@ -478,33 +350,6 @@ def test_temperatures_are_a_list_too():
     assert sweep.to_dict()["temperatures"] == [0.05, 0.2]
     with pytest.raises(InputError, match="positive number"):
         replace(sweep, temperatures=[-1.0])
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        (["compres"], "Did you mean 'compress'"),
-        ([{"quantise": {"bit": 4}}], "field of quantise"),
-        ([{"shorten": {}}], "needs layers"),
-        ([[]], "without a step"),
-        ([{"quantise": 4}], "fields of a step"),
-        ([{"compress": {"method": "a4"}}], "Did you mean 'a3'"),
-        ([{"slice": {"rotations": "two"}}], "rotations"),
-        ([{"compress": {}, "quantise": {}}], "A step reads"),
-        ([3], "A step reads"),
-    ],
-)
-def test_wrong_rows_are_refused_before_any_work(rows, words):
-    with pytest.raises(lrcore.InputError, match=words):
-        lrcore.Sweep(rows=rows)
-
-
-def test_steps_that_may_not_follow_are_a_row_with_the_reason(requested, tmp_path):
-    rows = [["quantise", "compress"]]
-    made = lrcore.run_sweep(
-        lrcore.load(requested.base.model), replace(requested, rows=rows), tmp_path
-    )
-    assert "is quantised" in made[1].error
 
 
 @pytest.mark.parametrize("name", shipped_sweeps())

@@ -1,4 +1,4 @@
-"""The queue: order, cancel, what survives a restart."""
+"""The queue: order, cancel, time left, what lacks room."""
 
 import json
 import os
@@ -6,96 +6,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
+from kinds_of_job import TEST_KINDS, Broken, Once, Steps, Wrong, Yielding, ended
 
 import lrcore
-from lrcore import locks
 from workbench import job_markup, text
 from workbench.job import Job
 from workbench.job_queue import Jobs
-from workbench.job_record import ENDED, JobRecord
-from workbench.jobs import KINDS
+from workbench.job_record import JobRecord
 from workbench.priority import JOBS
-
-
-@dataclass(frozen=True)
-class Steps(Job):
-    """Five steps; the work itself is the fixture's."""
-
-    kind: ClassVar[str] = "steps"
-    n: int = 0
-
-    @property
-    def title(self) -> str:
-        return f"job {self.n}"
-
-    def run(self, store, reporter):
-        pytest.fail("the queue was given other work")
-
-
-@dataclass(frozen=True)
-class Once(Steps):
-    kind: ClassVar[str] = "once"
-    once: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Unkept(Steps):
-    kind: ClassVar[str] = "unkept"
-    kept: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class Yielding(Steps):
-    kind: ClassVar[str] = "yielding"
-    yields: ClassVar[bool] = True
-
-    def serves(self, other):
-        return other.n == self.n
-
-
-@dataclass(frozen=True)
-class Wrong(Steps):
-    kind: ClassVar[str] = "wrong"
-
-
-@dataclass(frozen=True)
-class Broken(Steps):
-    kind: ClassVar[str] = "broken"
-
-
-TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept, Yielding, Wrong, Broken)}
-
-
-def ended(jobs, job, seconds=10):
-    end = time.monotonic() + seconds
-    while jobs.get(job.id).state not in ENDED:
-        assert time.monotonic() < end, job
-        time.sleep(0.01)
-    return jobs.get(job.id)
-
-
-@pytest.fixture
-def bench(tmp_path):
-    """A queue whose work waits at every step until `gate` is set."""
-    gate, order = threading.Event(), []
-
-    def work(record):
-        if record.kind == "wrong":
-            raise lrcore.InputError("no such thing: write another")
-        if record.kind == "broken":
-            raise RuntimeError("first line\nsecond line")
-        order.append(record.job.n)
-        for i in range(5):
-            record.progress("step", i, 5)
-            gate.wait(5)
-        return ["run-1"]
-
-    return Jobs(tmp_path, TEST_KINDS, work), gate, order
 
 
 def test_jobs_run_in_order_and_say_how_many_come_first(bench):
@@ -299,44 +220,6 @@ def test_an_equal_job_that_is_wanted_once_joins_the_first(bench):
     gate.set()
 
 
-def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_path):
-    jobs, gate, _ = bench
-    gate.set()
-    done = ended(jobs, jobs.submit(Steps(0)))
-    gate.clear()
-    running = jobs.submit(Steps(1))
-    unkept = jobs.submit(Unkept(2))
-    jobs.read(done.id)
-    again = Jobs(tmp_path, TEST_KINDS, lambda record: [])
-    assert again.get(done.id).state == "done"
-    assert again.get(done.id).was_read
-    assert again.get(running.id).state == "interrupted"
-    assert again.get(unkept.id) is None
-    fresh = again.again(running.id)
-    assert fresh.job == Steps(1)
-    assert ended(again, fresh).state == "done"
-    assert again.get(running.id) is None
-    gate.set()
-
-
-def test_a_job_that_is_cancelled_and_forgotten_while_it_is_queued_stays_forgotten(
-    bench, tmp_path, monkeypatch
-):
-    jobs, gate, _ = bench
-    gate.set()
-    write = jobs._write
-
-    def late(record, state=""):
-        monkeypatch.setattr(jobs, "_write", write)
-        jobs.cancel(record.id)
-        jobs.forget(record.id)
-        write(record, state)
-
-    monkeypatch.setattr(jobs, "_write", late)
-    jobs.submit(Steps(0))
-    assert Jobs(tmp_path, TEST_KINDS, lambda record: []).all() == []
-
-
 def test_pressing_start_again_twice_queues_one_job(bench):
     jobs, gate, _ = bench
     gate.set()
@@ -345,68 +228,6 @@ def test_pressing_start_again_twice_queues_one_job(bench):
     with pytest.raises(lrcore.InputError, match="already"):
         jobs.again(done.id)
     assert len(jobs.all()) == 1
-
-
-def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_stay(tmp_path):
-    left, written = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
-    for path in (left, written):
-        path.touch()
-    lock = locks.take(written)
-    Jobs(tmp_path, TEST_KINDS, lambda record: [])
-    assert [path.name for path in tmp_path.iterdir()] == [written.name]
-    lock.release()
-
-
-ODD = (
-    *(("id", value) for value in ("other", 5, "../other")),
-    *(("title", value) for value in (5, None)),
-    *(("state", value) for value in ("flying", 5)),
-    *(("done", value) for value in ("x", None, 1.5)),
-    *(("result", value) for value in (5, "x", None)),
-    *(("created", value) for value in ("x", None, True, 1e308, float("nan"))),
-    *(("ended", value) for value in ("x", False, -1.0)),
-    *(("stages", value) for value in (5, "x")),
-    *(("job", value) for value in (5, "x")),
-)
-
-
-@pytest.mark.parametrize(("field", "value"), ODD, ids=str)
-def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
-    record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="good")
-    (tmp_path / "good.json").write_text(json.dumps(record.to_dict()))
-    odd = record.to_dict() | {"id": "odd"} | {field: value}
-    (tmp_path / "odd.json").write_text(json.dumps(odd))
-    jobs = Jobs(tmp_path, KINDS, lambda record: [])
-    assert [one.id for one in jobs.all()] == ["good"]
-    assert "good" in job_markup.job_list(jobs)
-
-
-@pytest.mark.parametrize("field", [("log", [5]), ("curve", ["x"]), ("stages", [{"name": 5}])])
-def test_a_record_with_an_odd_entry_is_left_out(field, tmp_path):
-    record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="odd")
-    (tmp_path / "odd.json").write_text(json.dumps(record.to_dict() | dict([field])))
-    assert Jobs(tmp_path, KINDS, lambda record: []).all() == []
-
-
-def test_the_server_of_a_record_may_be_anything(tmp_path):
-    record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="one")
-    for server in (5, None, [], {}):
-        (tmp_path / "one.json").write_text(json.dumps(record.to_dict() | {"server": server}))
-        assert [one.id for one in Jobs(tmp_path, KINDS, lambda record: []).all()] == ["one"]
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_among_the_records_is_left_out(make, tmp_path):
-    make(tmp_path / "odd.json")
-    (tmp_path / "endless.json").symlink_to("/dev/zero")
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    assert Jobs(tmp_path, KINDS, lambda record: []).all() == []
-
-
-def test_a_broken_record_is_left_out(tmp_path):
-    (tmp_path / "x.json").write_text("{not json")
-    (tmp_path / "y.json").write_text(json.dumps({"unknown": 1}))
-    assert Jobs(tmp_path, {}, lambda record: []).all() == []
 
 
 def test_time_left_comes_from_measured_units(monkeypatch):
@@ -451,86 +272,6 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     again = JobRecord.from_dict(json.loads(json.dumps(job.to_dict())), TEST_KINDS)
     again.state = "done"
     assert "<li>compress 18 s (estimated 16 s)</li>" in job_markup.job_row(again, 0)
-
-
-RECIPE = lrcore.Recipe(ratio=0.3, overrides={"0.qk": 4})
-SETTINGS = {"data": "stories", "samples": 2, "seq_len": 32, "sampling": "first", "seed": 0}
-BEFORE = {  # records as earlier versions wrote them: kind and spec
-    "compress": {"recipe": RECIPE.to_dict(), "name": "x", "evaluation": SETTINGS},
-    "shorten": {
-        "recipe": RECIPE.to_dict(),
-        "name": "",
-        "evaluation": None,
-        "layers": 2,
-        "by": "loss",
-    },
-    "slice": {
-        "recipe": RECIPE.to_dict(),
-        "name": "",
-        "evaluation": SETTINGS,
-        "rotations": "one",
-    },
-    "share": {"recipe": RECIPE.to_dict(), "name": "", "evaluation": SETTINGS, "group": 2},
-    "sweep": {
-        "recipe": RECIPE.to_dict(),
-        "methods": ["a3"],
-        "policies": [],
-        "ratios": [0.1, 0.2],
-        "calibration_sets": [],
-        "evaluation": {"data": "stories", "samples": None, "seq_len": 64, "protocol": "strided"},
-        "cross": False,
-    },
-    "measure": {"runs": ["a", "b"], "evaluation": SETTINGS},
-    "speed": {"runs": ["a"]},
-    "quantise": {"run": "a", "bits": 4},
-    "heal": {"run": "a", "healing": {"steps": 9, "lr": 0.001, "beta": 1.0, "rotary_channel": 0}},
-    "export": {"run": "a", "stock": True},
-    "push": {"run": "a", "stock": False, "repo": "me/small", "private": True},
-}
-
-
-@pytest.mark.parametrize("kind", BEFORE)
-def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, tmp_path):
-    record = {
-        "id": "abc",
-        "kind": kind,
-        "title": "its title",
-        "spec": BEFORE[kind],
-        "state": "running",
-        "stage": "compress",
-        "done": 1,
-        "total": 3,
-        "error": "",
-        "result": [],
-        "created": 1.0,
-        "started": 2.0,
-        "ended": None,
-        "log": ["a line"],
-    }
-    (tmp_path / "abc.json").write_text(json.dumps(record))
-    jobs = Jobs(tmp_path, KINDS, lambda record: ["made"])
-    (old,) = jobs.all()
-    assert (old.kind, old.title, old.state) == (kind, "its title", "interrupted")
-    again = ended(jobs, jobs.again("abc"))
-    assert (again.job, again.title, again.result) == (old.job, "its title", ["made"])
-    fields = {"run_id" if name == "run" else name: one for name, one in BEFORE[kind].items()}
-    if "stock" in fields:
-        fields["target"] = "transformers-stock" if fields.pop("stock") else "transformers"
-    stored = json.loads((tmp_path / f"{again.id}.json").read_text())["job"]
-    for name, one in fields.items():
-        assert stored[name] == one or one.items() <= stored[name].items(), name
-    assert JobRecord.from_dict(json.loads(json.dumps(again.to_dict())), KINDS).job == old.job
-
-
-def test_every_kind_has_a_title_and_a_row():
-    details = KINDS["details"](("run-1",), lrcore.EvaluationSettings("stories", 2, 16))
-    assert KINDS.keys() == {*BEFORE, "analyse", "survey", "details", "table"}
-    table = KINDS["table"]("a3-table10", lrcore.Sweep.read("a3-table10"))
-    of_others = {"details": details, "table": table}
-    for kind in ("analyse", "survey", *of_others):
-        job = of_others.get(kind) or KINDS[kind](RECIPE)
-        assert job.title
-        assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
 
 @pytest.fixture

@@ -1,0 +1,121 @@
+"""Sweeps whose rows are chains of steps: what is shared, what they achieve, what may not follow."""
+
+from dataclasses import replace
+
+import pytest
+
+import lrcore
+from lrcore.runs.sweep_page import cross_table, points
+
+QUANTISE = {"quantise": {"bits": [8, 4], "group": 16}}
+HEALED = "heal 1 steps (samples=2, seq_len=16, batch=1)"
+HEAL = {"heal": {"steps": 1, "batch": 1, "samples": 2, "seq_len": 16, "test_samples": 0}}
+
+
+@pytest.fixture
+def chains(requested):
+    """One compression at two ratios, alone, quantised at two widths, and healed before."""
+    compress = {"compress": {"method": "svd"}}
+    rows = [compress, [compress, QUANTISE], [compress, HEAL, {"quantise": {"group": 16}}]]
+    rows += [[{"shorten": {"layers": 1}}, compress, HEAL], [{"slice": {"ratio": 0.3}}]]
+    return replace(requested, methods=["a3"], rows=rows)
+
+
+def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp_path):
+    model = lrcore.load(chains.base.model)
+    rows = lrcore.run_sweep(model, chains, tmp_path)
+    assert [row.error for row in rows] == [None] * 12
+    assert [(row.method, row.ratio, row.then) for row in rows] == [
+        ("dense", 0.0, None),
+        ("svd", 0.2, None),
+        ("svd", 0.2, "hqq 8 bit (group=16)"),
+        ("svd", 0.2, "hqq 4 bit (group=16)"),
+        ("svd", 0.2, f"{HEALED} > hqq 8 bit (group=16)"),
+        ("svd", 0.4, None),
+        ("svd", 0.4, "hqq 8 bit (group=16)"),
+        ("svd", 0.4, "hqq 4 bit (group=16)"),
+        ("svd", 0.4, f"{HEALED} > hqq 8 bit (group=16)"),
+        ("shorten 1", None, f"svd uniform 20% > {HEALED}"),
+        ("shorten 1", None, f"svd uniform 40% > {HEALED}"),
+        ("slice", 0.3, None),
+    ]
+    assert counted == {
+        "calibrate": 2,  # of the whole model and of the shorter one
+        "factorise": 2,
+        "compress": 4,
+        "quantise": 6,
+        "heal": 4,
+        "shorten": 1,
+        "evaluate": 12,
+    }
+    assert lrcore.run_sweep(model, chains, tmp_path) == rows
+    assert counted["evaluate"] == 12
+    series = {point.series for point in points(rows, "parameters")}
+    assert {"svd", "svd > hqq 8 bit (group=16)", "svd > hqq 4 bit (group=16)"} <= series
+    assert rows[4].title == f"svd uniform 20% > {rows[4].then}, {chains.base.data}"
+
+
+def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
+    """And not from the model before its last step."""
+    model = lrcore.load(chains.base.model)
+    several = [row for row in lrcore.run_sweep(model, chains, tmp_path) if row.then]
+    assert len(several) == 8
+    for row in several:
+        gone = (model.size.parameters - row.parameters) / model.size.decoder_linear
+        assert row.achieved == pytest.approx(gone, abs=5e-3), row.title  # norms of a layer
+
+
+def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_path):
+    """In every table, and where one line has the figures on several texts."""
+    by_part = [{"mlp": 0.2, "qk": 0, "ov": 0}, {"mlp": 0.3, "qk": 0, "ov": 0.1}]
+    base = requested.base.with_(ratio=0.1)
+    later = {"compress": {"method": "modegpt", "component_ratios": by_part}}
+    rows = [[{"slice": {"multiple": 2}}, later], [{"quantise": {"group": [16, 32]}}]]
+    heal = HEAL["heal"] | {"lr": [1e-3, 1e-4]}
+    rows += [[{"compress": {"method": "svd"}}, {"heal": heal}]]
+    sweep = lrcore.Sweep(base, rows=rows, evaluations=requested.evaluations)
+    made = lrcore.run_sweep(lrcore.load(base.model), sweep, tmp_path)
+    assert not any(row.error for row in made)
+    assert len({row.title for row in made}) == len(made) == 7
+    assert len(cross_table(made)) == 7
+    assert made[1].options == "multiple=2"
+    assert made[1].then == "modegpt uniform 10% (mlp=0.2, qk=0, ov=0)"
+    assert "lr=0.0001" in made[6].then
+
+
+def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path):
+    model, data = lrcore.load(chains.base.model), chains.base.data
+    rows = lrcore.run_sweep(model, replace(chains, rows=chains.rows[2:3], ratios=[0.2]), tmp_path)
+    small = lrcore.compress(model, chains.base.with_(method="svd", ratio=0.2))
+    made = lrcore.quantise(lrcore.heal(small, teacher=model, **HEAL["heal"]), 8, 16)
+    by_hand = lrcore.evaluate(made, data, samples=2, seq_len=16).perplexity
+    assert rows[1].perplexity == by_hand
+    assert rows[1].parameters == made.size.parameters
+    assert (rows[1].samples, rows[1].seed) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["compres"], "Did you mean 'compress'"),
+        ([{"quantise": {"bit": 4}}], "field of quantise"),
+        ([{"shorten": {}}], "needs layers"),
+        ([[]], "without a step"),
+        ([{"quantise": 4}], "fields of a step"),
+        ([{"compress": {"method": "a4"}}], "Did you mean 'a3'"),
+        ([{"slice": {"rotations": "two"}}], "rotations"),
+        ([{"compress": {}, "quantise": {}}], "A step reads"),
+        ([3], "A step reads"),
+    ],
+)
+def test_wrong_rows_are_refused_before_any_work(rows, words):
+    with pytest.raises(lrcore.InputError, match=words):
+        lrcore.Sweep(rows=rows)
+
+
+def test_steps_that_may_not_follow_are_a_row_with_the_reason(requested, tmp_path):
+    rows = [["quantise", "compress"]]
+    made = lrcore.run_sweep(
+        lrcore.load(requested.base.model), replace(requested, rows=rows), tmp_path
+    )
+    assert "is quantised" in made[1].error

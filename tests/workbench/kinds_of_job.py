@@ -1,0 +1,67 @@
+"""Kinds of jobs for tests of the queue: five steps that a fixture takes."""
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from workbench.job import Job
+from workbench.job_record import ENDED
+
+
+@dataclass(frozen=True)
+class Steps(Job):
+    """Five steps; the work itself is the fixture's."""
+
+    kind: ClassVar[str] = "steps"
+    n: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"job {self.n}"
+
+    def run(self, store, reporter):
+        pytest.fail("the queue was given other work")
+
+
+@dataclass(frozen=True)
+class Once(Steps):
+    kind: ClassVar[str] = "once"
+    once: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Unkept(Steps):
+    kind: ClassVar[str] = "unkept"
+    kept: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Yielding(Steps):
+    kind: ClassVar[str] = "yielding"
+    yields: ClassVar[bool] = True
+
+    def serves(self, other):
+        return other.n == self.n
+
+
+@dataclass(frozen=True)
+class Wrong(Steps):
+    kind: ClassVar[str] = "wrong"
+
+
+@dataclass(frozen=True)
+class Broken(Steps):
+    kind: ClassVar[str] = "broken"
+
+
+TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept, Yielding, Wrong, Broken)}
+
+
+def ended(jobs, job, seconds=10):
+    end = time.monotonic() + seconds
+    while jobs.get(job.id).state not in ENDED:
+        assert time.monotonic() < end, job
+        time.sleep(0.01)
+    return jobs.get(job.id)
