@@ -156,9 +156,11 @@ def test_the_command_line_is_timed_to_its_first_line(monkeypatch) -> None:
     written = {}
     monkeypatch.setattr(start, "ROUNDS", 1)
     monkeypatch.setattr(start, "COMMANDS", {"--help": 1e9, "evaluate /nonexistent": 0.0})
+    monkeypatch.setattr(start, "ON_TERMINAL", {"--help": 1e9})
     monkeypatch.setattr(start, "write_section", lambda name, text: written.update({name: text}))
     start.start([])
-    lines = written["start"].splitlines()
-    assert lines[-2].startswith("| `--help` | ")
-    assert lines[-2].endswith(" |  |")
-    assert lines[-1].endswith("| missed |")
+    piped, missed, terminal = written["start"].splitlines()[-3:]
+    assert piped.startswith("| `--help` | ")
+    assert piped.endswith(" |  |")
+    assert missed.endswith("| missed |")
+    assert terminal.startswith("| `--help`, on a terminal | ")

@@ -13,7 +13,7 @@ from .page import empty_cache, machine, note, table, timed, write_section
 
 MODEL = "smollm2-135m"
 WINDOWS, LENGTH = 32, 512  # of the calibration
-PROBED, PROBING = "a3", 8  # windows: probes are many passes
+PROBED, PROBES = "svd_llm", "demo-llama"  # probes of the other model are half an hour of a thread
 METHODS, RATIOS = ("a3", "modegpt", "svd", "svd_llm"), (0.2, 0.4)  # of the sweep
 FACTORISED = ("svd_llm", "modegpt")
 Stage = Callable[[], object]
@@ -61,20 +61,21 @@ def stages(folder: Path) -> list[tuple[str, Stage]]:
     """In their order: each reads what those before it have left."""
     model = lrcore.load(MODEL)
     recipe = lrcore.Recipe(MODEL, samples=WINDOWS, seq_len=LENGTH)
-    tiny, few = recipe.with_(samples=16, seq_len=8, seed=1), recipe.with_(samples=PROBING)
+    tiny = recipe.with_(samples=16, seq_len=8, seed=1)
+    small = lrcore.load(PROBES)
     sweep = lrcore.Sweep(recipe, list(METHODS), ["uniform"], list(RATIOS))
     found: list[lrcore.Calibration] = []
 
     def factorise(method: str) -> lrcore.Factorisation:
         return lrcore.factorise(model, found[0], method)
 
-    probed = few.with_(method=PROBED, policy="probed")
+    probed = lrcore.Recipe(PROBES, method=PROBED, policy="probed")
     return [
         # workers start, and read the model
-        ("start", lambda: [lrcore.calibrate(model, one) for one in (tiny, few)]),
+        ("start", lambda: [lrcore.calibrate(*one) for one in ((model, tiny), (small, probed))]),
         ("calibration", lambda: found.append(lrcore.calibrate(model, recipe))),
         *((f"factorising, {method}", partial(factorise, method)) for method in FACTORISED),
-        (f"probes, {PROBED}, {PROBING} windows", lambda: lrcore.prepare(model, probed)),
+        (f"probes, {PROBED}, {PROBES}", lambda: lrcore.prepare(small, probed)),
         (
             f"sweep of {len(METHODS) * len(RATIOS)} cells",
             lambda: lrcore.run_sweep(model, sweep, folder / "sweep"),

@@ -10,6 +10,7 @@ from tiny_models import family_folder
 import lrcore
 from lrcore.calibration import collect
 from lrcore.cluster.pickling import pack
+from lrcore.compression.evidence.joint import measure_interaction
 from lrcore.compression.evidence.probes import measure_divergences
 from lrcore.compression.factorise import truncate_layer
 from lrcore.models.layers import clone
@@ -143,6 +144,19 @@ def test_probes_are_the_same_to_the_bit(model, calibration) -> None:
     with on(engine):
         assert measure_divergences(model, factors, tokens, silent) == here
     assert engine.sent == [0, 1, 1]
+
+
+def test_plans_measured_whole_are_the_same_to_the_bit(model, recipe, tmp_path, monkeypatch) -> None:
+    probed = recipe.with_(method="fused", policy="probed")
+    factors = lrcore.prepare(model, probed)
+    here = factors.evidence.get("probes").interaction
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # where they are not known
+    engine = Pretended(2, dying=[1])
+    with on(engine):
+        assert measure_interaction(model, factors, probed, silent) == here
+    assert len(here.joint) == 3
+    assert {*engine.sent} == {0, 1}
+    assert len(engine.sent) >= 3
 
 
 def test_a_sweep_has_the_same_rows_and_cells(model, recipe, tmp_path) -> None:

@@ -64,6 +64,36 @@ class DensePredictions:
         ]
         return float(exact_sum(torch.stack(sums))) / max(1, int((after != IGNORED).sum()))
 
+    def losses(self) -> Tensor:
+        """As `losses.window_losses` of the dense network, [windows], without another pass."""
+        each = enumerate(targets(self.tokens))
+        return sensible(
+            torch.stack([_loss(self.log_probabilities(number), own) for number, own in each])
+        ).cpu()
+
+    @torch.inference_mode()
+    def compared(self, network: PreTrainedModel) -> tuple[Tensor, Tensor]:
+        """`divergences` of a whole network and `losses.window_losses`, [windows] each, of one pass
+        over all windows.
+        """
+        divergences: list[Tensor] = []
+        losses: list[Tensor] = []
+        for tokens in self.tokens.split(BATCH):
+            logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
+            for own, after in zip(logits, targets(tokens), strict=True):
+                changed = own.float().log_softmax(-1)
+                divergences.append(self._divergence(changed, len(divergences)))
+                losses.append(_loss(changed, after))
+        return torch.stack(divergences).cpu(), sensible(torch.stack(losses)).cpu()
+
+    def _divergence(self, changed: Tensor, number: int) -> Tensor:
+        """Mean KL(dense || network) of a window, [], float64, by what the network predicts of it,
+        [length - 1, vocabulary].
+        """
+        dense = self.log_probabilities(number)
+        sums = kl_div(changed, dense, reduction="none", log_target=True).sum(-1)
+        return sensible(exact(sums).mean()).clamp_min(0)
+
     @torch.inference_mode()
     def divergences(
         self,
@@ -90,11 +120,14 @@ class DensePredictions:
             with starting_at(network, index, states, given):
                 logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
             for own in logits:
-                dense = self.log_probabilities(len(result))
-                changed = own.float().log_softmax(-1)
-                sums = kl_div(changed, dense, reduction="none", log_target=True).sum(-1)
-                result.append(sensible(exact(sums).mean()).clamp_min(0))
+                result.append(self._divergence(own.float().log_softmax(-1), len(result)))
         return torch.stack(result).cpu()
+
+
+def _loss(predicted: Tensor, after: Tensor) -> Tensor:
+    """Mean loss of a window, [], float64: log-probabilities [t, vocabulary], next tokens [t]."""
+    each = exact(nll_loss(predicted, after, reduction="none"))
+    return each.sum() / (after != IGNORED).sum().clamp_min(1).to(each.device)
 
 
 def relative_error(values: list[Tensor]) -> float:

@@ -4,6 +4,7 @@ does and measured whole, on windows of the calibration text that the moments hav
 
 import math
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ from ...evaluation.settings import EvaluationSettings
 from ...methods import find_method
 from ...models.layers import clone
 from ...models.load import LoadedModel
-from ...models.stream import LayerStream
 from ...plan import RankPlan
 from ...prediction import Interaction, JointMeasurement, Target
 from ...progress import Progress, silent
 from ...recipe import Recipe
+from ...units import Work, each
 from ..allocate import allocate
 from ..factorise import Factorisation
 from ..refit import refit_key
 from ..write import asks_for_refit, written
 from .cache import cache_file
 from .divergence import DensePredictions
-from .losses import BATCH, WINDOWS, window_losses
+from .losses import WINDOWS, window_losses
 
 FORMAT = 3  # of the files on disk; increase it whenever what is measured changes its meaning
 # Policy and ratio of the plans, in the method's own budget
@@ -126,7 +127,7 @@ def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
     """
     streams = REFIT * asks_for_refit(recipe) + SEQUENTIAL * (recipe.calibration == "sequential")
     compressing = len(PLANS) * streams * _passed(factors.calibration.tokens).numel()
-    measuring = 2 * (len(PLANS) + 1) * _tokens(factors).numel()
+    measuring = (len(PLANS) + 1) * _tokens(factors).numel()
     return float(compressing + measuring + WINDOWS * recipe.seq_len)
 
 
@@ -183,7 +184,6 @@ def target_windows(model: LoadedModel, recipe: Recipe) -> tuple[str, Tensor] | N
     return settings.data, torch.stack([tokens for tokens, _ in rows])
 
 
-@torch.inference_mode()
 def _measure(
     model: LoadedModel,
     factors: Factorisation,
@@ -191,28 +191,45 @@ def _measure(
     whole: _Joint,
     progress: Progress,
 ) -> list[JointMeasurement]:
-    """Every plan, on its tokens."""
-    network, joint, tokens = clone(model.network), [], whole.tokens
-    dense, hidden = DensePredictions(network, tokens), LayerStream(network, tokens, BATCH).hidden
-    tokens = tokens.to(network.device)
-    before = window_losses(network, tokens)
+    """Every plan, on its tokens; each is a unit of work."""
     seen = factors.calibration
     factors = replace(factors, calibration=replace(seen, tokens=_passed(seen.tokens)))
-    for number, plan in enumerate(whole.plans):
-        progress("probe", number, len(whole.plans))
-        small = written(model, recipe, factors, plan.ranks, silent)
-        divergence = float(dense.divergences(small, 0, hidden).mean())
-        rises = window_losses(small, tokens) - before
+    work = Work("probe", _Measuring(model, factors, recipe, whole))
+    return list(each(work, range(len(whole.plans)), progress))
+
+
+@dataclass(eq=False)
+class _Measuring:
+    """The task of measuring one plan, by its number."""
+
+    model: LoadedModel
+    factors: Factorisation
+    recipe: Recipe
+    whole: _Joint
+
+    @torch.inference_mode()
+    def __call__(self, number: int, progress: Progress) -> JointMeasurement:
+        del progress
+        plan, tokens = self.whole.plans[number], self.whole.tokens
+        small = written(self.model, self.recipe, self.factors, plan.ranks, silent)
+        divergences, losses = self._dense.compared(small)
+        rises = losses - self._before
         error = float(rises.std()) / len(rises) ** 0.5 if len(rises) > 1 else float("inf")
-        joint.append(
-            JointMeasurement(
-                plan.summed_increase or 0.0,
-                divergence,
-                float(rises.mean()),
-                error,
-                tokens[:, 1:].numel(),
-                plan.by_probes,
-            )
+        return JointMeasurement(
+            plan.summed_increase or 0.0,
+            float(divergences.mean()),
+            float(rises.mean()),
+            error,
+            tokens[:, 1:].numel(),
+            plan.by_probes,
         )
-    progress("probe", len(whole.plans), len(whole.plans))
-    return joint
+
+    @cached_property
+    def _dense(self) -> DensePredictions:
+        """What the dense model predicts; made once."""
+        return DensePredictions(clone(self.model.network), self.whole.tokens)
+
+    @cached_property
+    def _before(self) -> Tensor:
+        """Its losses by window, [n]."""
+        return self._dense.losses()

@@ -11,12 +11,14 @@ import lrcore
 from lrcore.budget import make_budget
 from lrcore.calibration.calibrate import LEAST_ASIDE
 from lrcore.compression.evidence.divergence import DensePredictions
+from lrcore.compression.evidence.losses import BATCH, window_losses
 from lrcore.compression.evidence.probes import measure_divergences
 from lrcore.compression.evidence.probing import LayerProbes, Probing, most_windows
 from lrcore.compression.evidence.windows import windows_of
 from lrcore.data import load_texts
 from lrcore.evidence import Evidence
 from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
 from lrcore.progress import Progress
 from lrcore.spectra import Cost, Spectrum
 from workbench import markup, text
@@ -122,6 +124,19 @@ def test_a_text_without_further_windows_is_probed_on_the_calibration_and_says_so
     account = lrcore.allocate(factors, recipe).summary()
     assert account["predicted_held_out"] is False
     assert text.PREDICTED_SEEN in markup.summary(account)
+
+
+@pytest.mark.parametrize("kept", [2**28, 0])
+def test_one_pass_gives_divergences_and_losses(case, kept) -> None:
+    model, recipe, factors = case
+    tokens = factors.calibration.tokens
+    dense = DensePredictions(model.network, tokens, kept)
+    small = lrcore.compress(model, recipe.with_(ratio=0.3), factors).network
+    divergences, losses = dense.compared(small)
+    hidden = LayerStream(model.network, tokens, BATCH).hidden
+    assert torch.equal(divergences, dense.divergences(small, 0, hidden))
+    assert torch.equal(losses, window_losses(small, tokens))
+    assert torch.equal(dense.losses(), window_losses(model.network, tokens))
 
 
 def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
