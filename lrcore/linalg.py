@@ -20,7 +20,7 @@ from .threads import threads_for
 # with fewer tokens than dimensions the perplexity explodes.
 EPS = 1e-13
 ATTEMPTS = 12  # dampings that are tried, each ten times the one before
-INVERTED = 256  # rows of a triangular matrix that are inverted at once
+INVERTED = 256  # rows that are taken at once: of a triangular matrix that is inverted, or reordered
 SPANS = 8  # of columns that a product with a triangular matrix is made of
 
 
@@ -235,9 +235,17 @@ def reordered_cholesky(m: Tensor, order: Tensor, strength: float) -> Tensor:
 
     Raises torch.linalg.LinAlgError as it does.
     """
-    across = order.expand(len(order), -1)
-    # rows, then columns: half the time of both indices at once
-    return _damped_factor(lambda: m.double().index_select(0, order).gather(1, across), strength)
+    return _damped_factor(lambda: _reordered(m, order), strength)
+
+
+def _reordered(m: Tensor, order: Tensor) -> Tensor:
+    """Rows and columns of m [n, n] in an order [k], float64, [k, k]: some rows at a time, and their
+    columns then, in half the time of both indices at once and without another copy.
+    """
+    found = m.new_empty(len(order), len(order), dtype=torch.float64)
+    for own, rows in zip(order.split(INVERTED), found.split(INVERTED), strict=True):
+        torch.gather(m.index_select(0, own).double(), 1, order.expand(len(own), -1), out=rows)
+    return found
 
 
 def _damped_factor(fresh: Callable[[], Tensor], strength: float) -> Tensor:

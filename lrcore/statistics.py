@@ -309,6 +309,9 @@ class SecondSum:
             if means is not None:
                 rows.addmm_(means[:, start : start + BLOCK].mT, means[:, start:])
             whole[start : start + BLOCK, start:] = rows
+            # on some processors x^T x is symmetric up to rounding alone; the disk has this triangle
+            own = whole[start : start + BLOCK, start : start + BLOCK]
+            own.copy_(own.triu() + own.triu(1).mT)
             whole[start + BLOCK :, start : start + BLOCK] = rows[:, BLOCK:].mT
         return whole
 

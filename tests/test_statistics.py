@@ -91,7 +91,8 @@ def test_a_channel_with_a_mean_of_many_sigma_keeps_its_variance(dtype, sigmas):
     rows = torch.stack([sigmas + rows[:, 0], rows[:, 1] - sigmas, rows[:, 2]], 1).to(dtype)
     covariance = moments_at(rows, "second", "mean").centred("mlp_in")
     wanted = rows.double().mT.cov(correction=0)
-    torch.testing.assert_close(covariance, wanted, rtol=0, atol=1e-6 * float(wanted.max()))
+    # what sums of 4,096 products in float32 leave, by processor 1e-6 or a few times as much
+    torch.testing.assert_close(covariance, wanted, rtol=0, atol=1e-5 * float(wanted.max()))
 
 
 @pytest.mark.parametrize("n", [7, 2 * BLOCK + 9])
