@@ -13,7 +13,7 @@ from .page import empty_cache, machine, note, table, timed, write_section
 
 MODEL = "smollm2-135m"
 WINDOWS, LENGTH = 32, 512  # of the calibration
-PROBED, PROBES = "svd_llm", "demo-llama"  # probes of the other model are half an hour of a thread
+PROBED, PROBES = "svd_llm", "demo-llama"  # of MODEL they take over 15 minutes of a thread
 METHODS, RATIOS = ("a3", "modegpt", "svd", "svd_llm"), (0.2, 0.4)  # of the sweep
 FACTORISED = ("svd_llm", "modegpt")
 Stage = Callable[[], object]
