@@ -22,7 +22,7 @@ from .texts import named
 
 SAMPLING = ("random", "first")
 CALIBRATION = ("independent", "sequential")
-REFIT = ("auto", "on", "off")
+REFIT = ("auto", "on", "off", "trained")
 BUDGETS = {
     "auto": "share of what the method shrinks: the decoder-linear parameters, or the KV cache "
     "where it only factors keys and values",
@@ -60,8 +60,9 @@ class Recipe:
     (every layer sees the dense model) or "sequential" (each layer sees the compressed ones before
     it).
     refit: "on" or "off": whether the projections are solved again on what the compressed layers
-    before them give, towards what they give in the dense model; "auto" leaves it to the method (on
-    for fused).
+    before them give, towards what they give in the dense model; "trained": that, and then the MLP
+    of every layer is trained towards the same (lrcore/compression/trained_mlp.py); "auto" leaves it
+    to the method (on for fused).
     ratio in (0, 1): the share removed of what `budget` names. temperature > 0 (policy softmax;
     None: its rule of thumb).
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as
@@ -112,7 +113,8 @@ class Recipe:
     )
     refit: str = setting(
         "auto",
-        "Refit each layer on the compressed ones before it: on, off, or auto (as the method does).",
+        "Refit each layer on the compressed ones before it: on, off, trained (and then train its "
+        "MLP on them), or auto (as the method does).",
         REFIT,
         group="passes",
     )

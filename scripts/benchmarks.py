@@ -7,7 +7,9 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     depth     perplexity without one and two whole layers
     width     perplexity with a narrower residual stream (SliceGPT) at 10-50 %
     cached    perplexity with a half to a tenth of the KV cache, by CARE and by `fused`
+    trained   perplexity with refit 'trained' beside 'on'
     healing   perplexity before and after training the factors against the dense model
+    healed    the same of several methods, on no more text than calibration has
     prediction  predicted rises of the loss against actual ones, with their intervals
     fresh     rises of the loss by every method at 10, 30 and 50 % on models that it trains first:
               two architectures with three seeds each, on WikiText-2 of the reference data
@@ -58,6 +60,7 @@ from bench.fresh import fresh  # noqa: E402 (after the path)
 from bench.gpu import gpu  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
 from bench.growth import growth  # noqa: E402 (after the path)
+from bench.healed import healed  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.images import images  # noqa: E402 (after the path)
 from bench.latency import latency  # noqa: E402 (after the path)
@@ -73,6 +76,7 @@ from bench.stages import stages  # noqa: E402 (after the path)
 from bench.start import start  # noqa: E402 (after the path)
 from bench.threads import threads  # noqa: E402 (after the path)
 from bench.throughput import throughput  # noqa: E402 (after the path)
+from bench.trained import trained  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 from bench.width import width  # noqa: E402 (after the path)
@@ -86,6 +90,8 @@ JOBS = {
     "width": width,
     "cached": cached,
     "healing": healing,
+    "healed": healed,
+    "trained": trained,
     "prediction": prediction,
     "fresh": fresh,
     "real": real,

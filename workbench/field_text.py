@@ -18,8 +18,8 @@ FIELDS = {
     "seed": ("Seed", ""),
     "refit": (
         "Refit",
-        "on: each layer makes up for what the compressed layers before it lost; auto: as the "
-        "method does",
+        "on: each layer makes up for what the compressed layers before it lost; trained: its MLP "
+        "is then trained as well; auto: as the method does",
     ),
     "calibration": (
         "Calibration passes",

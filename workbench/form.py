@@ -62,7 +62,7 @@ def choices() -> dict[str, gr.Dropdown]:
         "data": lrcore.DATASETS,
         "sampling": ("random", "first"),
         "calibration": ("independent", "sequential"),
-        "refit": ("auto", "on", "off"),
+        "refit": ("auto", "on", "off", "trained"),
         "method": [row["name"] for row in lrcore.methods()],
         "policy": [row["name"] for row in lrcore.policies()],
         "budget": [(budget_choice(name), name) for name in lrcore.BUDGETS],

@@ -35,6 +35,7 @@ STILL = 0.25
 # parameters x tokens run through them that are worth measuring without a click: a few seconds on
 # two cores
 MOST = 2e11
+TRAINED = 6  # passes over the calibration windows that training the MLPs counts as, gradients too
 CHECKED = 3 * 32 * 128  # tokens that settling a plan runs: the dense model's and two plans'
 ACCELERATED = 100  # times as much where the model is not on the CPU
 KEPT = 1024  # figures remembered: those that a page looked for last
@@ -121,9 +122,10 @@ def figure_key(factors: lrcore.Factorisation, recipe: lrcore.Recipe, plan: lrcor
 
 def tokens_run(recipe: lrcore.Recipe, refits: bool) -> int:
     """Tokens that pass through the model for one figure; a sequential or refitted compression
-    runs the calibration windows as well.
+    runs the calibration windows as well, and more often where it trains.
     """
     streams = 2 * refits + (recipe.calibration == "sequential" and not refits)
+    streams += TRAINED * (recipe.refit == "trained")
     return WINDOWS * LENGTH + streams * recipe.samples * recipe.seq_len
 
 

@@ -17,12 +17,14 @@ def needed(
     calibration windows, logits.
 
     megabytes: what the plan's model weighs. A sequential calibration keeps the states of the
-    compressed layers, a refit those of the dense ones as well and the inputs of a dense MLP. Raises
-    InputError where the recipe demands a refit that the architecture cannot have.
+    compressed layers, a refit those of the dense ones as well and the inputs of a dense MLP, and
+    where it trains those of the compressed one and what it should give. Raises InputError where
+    the recipe demands a refit that the architecture cannot have.
     """
     config = model.network.config.get_text_config()
     refits = lrcore.refits(recipe, model.network)
     streams = 3 if refits else int(recipe.calibration == "sequential")
+    streams += 2 * (refits and recipe.refit == "trained")
     tokens = streams * recipe.samples * recipe.seq_len
     own = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4: each layer's, of each token
     streams_of = getattr(config, "altup_num_inputs", 1)  # Gemma 3n

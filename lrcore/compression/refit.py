@@ -28,7 +28,7 @@ calibration windows join the regression once more, each as the first token of a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -37,11 +37,12 @@ from transformers import PreTrainedModel
 
 from ..errors import InputError
 from ..models.architectures import decoder_layers, residual_multiplier
-from ..models.layers import read_exact, write_layer
+from ..models.layers import read_exact, read_layer, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream, Look, along
 from ..statistics import at_least_float32, is_finite
 from .regression import RIDGE, Regression, is_free, solved
+from .trained_mlp import Seen, can_train, trained_mlp, training_key
 
 Of = TypeVar("Of")
 
@@ -68,11 +69,11 @@ class Streams:
 Batch = tuple[Streams, int]  # one batch of the windows of a stream
 
 
-def refit_key() -> tuple[float | int, ...]:
+def refit_key(train: bool = False) -> tuple[float | int, ...]:
     """What a refit depends on besides its model, recipe and windows: part of the key of whatever
-    is kept of a refit model.
+    is kept of a refit model. train: see `refit_layer`.
     """
-    return REVISION, RIDGE, LIGHT, PER_FIRST
+    return REVISION, RIDGE, LIGHT, PER_FIRST, *(training_key() if train else ())
 
 
 def with_first_tokens(streams: Streams, tokens: Tensor) -> tuple[Streams, ...]:
@@ -109,16 +110,19 @@ def mean_squares(stream: Tensor) -> Tensor:
     return at_least_float32(stream).square().mean(-1)
 
 
-def refit_layer(network: PreTrainedModel, index: int, streams: Sequence[Streams]) -> None:
+def refit_layer(
+    network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool = False
+) -> None:
     """Refit the projections of layer `index` of the compressed network on the windows of all
-    streams, then advance them beyond the layer.
+    streams, then advance them beyond the layer. train: train its MLP at the end, as far as
+    `can_train` says.
 
     The streams have reached the layer; `network` is the one that the small ones run. Raises
     InputError where activations of the compressed network are not finite.
     """
     dense = streams[0].dense.network
     with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
-        _Fitting(network, index, streams).run()
+        _Fitting(network, index, streams, train).run()
 
 
 class _Fitting:
@@ -128,8 +132,10 @@ class _Fitting:
     between it and the down projection.
     """
 
-    def __init__(self, network: PreTrainedModel, index: int, streams: Sequence[Streams]) -> None:
-        self.network, self.index = network, index
+    def __init__(
+        self, network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool
+    ) -> None:
+        self.network, self.index, self.train = network, index, train
         self.batches = [(one, number) for one in streams for number in range(len(one.small.hidden))]
         self.layer, self.times = decoder_layers(network)[index], residual_multiplier(network)
         self.attended: _Kept[Tensor] = _Kept()  # inputs of the compressed output projection
@@ -193,6 +199,8 @@ class _Fitting:
     def _down(self) -> None:
         """Refit the down projection, the dense streams being beyond the layer."""
         fit = _Added(self.times)
+        train = self.train and can_train(read_layer(self.network, self.index).mlp)
+        seen: list[Seen] = []
         for batch in self.batches:
             both, number = batch
             now, after = self._look(batch), both.dense.hidden[number]
@@ -203,8 +211,15 @@ class _Fitting:
             before = along(self.layer, "mlp", stream) + along(
                 self.layer, "mlp", self.times * now.o_out
             )
-            fit.add(now.down_in, after, before)
+            wanted, weights = fit.add(now.down_in, after, before)
+            if train and now.up_in is not None:
+                seen.append(Seen(now.up_in, wanted, weights))
         self._install("down", fit.sums)
+        if seen:
+            layer = read_layer(self.network, self.index)
+            assert layer.mlp is not None  # as can_train says
+            write_layer(self.network, replace(layer, mlp=trained_mlp(layer.mlp, seen)))
+            self.looks = _Kept()  # what is before the down projection is another one
 
     def _check(self, fit: Regression) -> None:
         """Raises InputError where what a regression has seen is not finite."""
@@ -232,13 +247,16 @@ class _Added:
         self.sums, self._times = Regression(), times
         self._median: Tensor | None = None
 
-    def add(self, x: Tensor, after: Tensor, before: Tensor) -> None:
+    def add(self, x: Tensor, after: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Add a batch: inputs [b, t, in]; the dense stream after the component and the compressed
-        one before it, [b, t, d].
+        one before it, [b, t, d]. What the projection should give, [b, t, d], and the weights of the
+        tokens, [b, t].
         """
         if self._median is None:
             self._median = mean_squares(after).median()
-        self.sums.add(x, (after - before) / self._times, token_weights(after, self._median))
+        wanted, weights = (after - before) / self._times, token_weights(after, self._median)
+        self.sums.add(x, wanted, weights)
+        return wanted, weights
 
 
 class _Kept(Generic[Of]):

@@ -20,6 +20,9 @@ from .anchor import compress_anchored
 from .factorise import Factorisation, truncate_layer
 from .refit import Streams, refit_layer, with_first_tokens
 
+TRAINED = "trained"
+REFITS = ("on", TRAINED)  # what a recipe says to be refit by any method
+
 
 def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
     """Whether a recipe refits: as it says, or as its method does by itself.
@@ -27,7 +30,7 @@ def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
     Raises InputError where it says so and the family cannot.
     """
     possible = not architecture_of(network).norm_after
-    if recipe.refit == "on" and not possible:
+    if recipe.refit in REFITS and not possible:
         family = text_config(network).model_type
         raise InputError(
             f"The family {family} norms what a component gives before adding it, so no refit is "
@@ -40,7 +43,12 @@ def asks_for_refit(recipe: Recipe) -> bool:
     """Whether a recipe refits where the family of its model can: it says so, or leaves it to a
     method that does.
     """
-    return recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
+    return recipe.refit in REFITS or (recipe.refit == "auto" and find_method(recipe.method).refit)
+
+
+def trains(recipe: Recipe) -> bool:
+    """Whether the refit of a recipe trains the MLPs."""
+    return recipe.refit == TRAINED
 
 
 def written(
@@ -73,7 +81,7 @@ def written(
                 again = small if sequential else None
                 truncate_layer(network, index, _solved(network, index, factors, again), ranks)
             if fitted:
-                refit_layer(network, index, fitted)
+                refit_layer(network, index, fitted, trains(recipe))
                 continue
             for stream in (dense, small):
                 if stream is not None:

@@ -14,7 +14,7 @@ from ..compression.chain import Chain
 from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise, method_options
 from ..compression.refit import refit_key
-from ..compression.write import asks_for_refit
+from ..compression.write import asks_for_refit, trains
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
 from ..evaluation.settings import EvaluationSettings, TaskSettings
@@ -78,8 +78,9 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
         steps = [step.to_dict() for step in chain]
         made |= {"steps": steps, "device": str(model.device)}
         made |= {"achieved": "of the dense model"} if len(chain) > 1 else {}
-    if any(step.kind == "compress" and asks_for_refit(step.recipe) for step in chain):
-        made["refit_key"] = refit_key()
+    refit = [s.recipe for s in chain if s.kind == "compress" and asks_for_refit(s.recipe)]
+    if refit:
+        made["refit_key"] = refit_key(any(map(trains, refit)))
     measured = [_named(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
     return cache_key(FORMAT, model.fingerprint, model.dtype, made, measured, sweep.speed)
 

@@ -39,27 +39,36 @@ def standing(own: Mapping[str, Any], ratios: Sequence[float]) -> str:
 def rows_of(own: Mapping[str, Any], ratios: Sequence[float]) -> Iterator[list[str]]:
     for ratio in ratios:
         known = perplexities(own["cells"], ratio)
-        others = {pair: one for pair, one in known.items() if pair[0] != OURS[0]}
-        uniform = [one for (_, policy), one in others.items() if policy == "uniform"]
-        if OURS not in known or not uniform:  # not measured yet
+        others = least_of_others(known)
+        if OURS not in known or others is None:  # not measured yet
             continue
         ours = known[OURS]
         (method, policy), least = min(
             ((pair, one) for pair, one in known.items() if pair != OURS), key=lambda one: one[1]
         )
-        published = [
-            one
-            for (method, policy), one in others.items()
-            if policy == "uniform" or policy in PUBLISHED.get(method, ())
-        ]
         yield [
             f"{ratio:.0%}",
             f"{ours:.3f}",
             f"{least:.3f} {method} {policy}",
             f"{ours / least - 1:+.2%}",
-            share(ours, min(uniform), own["dense"]),
-            share(ours, min(published), own["dense"]),
+            *(share(ours, one, own["dense"]) for one in others),
         ]
+
+
+def least_of_others(known: Known) -> tuple[float, float] | None:
+    """The least perplexity of the other methods under uniform ranks, and of a pairing as published;
+    None where none is measured.
+    """
+    others = {pair: one for pair, one in known.items() if pair[0] != OURS[0]}
+    uniform = [one for (_, policy), one in others.items() if policy == "uniform"]
+    if not uniform:
+        return None
+    published = [
+        one
+        for (method, policy), one in others.items()
+        if policy == "uniform" or policy in PUBLISHED.get(method, ())
+    ]
+    return min(uniform), min(published)
 
 
 def perplexities(cells: Mapping[str, Any], ratio: float) -> Known:

@@ -27,7 +27,8 @@ from ...units import Work, each
 from ..allocate import allocate
 from ..factorise import Factorisation
 from ..refit import refit_key
-from ..write import asks_for_refit, written
+from ..trained_mlp import PASSES
+from ..write import asks_for_refit, trains, written
 from .cache import cache_file
 from .divergence import DensePredictions
 from .losses import WINDOWS, window_losses
@@ -38,7 +39,8 @@ PLANS = (("probed", 0.3), ("probed", 0.5), ("uniform", 0.3))
 # Tokens of the calibration windows, at least a window, that pass through a plan that is measured: a
 # refit on more of them takes as much longer, and changes what is predicted by little.
 REFIT_TOKENS = 2**15
-REFIT, SEQUENTIAL = 5, 2  # how often the calibration windows pass through each for one compression
+# How often the calibration windows pass through each for one compression, trained MLPs besides
+REFIT, SEQUENTIAL, TRAINING = 5, 2, 3 * PASSES
 
 
 def measure_interaction(
@@ -112,7 +114,7 @@ def _joint(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> _Joint
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
     passes = (recipe.refit, recipe.calibration)
     ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
-    refits = refit_key() if asks_for_refit(recipe) else ()
+    refits = refit_key(trains(recipe)) if asks_for_refit(recipe) else ()
     own = factors.calibration.tokens
     cut = () if len(_passed(own)) == len(own) else (REFIT_TOKENS,)
     inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits, *cut)
@@ -125,7 +127,8 @@ def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
     """See `EvidenceKind.tokens`: compressing the plans, measuring them and the dense model, and the
     dense loss on the target text.
     """
-    streams = REFIT * asks_for_refit(recipe) + SEQUENTIAL * (recipe.calibration == "sequential")
+    streams = REFIT * asks_for_refit(recipe) + TRAINING * trains(recipe)
+    streams += SEQUENTIAL * (recipe.calibration == "sequential")
     compressing = len(PLANS) * streams * _passed(factors.calibration.tokens).numel()
     measuring = (len(PLANS) + 1) * _tokens(factors).numel()
     return float(compressing + measuring + WINDOWS * recipe.seq_len)
