@@ -100,6 +100,9 @@ CHANGES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], lrcore.LoadedMo
     "fused, probed": lambda model, recipe: lrcore.compress(
         model, replace(recipe, method="fused", policy="probed")
     ),
+    "fused, trained": lambda model, recipe: lrcore.compress(
+        model, replace(recipe, method="fused", refit="trained")
+    ),
     "quantised": lambda model, recipe: lrcore.quantise(small(model, recipe)),
     "healed": lambda model, recipe: lrcore.heal(
         small(model, recipe), recipe.data, steps=2, seq_len=16

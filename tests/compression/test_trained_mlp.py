@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import family_folder, tiny
 from torch.nn.functional import relu, silu
 
 import lrcore
@@ -16,6 +16,8 @@ from lrcore.compression.trained_mlp import Seen, can_train, trained_mlp
 from lrcore.compression.write import refits, trains
 from lrcore.forms import IdentityColumns, Sparse, dense, quantise
 from lrcore.layer import MLP, Linear, LowRank, Stored
+from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
+from lrcore.models.layers import projection_paths, read_layer
 
 WIDTH, HIDDEN, TOKENS = 6, 10, 240
 
@@ -188,6 +190,26 @@ def test_quantised_and_sparse_numbers_are_not_trained():
 # ---- as a part of the refit
 
 
+@pytest.mark.parametrize(
+    "family", [name for name, row in ARCHITECTURES.items() if not row.norm_after]
+)
+def test_what_is_trained_is_the_mlp_of_the_family(family):
+    network = tiny(family)
+    layer = read_layer(network, 0)
+    if not can_train(layer.mlp):
+        pytest.skip("the first layer has experts")
+    module, seen = decoder_layers(network)[0], {}
+    paths = projection_paths(architecture_of(network), module)
+    for name in ("up", "down"):
+        module.get_submodule(paths[name]).register_forward_hook(
+            lambda _, args, out, name=name: seen.update({name: (args[0].clone(), out.clone())})
+        )
+    with torch.inference_mode():
+        network(input_ids=torch.arange(3, 19).view(1, -1), use_cache=False)
+        got = training._module(layer.mlp)(seen["up"][0])
+    assert torch.allclose(got, seen["down"][1], rtol=1e-4, atol=1e-5)
+
+
 def stream_error(model, small, tokens):
     """Mean square of what the last layer's output has lost, weighed as the refit weighs tokens."""
     last = [
@@ -196,13 +218,13 @@ def stream_error(model, small, tokens):
     return float(((last[0] - last[1]) ** 2).mean())
 
 
-@pytest.mark.parametrize("kind", ["tiny_llama", "tiny_opt"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt2", "falcon", "phi3"])
 @pytest.mark.parametrize("method", ["fused", "svd_llm"])
 def test_training_brings_the_residual_stream_nearer_at_the_same_size(
-    kind, method, request, story_file
+    family, method, tiny_llama, tmp_path, story_file
 ):
     requested = lrcore.Recipe(
-        model=str(request.getfixturevalue(kind)),
+        model=str(family_folder(family, tiny_llama, tmp_path)),
         data=str(story_file),
         samples=16,
         seq_len=32,

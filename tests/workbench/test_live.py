@@ -12,7 +12,17 @@ import pytest
 import lrcore
 from workbench import continuation, markup, text
 from workbench import live as live_figures
-from workbench.live import LENGTH, MORE, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
+from workbench.live import (
+    LENGTH,
+    MORE,
+    WINDOWS,
+    Figure,
+    Live,
+    LiveRequest,
+    affordable,
+    figure_key,
+    tokens_run,
+)
 from workbench.objects import ObjectCache
 from workbench.tabs.allocation import handlers
 
@@ -222,6 +232,8 @@ def test_only_what_takes_seconds_is_measured_unasked(factors):
     assert affordable(factors, lrcore.Recipe(), refits=False)
     assert affordable(factors, lrcore.Recipe(method="fused"), refits=True)
     assert not affordable(factors, lrcore.Recipe(refit="on", samples=4096), refits=True)
+    runs = [tokens_run(lrcore.Recipe(refit=refit), refits=True) for refit in ("on", "trained")]
+    assert runs[1] > 2 * runs[0]
 
 
 def test_the_key_follows_what_the_figure_depends_on(factors):

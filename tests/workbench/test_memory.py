@@ -14,6 +14,7 @@ def test_more_windows_need_more_where_their_states_are_kept():
     assert need() == need(samples=512) == 10_000_000
     assert need(calibration="sequential") == 10_000_000 + 64 * 256 * 256 * 4
     assert need(refit="on", samples=128) == 10_000_000 + 3 * 128 * 256 * 256 * 4
+    assert need(refit="trained", samples=128) == 10_000_000 + 5 * 128 * 256 * 256 * 4
     assert (
         need(lrcore.EvaluationSettings("stories", seq_len=128)) == 10_000_000 + 8 * 128 * 3072 * 4
     )
