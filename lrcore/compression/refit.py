@@ -137,6 +137,7 @@ class _Fitting:
     ) -> None:
         self.network, self.index, self.train = network, index, train
         self.batches = [(one, number) for one in streams for number in range(len(one.small.hidden))]
+        self.tokens = sum(one.dense.hidden[number][..., 0].numel() for one, number in self.batches)
         self.layer, self.times = decoder_layers(network)[index], residual_multiplier(network)
         self.attended: _Kept[Tensor] = _Kept()  # inputs of the compressed output projection
         self.looks: _Kept[Look] = _Kept()
@@ -213,7 +214,7 @@ class _Fitting:
             )
             wanted, weights = fit.add(now.down_in, after, before)
             if train and now.up_in is not None:
-                seen.append(Seen(now.up_in, wanted, weights))
+                seen.append(Seen.of(now.up_in, wanted, weights, self.tokens))
         self._install("down", fit.sums)
         if seen:
             layer = read_layer(self.network, self.index)

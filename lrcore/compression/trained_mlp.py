@@ -34,23 +34,30 @@ PASSES, STEPS, RATE, RISE = 2, 60, 0.03, 0.2
 BETAS = (0.9, 0.95)
 # Part of `training_key`: raise it where the training gives other weights than before.
 REVISION = 1
+MOST = 2**16  # tokens: of a layer of width 4,096 they take 2 GB
 ROWS = 8192  # tokens at once where the loss is measured
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A batch: inputs x [..., d] of an MLP, what it should give, y [..., d], and weights [...] >= 0
-    of the tokens.
-    """
+    """Tokens: inputs x [n, d] of an MLP, what it should give, y [n, d], and weights [n] >= 0."""
 
     x: Tensor
     y: Tensor
     weights: Tensor
 
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, weights: Tensor, total: int) -> "Seen":
+        """Of a batch x, y [..., d], weights [...] of `total` tokens: evenly as many as MOST of all
+        of them leaves.
+        """
+        every = math.ceil(total / MOST)
+        return cls(x.flatten(0, -2)[::every], y.flatten(0, -2)[::every], weights.flatten()[::every])
+
 
 def training_key() -> tuple[float | int, ...]:
     """What the training depends on besides the MLP and what it is given."""
-    return REVISION, PASSES, STEPS, RATE, RISE, *BETAS
+    return REVISION, PASSES, STEPS, RATE, RISE, *BETAS, MOST
 
 
 class _PlainMLP(nn.Module):
@@ -89,18 +96,15 @@ def trained_mlp(mlp: MLP, seen: Sequence[Seen]) -> MLP:
     with torch.inference_mode(False), torch.enable_grad():
         # copies: autograd takes no tensors of inference mode
         x, y = (
-            torch.cat([at_least_float32(one).flatten(0, -2) for one in every])
+            torch.cat([at_least_float32(one) for one in every])
             for every in ([one.x for one in seen], [one.y for one in seen])
         )
-        weights = torch.cat([at_least_float32(one.weights).flatten() for one in seen])
-        before = _module(mlp)
-        module = copy.deepcopy(before).to(x.dtype)
+        weights = torch.cat([at_least_float32(one.weights) for one in seen])
+        module = copy.deepcopy(_module(mlp)).to(x.dtype)
+        before = _whole_loss(module, x, y, weights)
         _train(module, x, y, weights)
-        losses = [
-            _whole_loss(one, x, y, weights) for one in (copy.deepcopy(before).to(x.dtype), module)
-        ]
-    if not losses[1] < losses[0]:  # NaN is no gain
-        return mlp
+        if not _whole_loss(module, x, y, weights) < before:  # NaN is no gain
+            return mlp
     return _value(module.to(mlp.down.weight.dtype), mlp)
 
 

@@ -59,12 +59,8 @@ def batches(dtype=torch.float64, noise=0.3):
     x = drawn(TOKENS, WIDTH, seed=20, dtype=dtype)
     y = outputs(plain(dtype=dtype), x) + noise * drawn(TOKENS, WIDTH, seed=21, dtype=dtype)
     weights = drawn(TOKENS, seed=22, dtype=dtype).abs()
-    shapes = ((5, 24), (4, 30))
-    parts = zip(x.split(120), y.split(120), weights.split(120), shapes, strict=True)
-    return [
-        Seen(a.view(*shape, WIDTH), b.view(*shape, WIDTH), w.view(*shape))
-        for a, b, w, shape in parts
-    ]
+    parts = zip(x.split(120), y.split(120), weights.split(120), strict=True)
+    return [Seen(*part) for part in parts]
 
 
 def loss(mlp, seen):
@@ -75,8 +71,7 @@ def loss(mlp, seen):
 def slowly(mlp, seen):
     """The documented steps, written out."""
     x, y, weights = (
-        torch.cat([getattr(one, name).flatten(0, 1) for one in seen])
-        for name in ("x", "y", "weights")
+        torch.cat([getattr(one, name) for one in seen]) for name in ("x", "y", "weights")
     )
     tensors = [getattr(mlp, name).weight.clone() for name in ("gate", "up", "down")]
     highest = [0.03 * float((one**2).mean() ** 0.5) for one in tensors]
@@ -172,6 +167,17 @@ def test_what_cannot_be_better_stays():
     assert trained_mlp(mlp, exact) is mlp
     infinite = [Seen(one.x, one.y + torch.inf, one.weights) for one in exact]
     assert trained_mlp(mlp, infinite) is mlp
+
+
+def test_of_many_tokens_some_are_taken_evenly(monkeypatch):
+    x, y, weights = drawn(2, 15, WIDTH), drawn(2, 15, WIDTH, seed=1), drawn(2, 15, seed=2)
+    whole = Seen.of(x, y, weights, total=training.MOST)
+    assert torch.equal(whole.x, x.view(30, WIDTH))
+    monkeypatch.setattr(training, "MOST", 100)
+    some = Seen.of(x, y, weights, total=201)
+    assert torch.equal(some.x, x.view(30, WIDTH)[::3])
+    assert torch.equal(some.y, y.view(30, WIDTH)[::3])
+    assert torch.equal(some.weights, weights.flatten()[::3])
 
 
 def test_quantised_and_sparse_numbers_are_not_trained():
