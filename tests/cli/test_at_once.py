@@ -60,6 +60,7 @@ WAITING = {
     "generate": ("demo-llama", "--prompt", "x"),
     "answers": ("demo-llama", "--prompts", "FILE"),
     "shorten": ("demo-llama", "OUT", "--layers", "1"),
+    "prune-experts": ("demo-llama", "OUT", "--experts", "1"),
     "slice": ("demo-llama", "OUT"),
     "share": ("demo-llama", "OUT"),
     "quantise": ("demo-llama", "OUT"),
