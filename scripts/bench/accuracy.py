@@ -74,7 +74,12 @@ def recipes(text: Path) -> Iterator[lrcore.Recipe]:
 
 
 def key(recipe: lrcore.Recipe) -> str:
-    return f"{recipe.method} {recipe.policy} {recipe.ratio}"
+    return named((recipe.method, recipe.policy, recipe.ratio))
+
+
+def named(row: tuple[str, str, float]) -> str:
+    """The key of a method, a policy and a ratio in the record."""
+    return " ".join(map(str, row))
 
 
 # ---- what is measured
@@ -152,11 +157,12 @@ def write_tables(cells: dict[str, Cell]) -> None:
     """Perplexity, mean accuracy, sizes and seconds into docs/benchmarks.md, with the accuracies on
     each task, and those at the first ratio and of CARE into README.
     """
-    order = [DENSE, *(f"{method} {policy} {ratio}" for method, policy, ratio in in_order())]
+    order = [DENSE, *map(named, in_order())]
     whole = {name: cells[name] for name in order if name in cells and not lacking(cells[name])}
     if not whole:
         return
-    short = [name for name in whole if not name.endswith(tuple(map(str, RATIOS[1:])))]
+    later = {named(row) for row in in_order() if row[2] in RATIOS[1:]}
+    short = [name for name in whole if name not in later]
     readme = f"{summary_table(whole, short)}\n\n{short_words()}"
     write_section("accuracy", readme, ROOT / "README.md")
     summary = f"{summary_table(whole, whole)}\n\n{words(whole)}"
