@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from ..forms import Quantised
+from ..forms import Masked, Quantised, TwoOfFour
 from ..layer import MLP, Linear, LowRank, Projection
 from ..modules.compressed import CompressedMLP
 from ..modules.projections import projection_modules, read_projection
@@ -85,8 +85,8 @@ def can_train(mlp: MLP | None) -> bool:
 def _is_plain(projection: Projection) -> bool:
     if not isinstance(projection, LowRank):
         return isinstance(projection, Linear)
-    factors = (projection.down, projection.up)
-    return projection.sparse is None and not any(isinstance(one, Quantised) for one in factors)
+    factors, kept = (projection.down, projection.up), (Quantised, TwoOfFour, Masked)
+    return projection.sparse is None and not any(isinstance(one, kept) for one in factors)
 
 
 def trained_mlp(mlp: MLP, seen: Sequence[Seen]) -> MLP:

@@ -14,7 +14,7 @@ from lrcore.compression import trained_mlp as training
 from lrcore.compression.refit import refit_key
 from lrcore.compression.trained_mlp import Seen, can_train, trained_mlp
 from lrcore.compression.write import refits, trains
-from lrcore.forms import IdentityColumns, Sparse, dense, quantise
+from lrcore.forms import IdentityColumns, Sparse, dense, masked, quantise, two_of_four
 from lrcore.layer import MLP, Linear, LowRank, Stored
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
 from lrcore.models.layers import projection_paths, read_layer
@@ -189,6 +189,11 @@ def test_quantised_and_sparse_numbers_are_not_trained():
     assert not can_train(MLP(up, mlp.down, mlp.gate))
     bits = LowRank(quantise(drawn(4, WIDTH).float(), 8, 8), drawn(HIDDEN, 4))
     assert not can_train(MLP(bits, mlp.down, mlp.gate))
+    half = drawn(HIDDEN, 4, seed=8)
+    down = drawn(4, WIDTH)
+    assert not can_train(MLP(LowRank(down, masked(half, half > 0)), mlp.down, mlp.gate))
+    pattern = torch.tensor([True, True, False, False]).expand(HIDDEN, 4)
+    assert not can_train(MLP(LowRank(down, two_of_four(half, pattern)), mlp.down, mlp.gate))
     few = Sparse(torch.ones(1), torch.zeros(1, dtype=torch.int32), (HIDDEN, WIDTH))
     assert not can_train(MLP(LowRank(drawn(4, WIDTH), drawn(HIDDEN, 4), sparse=few), mlp.down))
 
