@@ -137,7 +137,6 @@ class _Fitting:
     ) -> None:
         self.network, self.index, self.train = network, index, train
         self.batches = [(one, number) for one in streams for number in range(len(one.small.hidden))]
-        self.tokens = sum(one.dense.hidden[number][..., 0].numel() for one, number in self.batches)
         self.layer, self.times = decoder_layers(network)[index], residual_multiplier(network)
         self.attended: _Kept[Tensor] = _Kept()  # inputs of the compressed output projection
         self.looks: _Kept[Look] = _Kept()
@@ -201,6 +200,7 @@ class _Fitting:
         """Refit the down projection, the dense streams being beyond the layer."""
         fit = _Added(self.times)
         train = self.train and can_train(read_layer(self.network, self.index).mlp)
+        total = sum(one.dense.hidden[number][..., 0].numel() for one, number in self.batches)
         seen: list[Seen] = []
         for batch in self.batches:
             both, number = batch
@@ -214,7 +214,7 @@ class _Fitting:
             )
             wanted, weights = fit.add(now.down_in, after, before)
             if train and now.up_in is not None:
-                seen.append(Seen.of(now.up_in, wanted, weights, self.tokens))
+                seen.append(Seen.of(now.up_in, wanted, weights, total))
         self._install("down", fit.sums)
         if seen:
             layer = read_layer(self.network, self.index)

@@ -9,7 +9,7 @@ from typing import Any
 import lrcore
 
 from .page import Subject, note, recipe_of, subjects, table, write_section
-from .quality import error_of, evaluation, keep, read_record
+from .quality import error_of, evaluation, keep_cell, read_record
 from .real import reference_text
 from .real import subject as real_subject
 
@@ -35,13 +35,15 @@ def healed(only: list[str]) -> None:
 
 
 def _measure(one: Subject, steps: Mapping[str, int]) -> None:
-    model = lrcore.load(one.recipe.model)
+    missing = list(_missing(one))
+    if not missing:
+        return
+    model, recipe = lrcore.load(one.recipe.model), one.recipe
     dense = evaluation(model, one)
-    recipe = one.recipe
     settings = lrcore.Healing(
         samples=recipe.samples, seq_len=recipe.seq_len, test_samples=0, **steps
     )
-    for name, wanted in _missing(one):
+    for name, wanted in missing:
         small = lrcore.compress(model, wanted)
         before, after = (
             evaluation(it, one) for it in (small, lrcore.heal(small, settings, teacher=model))
@@ -52,18 +54,16 @@ def _measure(one: Subject, steps: Mapping[str, int]) -> None:
             "error": round(error_of(after, dense), 4),
         }
         note(f"healed {one.title} {name} {cell}")
-        record = read_record()  # again, for another process may have added to it
-        own = record.setdefault(one.title, {"cells": {}})
-        own.setdefault("healed", {})[name] = cell
-        keep(record)
+        own = keep_cell(one.title, "healed", name, cell)
         write_section(f"healed {one.title}", section(one, settings, dense.perplexity, own))
 
 
 def _missing(one: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:
+    known = read_record().get(one.title, {}).get("healed", {})
     for ratio in RATIOS:
         for method, policy in PAIRS:
             name = key(method, policy, ratio)
-            if name not in read_record().get(one.title, {}).get("healed", {}):
+            if name not in known:
                 yield name, recipe_of(one.recipe, method, policy=policy, ratio=ratio)
 
 

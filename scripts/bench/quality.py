@@ -165,6 +165,17 @@ def keep(record: dict[str, Any]) -> None:
     os.replace(partial, RECORD)
 
 
+def keep_cell(title: str, part: str, name: str, cell: dict[str, Any]) -> dict[str, Any]:
+    """Add a cell to a part of what the record has of a model, which is returned as it then is. The
+    record is read again, for another process may have added to it.
+    """
+    record = read_record()
+    own = record.setdefault(title, {"cells": {}})
+    own.setdefault(part, {})[name] = cell
+    keep(record)
+    return own
+
+
 def protocol(subject: Subject, model, calibration) -> str:
     size, recipe = model.size, subject.recipe
     windows = f"{recipe.samples} windows of {recipe.seq_len}, {recipe.sampling}, seed {recipe.seed}"

@@ -8,7 +8,7 @@ from typing import Any
 import lrcore
 
 from .page import Subject, note, recipe_of, subjects, table, write_section
-from .quality import error_of, evaluation, keep, read_record, with_error
+from .quality import error_of, evaluation, keep_cell, read_record, with_error
 from .real import reference_text
 from .real import subject as real_subject
 from .standing import OURS, least_of_others, perplexities, share
@@ -36,9 +36,12 @@ def trained(only: list[str]) -> None:
 
 
 def _measure(one: Subject) -> None:
+    missing = list(_missing(one))
+    if not missing:
+        return
     model = lrcore.load(one.recipe.model)
     dense = evaluation(model, one)
-    for name, recipe in _missing(one):
+    for name, recipe in missing:
         small = lrcore.compress(model, recipe)
         actual = evaluation(small, one)
         cell = {
@@ -46,10 +49,7 @@ def _measure(one: Subject) -> None:
             "error": round(error_of(actual, dense), 4),
         }
         note(f"trained {one.title} {name} {cell}")
-        record = read_record()  # again, for another process may have added to it
-        own = record.setdefault(one.title, {"cells": {}})
-        own.setdefault("trained", {})[name] = cell
-        keep(record)
+        own = keep_cell(one.title, "trained", name, cell)
         write_section(f"trained {one.title}", section(one.title, own))
 
 
@@ -57,10 +57,10 @@ def _missing(one: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:
     """The cells that the record lacks, those of `fused` first; what it has with the refit of
     `auto` is not measured again.
     """
+    own = read_record().get(one.title, {})
     for method, policy in PAIRS:
         for ratio in RATIOS:
             for refit in REFITS:
-                own = read_record().get(one.title, {})
                 if cell_of(own, method, policy, ratio, refit) is None:
                     recipe = recipe_of(one.recipe, method, policy=policy, ratio=ratio)
                     yield key(method, policy, ratio, refit), recipe.with_(refit=refit)
@@ -101,9 +101,9 @@ def _rows(own: Mapping[str, Any]) -> Iterator[list[str]]:
 def _standing(own: Mapping[str, Any]) -> Iterator[list[str]]:
     for ratio in RATIOS:
         cells = [cell_of(own, *OURS, ratio, refit) for refit in REFITS]
-        if None in cells:
+        others = least_of_others(perplexities(own["cells"], ratio))
+        if None in cells or others is None:  # not measured yet
             continue
         before, after = (cell["perplexity"] for cell in cells if cell)
-        others = least_of_others(perplexities(own["cells"], ratio)) or ()
         of = [share(after, least, own["dense"]) for least in (before, *others)]
         yield [f"{ratio:.0%}", f"{after:.3f}", *of]
