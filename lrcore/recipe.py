@@ -22,7 +22,8 @@ from .texts import named
 
 SAMPLING = ("random", "first")
 CALIBRATION = ("independent", "sequential")
-REFIT = ("auto", "on", "off", "trained")
+TRAINED = "trained"
+REFIT = ("auto", "on", "off", TRAINED)
 BUDGETS = {
     "auto": "share of what the method shrinks: the decoder-linear parameters, or the KV cache "
     "where it only factors keys and values",
@@ -239,6 +240,11 @@ class Recipe:
             del values["target"]
         return values
 
+    @property
+    def trains(self) -> bool:
+        """Whether the refit trains the MLPs as well."""
+        return self.refit == TRAINED
+
     def to_json(self) -> str:
         """The same as JSON text."""
         return json_text(self.to_dict(), indent=2)
@@ -250,6 +256,11 @@ class Recipe:
         and its ranks).
         """
         return tuple(name for name, one in settings_of(cls).items() if one.group in groups)
+
+    @classmethod
+    def choices_of(cls, name: str) -> tuple[str, ...]:
+        """The values that a field takes; none where these are no short list."""
+        return settings_of(cls)[name].choices
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":

@@ -24,9 +24,9 @@ NAMES = (*START.to_dict(), "rule")
 MAPPINGS = ("options", "policy_options", "overrides")  # in no field: a gr.State holds each
 FIELD_NAMES = tuple(name for name in NAMES if name not in MAPPINGS)
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 TEMPERATURES = (0.005, 2.0)
 RATIOS = (0.01, 0.95)
+LISTED = ("dtype", "sampling", "calibration", "refit", "rounding")  # as the recipe lists them
 WHOLE_NUMBERS = ("samples", "seq_len", "seed", "multiple")
 
 
@@ -57,18 +57,13 @@ def choices() -> dict[str, gr.Dropdown]:
     """The fields whose value is one of a list."""
     lists = {
         "model": [(built_in_model(name), name) for name in lrcore.built_in_models()],
-        "dtype": DTYPES,
         "device": DEVICES,
         "data": lrcore.DATASETS,
-        "sampling": ("random", "first"),
-        "calibration": ("independent", "sequential"),
-        "refit": ("auto", "on", "off", "trained"),
         "method": [row["name"] for row in lrcore.methods()],
         "policy": [row["name"] for row in lrcore.policies()],
         "budget": [(budget_choice(name), name) for name in lrcore.BUDGETS],
-        "rounding": ("down", "nearest"),
         "target": list(lrcore.TARGETS),
-    }
+    } | {name: lrcore.Recipe.choices_of(name) for name in LISTED}
     free = ("model", "device", "data")  # may be typed as well
     return {
         name: field(

@@ -125,7 +125,7 @@ def tokens_run(recipe: lrcore.Recipe, refits: bool) -> int:
     runs the calibration windows as well, and more often where it trains.
     """
     streams = 2 * refits + (recipe.calibration == "sequential" and not refits)
-    streams += TRAINED * (recipe.refit == "trained")
+    streams += TRAINED * recipe.trains
     return WINDOWS * LENGTH + streams * recipe.samples * recipe.seq_len
 
 

@@ -24,7 +24,7 @@ def needed(
     config = model.network.config.get_text_config()
     refits = lrcore.refits(recipe, model.network)
     streams = 3 if refits else int(recipe.calibration == "sequential")
-    streams += 2 * (refits and recipe.refit == "trained")
+    streams += 2 * (refits and recipe.trains)
     tokens = streams * recipe.samples * recipe.seq_len
     own = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4: each layer's, of each token
     streams_of = getattr(config, "altup_num_inputs", 1)  # Gemma 3n

@@ -14,13 +14,12 @@ from ..models.load import LoadedModel
 from ..models.read_ahead import reading_ahead
 from ..models.stream import LayerStream
 from ..progress import Progress
-from ..recipe import Recipe
+from ..recipe import TRAINED, Recipe
 from ..spectra import Slot
 from .anchor import compress_anchored
 from .factorise import Factorisation, truncate_layer
 from .refit import Streams, refit_layer, with_first_tokens
 
-TRAINED = "trained"
 REFITS = ("on", TRAINED)  # what a recipe says to be refit by any method
 
 
@@ -44,11 +43,6 @@ def asks_for_refit(recipe: Recipe) -> bool:
     method that does.
     """
     return recipe.refit in REFITS or (recipe.refit == "auto" and find_method(recipe.method).refit)
-
-
-def trains(recipe: Recipe) -> bool:
-    """Whether the refit of a recipe trains the MLPs."""
-    return recipe.refit == TRAINED
 
 
 def written(
@@ -81,7 +75,7 @@ def written(
                 again = small if sequential else None
                 truncate_layer(network, index, _solved(network, index, factors, again), ranks)
             if fitted:
-                refit_layer(network, index, fitted, trains(recipe))
+                refit_layer(network, index, fitted, recipe.trains)
                 continue
             for stream in (dense, small):
                 if stream is not None:

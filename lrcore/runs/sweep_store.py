@@ -14,7 +14,7 @@ from ..compression.chain import Chain
 from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise, method_options
 from ..compression.refit import refit_key
-from ..compression.write import asks_for_refit, trains
+from ..compression.write import asks_for_refit
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
 from ..evaluation.settings import EvaluationSettings, TaskSettings
@@ -80,7 +80,7 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
         made |= {"achieved": "of the dense model"} if len(chain) > 1 else {}
     refit = [s.recipe for s in chain if s.kind == "compress" and asks_for_refit(s.recipe)]
     if refit:
-        made["refit_key"] = refit_key(any(map(trains, refit)))
+        made["refit_key"] = refit_key(any(one.trains for one in refit))
     measured = [_named(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
     return cache_key(FORMAT, model.fingerprint, model.dtype, made, measured, sweep.speed)
 

@@ -1,6 +1,7 @@
 """Budgets of latency: the share of time that a plan promises, and what whole models then take."""
 
 import statistics
+from collections.abc import Iterable
 
 import torch
 
@@ -8,6 +9,8 @@ import lrcore
 
 from .page import Subject, machine, note, subjects, table, timed, write_section
 from .quality import perplexity
+from .real import reference_text
+from .real import subject as real_subject
 
 PAIRINGS = (
     ("fused", "probed"),
@@ -15,8 +18,10 @@ PAIRINGS = (
     ("svd_llm", "probed"),
     ("svd_llm", "uniform"),
 )
+# Of the real model: without probes, which take longer there than all the rest
+REAL_PAIRINGS = (("fused", "uniform"), ("a3", "uniform"), ("svd_llm", "uniform"))
 RATIO = 0.25
-TURNS = 25
+TURNS, REAL_TURNS = 25, 7
 HEADER = (
     "method, policy",
     "budget",
@@ -32,23 +37,33 @@ def latency(only: list[str]) -> None:
     else.
     """
     for subject in subjects(only):
-        model = lrcore.load(subject.recipe.model)
-        rows = [
-            row(model, subject, subject.recipe.with_(method=method, policy=policy, budget=budget))
-            for method, policy in PAIRINGS
-            for budget in ("latency", "params")
-        ]
-        words = (
-            f"**{subject.title}**, dense perplexity {perplexity(model, subject):.3f}: a share of "
-            f"{RATIO:.0%}, of the layers' time over one window of {subject.recipe.seq_len} tokens "
-            "or of their parameters. Measured: the network without its output head, dense and "
-            f"compressed in turn, median of {TURNS}; {machine()}."
+        _measure(subject, PAIRINGS, TURNS)
+    if (text := reference_text(only)) is not None:
+        _measure(real_subject(text), REAL_PAIRINGS, REAL_TURNS)
+
+
+def _measure(subject: Subject, pairings: Iterable[tuple[str, str]], turns: int) -> None:
+    model = lrcore.load(subject.recipe.model)
+    rows = [
+        row(
+            model,
+            subject,
+            subject.recipe.with_(method=method, policy=policy, budget=budget, ratio=RATIO),
+            turns,
         )
-        write_section(f"latency {subject.title}", f"{words}\n\n{table(list(HEADER), rows)}")
+        for method, policy in pairings
+        for budget in ("latency", "params")
+    ]
+    words = (
+        f"**{subject.title}**, dense perplexity {perplexity(model, subject):.3f}: a share of "
+        f"{RATIO:.0%}, of the layers' time over one window of {subject.recipe.seq_len} tokens "
+        "or of their parameters. Measured: the network without its output head, dense and "
+        f"compressed in turn, median of {turns}; {machine()}."
+    )
+    write_section(f"latency {subject.title}", f"{words}\n\n{table(list(HEADER), rows)}")
 
 
-def row(model, subject: Subject, recipe: lrcore.Recipe) -> list[str]:
-    recipe = recipe.with_(ratio=RATIO)
+def row(model, subject: Subject, recipe: lrcore.Recipe, turns: int) -> list[str]:
     note(f"latency {subject.title} {recipe.method} {recipe.policy} {recipe.budget}")
     name = f"{recipe.method}, {recipe.policy}"
     try:
@@ -63,18 +78,18 @@ def row(model, subject: Subject, recipe: lrcore.Recipe) -> list[str]:
         recipe.budget,
         f"{account.removed_params:.1%}",
         promised,
-        f"{removed_time(model, small, recipe.seq_len):.0%}",
+        f"{removed_time(model, small, recipe.seq_len, turns):.0%}",
         f"{perplexity(small, subject):.3f}",
     ]
 
 
-def removed_time(dense, small, length: int) -> float:
+def removed_time(dense, small, length: int, turns: int) -> float:
     """The share of the time of a pass over one window that is gone."""
     tokens = torch.zeros(1, length, dtype=torch.int64)
     for model in (dense, small):
         seconds(model, tokens)
     return 1 - statistics.median(
-        seconds(small, tokens) / seconds(dense, tokens) for _ in range(TURNS)
+        seconds(small, tokens) / seconds(dense, tokens) for _ in range(turns)
     )
 
 

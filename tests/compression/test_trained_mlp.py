@@ -13,7 +13,7 @@ import lrcore
 from lrcore.compression import trained_mlp as training
 from lrcore.compression.refit import refit_key
 from lrcore.compression.trained_mlp import Seen, can_train, trained_mlp
-from lrcore.compression.write import refits, trains
+from lrcore.compression.write import refits
 from lrcore.forms import IdentityColumns, Sparse, dense, masked, quantise, two_of_four
 from lrcore.layer import MLP, Linear, LowRank, Stored
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
@@ -255,8 +255,8 @@ def test_training_brings_the_residual_stream_nearer_at_the_same_size(
 
 def test_the_key_of_what_is_kept_follows_the_training(monkeypatch):
     recipe = lrcore.Recipe(method="a3", refit="trained")
-    assert trains(recipe)
-    assert not trains(recipe.with_(refit="on"))
+    assert recipe.trains
+    assert not recipe.with_(refit="on").trains
     assert refits(recipe, tiny("llama"))
     with pytest.raises(lrcore.InputError, match="family olmo2 norms"):
         refits(recipe, tiny("olmo2"))

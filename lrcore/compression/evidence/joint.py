@@ -28,7 +28,7 @@ from ..allocate import allocate
 from ..factorise import Factorisation
 from ..refit import refit_key
 from ..trained_mlp import PASSES
-from ..write import asks_for_refit, trains, written
+from ..write import asks_for_refit, written
 from .cache import cache_file
 from .divergence import DensePredictions
 from .losses import WINDOWS, window_losses
@@ -114,7 +114,7 @@ def _joint(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> _Joint
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
     passes = (recipe.refit, recipe.calibration)
     ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
-    refits = refit_key(trains(recipe)) if asks_for_refit(recipe) else ()
+    refits = refit_key(recipe.trains) if asks_for_refit(recipe) else ()
     own = factors.calibration.tokens
     cut = () if len(_passed(own)) == len(own) else (REFIT_TOKENS,)
     inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits, *cut)
@@ -127,7 +127,7 @@ def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
     """See `EvidenceKind.tokens`: compressing the plans, measuring them and the dense model, and the
     dense loss on the target text.
     """
-    streams = REFIT * asks_for_refit(recipe) + TRAINING * trains(recipe)
+    streams = REFIT * asks_for_refit(recipe) + TRAINING * recipe.trains
     streams += SEQUENTIAL * (recipe.calibration == "sequential")
     compressing = len(PLANS) * streams * _passed(factors.calibration.tokens).numel()
     measuring = (len(PLANS) + 1) * _tokens(factors).numel()
