@@ -152,7 +152,7 @@ def page() -> str:
         for name, row in ARCHITECTURES.items()
         if row.sequential
     )
-    after = ", ".join(f"`{name}`" for name, row in ARCHITECTURES.items() if row.norm_after)
+    more = ", ".join(f"`{name}`" for name, row in ARCHITECTURES.items() if row.adds_more)
     return (
         HEAD
         + "".join(line(name, row, checks[name]) for name, row in ARCHITECTURES.items())
@@ -172,8 +172,8 @@ def page() -> str:
             "and measured on text alone.\n\n## What is refused\n\n"
             "One line says so, before anything is computed:\n\n"
             + "\n".join(refused + unfit)
-            + f"\n- the sequential refit for {after}: they normalise the output of a component "
-            "before adding it, so no refit is linear there\n"
+            + f"\n- the sequential refit for {more}: a layer adds more to the stream than what its "
+            "attention and its MLP give\n"
             f"- slicing the residual stream of {whole}{only}, and of models of images and text: it "
             "takes layers that are an attention and then an MLP, each `x + f(norm(x))`\n"
         )

@@ -36,21 +36,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import InputError
-from ..models.architectures import decoder_layers, residual_multiplier
+from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import read_exact, read_layer, write_layer
 from ..models.offload import present
-from ..models.stream import LayerStream, Look, along
-from ..statistics import at_least_float32, is_finite
+from ..models.stream import LayerStream, Look, added, along
+from ..statistics import is_finite
 from .regression import RIDGE, Regression, is_free, solved
 from .trained_mlp import Seen, can_train, trained_mlp, training_key
+from .wanted import LIGHT, Wanted
 
 Of = TypeVar("Of")
 
 # Part of what `refit_key` gives: raise it where a refit gives other weights than before.
-REVISION = 2
+REVISION = 3
 # The projections that read one input, by the first of them.
 READ_BY = {"q": ("q", "k", "v"), "up": ("gate", "up")}
-LIGHT = 4.0  # the most that a token counts beside one of median size: small streams are noise
 # Bytes of activations that are kept between the projections of a layer; what is beyond them is
 # computed again.
 KEPT = 2**30
@@ -96,20 +96,6 @@ def first_tokens(tokens: Tensor) -> Tensor:
     return every[drawn[: max(1, len(every) // PER_FIRST)]].unsqueeze(1)
 
 
-def token_weights(stream: Tensor, median: Tensor) -> Tensor:
-    """The weight of every token [b, t] by the residual stream [b, t, d] after a component; median:
-    of the mean squares of tokens there.
-    """
-    squares = mean_squares(stream)
-    least = torch.finfo(squares.dtype).tiny  # of a stream of zeros
-    return (median.clamp_min(least) / squares.clamp_min(least)).clamp_max(LIGHT)
-
-
-def mean_squares(stream: Tensor) -> Tensor:
-    """Of every token [b, t] of a residual stream [b, t, d], in float32 at least."""
-    return at_least_float32(stream).square().mean(-1)
-
-
 def refit_layer(
     network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool = False
 ) -> None:
@@ -137,7 +123,8 @@ class _Fitting:
     ) -> None:
         self.network, self.index, self.train = network, index, train
         self.batches = [(one, number) for one in streams for number in range(len(one.small.hidden))]
-        self.layer, self.times = decoder_layers(network)[index], residual_multiplier(network)
+        self.layer = decoder_layers(network)[index]
+        self.dense = decoder_layers(streams[0].dense.network)[index]
         self.attended: _Kept[Tensor] = _Kept()  # inputs of the compressed output projection
         self.looks: _Kept[Look] = _Kept()
 
@@ -147,7 +134,7 @@ class _Fitting:
         inputs = self._output()
         if inputs:
             self._readers("up", inputs)
-            self._down()
+            self._down(inputs)
         for batch in self.batches:
             look = self.looks.get(batch) or self._look(batch)
             batch[0].small.advance(self.index, batch[1], look)
@@ -181,28 +168,33 @@ class _Fitting:
         """Refit the output projection; the dense streams go beyond the layer. The dense inputs of
         the MLP, batch by batch; none where the layer has none of its own.
         """
-        fit, inputs = _Added(self.times), []
+        fit, inputs = Wanted(self.network, self.layer, "attention"), []
         for batch in self.batches:
             both, number = batch
             then, hidden = both.dense.look(self.index, number), both.dense.hidden[number]
             x = both.small.look_before(self.index, number, "o")
             self.attended.add(batch, x, x.nbytes)
-            after = along(self.layer, "attention", hidden) + self.times * then.o_out
+            after = along(self.layer, "attention", hidden) + self._added("attention", then.o_out)
             before = along(self.layer, "attention", both.small.hidden[number])
-            fit.add(x, after, before)
+            fit.add(x, after, before, then.o_out)
             both.dense.hidden[number] = then.out
             if then.up_in is not None:
                 inputs.append(then.up_in)
         self._install("o", fit.sums)
         return inputs
 
-    def _down(self) -> None:
-        """Refit the down projection, the dense streams being beyond the layer."""
-        fit = _Added(self.times)
+    def _added(self, component: str, out: Tensor) -> Tensor:
+        return added(self.network, self.layer, component, out)
+
+    def _down(self, inputs: Sequence[Tensor]) -> None:
+        """Refit the down projection, the dense streams being beyond the layer. inputs: of the dense
+        MLP, batch by batch.
+        """
+        fit = Wanted(self.network, self.layer, "mlp")
         train = self.train and can_train(read_layer(self.network, self.index).mlp)
         total = sum(one.dense.hidden[number][..., 0].numel() for one, number in self.batches)
         seen: list[Seen] = []
-        for batch in self.batches:
+        for x, batch in zip(inputs, self.batches, strict=True):
             both, number = batch
             now, after = self._look(batch), both.dense.hidden[number]
             assert now.down_in is not None  # the dense layer has one, too
@@ -210,9 +202,10 @@ class _Fitting:
             self.looks.add(batch, now, size)
             stream = along(self.layer, "attention", both.small.hidden[number])
             before = along(self.layer, "mlp", stream) + along(
-                self.layer, "mlp", self.times * now.o_out
+                self.layer, "mlp", self._added("attention", now.o_out)
             )
-            wanted, weights = fit.add(now.down_in, after, before)
+            own = self._given(x) if fit.normed else None
+            wanted, weights = fit.add(now.down_in, after, before, own)
             if train and now.up_in is not None:
                 seen.append(Seen.of(now.up_in, wanted, weights, total))
         self._install("down", fit.sums)
@@ -221,6 +214,12 @@ class _Fitting:
             assert layer.mlp is not None  # as can_train says
             write_layer(self.network, replace(layer, mlp=trained_mlp(layer.mlp, seen)))
             self.looks = _Kept()  # what is before the down projection is another one
+
+    @torch.inference_mode()
+    def _given(self, x: Tensor) -> Tensor:
+        """What the dense MLP gives for its input."""
+        given: Tensor = self.dense.get_submodule(architecture_of(self.network).mlp)(x)
+        return given
 
     def _check(self, fit: Regression) -> None:
         """Raises InputError where what a regression has seen is not finite."""
@@ -237,27 +236,6 @@ class _Fitting:
         write_layer(
             self.network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)})
         )
-
-
-class _Added:
-    """The regression of what a projection has to add to the residual stream, times `times`; tokens
-    count beside the median token of the first batch.
-    """
-
-    def __init__(self, times: float) -> None:
-        self.sums, self._times = Regression(), times
-        self._median: Tensor | None = None
-
-    def add(self, x: Tensor, after: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a batch: inputs [b, t, in]; the dense stream after the component and the compressed
-        one before it, [b, t, d]. What the projection should give, [b, t, d], and the weights of the
-        tokens, [b, t].
-        """
-        if self._median is None:
-            self._median = mean_squares(after).median()
-        wanted, weights = (after - before) / self._times, token_weights(after, self._median)
-        self.sums.add(x, wanted, weights)
-        return wanted, weights
 
 
 class _Kept(Generic[Of]):

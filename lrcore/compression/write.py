@@ -28,12 +28,12 @@ def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
 
     Raises InputError where it says so and the family cannot.
     """
-    possible = not architecture_of(network).norm_after
+    possible = not architecture_of(network).adds_more
     if recipe.refit in REFITS and not possible:
         family = text_config(network).model_type
         raise InputError(
-            f"The family {family} norms what a component gives before adding it, so no refit is "
-            "linear there. Use refit 'off'."
+            f"In the family {family} a layer adds more to the stream than what attention and MLP "
+            "give, which no refit takes into account. Use refit 'off'."
         )
     return possible and asks_for_refit(recipe)
 

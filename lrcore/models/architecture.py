@@ -31,9 +31,10 @@ class Architecture:
     factors: the paths of its projections by name where it is multi-head latent attention.
     kernel: the attn_implementation of transformers that the family runs with.
     experts: some or all MLPs are mixtures of experts, with gated MLPs stacked in the module
-    `experts` of the MLP; router: the path of the module that chooses between them. norm_after: a
-    component's output is normalised before it is added to the stream. residual: field of the config
-    that it is multiplied by before that, None where it is added as it is.
+    `experts` of the MLP; router: the path of the module that chooses between them. norm_after:
+    the norms of what attention and MLP give before it is added to the stream, None where there are
+    none; residual: field of the config that it is multiplied by before that, None where it is added
+    as it is. adds_more: a layer adds to the stream, or changes of it, more than these two give.
     width: field of the config with the MLP's width, None where it follows from another field, or no
     layer has one; expert_width: that of the routed experts, None where other sizes follow from it.
     requires: fields of the config and their only supported values; a tuple is of several. note:
@@ -79,7 +80,8 @@ class Architecture:
     experts: bool = False
     router: str = "mlp.gate"
     expert_width: str | None = None
-    norm_after: bool = False
+    norm_after: tuple[str, str] | None = None
+    adds_more: bool = False
     residual: str | None = None
     by_token: tuple[str, ...] = ()
     active: str | None = None

@@ -21,6 +21,9 @@ _GPTJ: dict[str, Any] = (
     {} if CACHE_ARGUMENT == "cache" else {"kernel": "eager", "layer_returns": "tuple"}
 )
 
+# of what attention and MLP give, before it is added
+_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."
@@ -38,7 +41,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="hidden_activation",
         softcap="attn_logit_softcapping",
         kernel="eager",
-        norm_after=True,
+        norm_after=_AFTER,
         sequential=None,
         requires={"use_bidirectional_attention": None},
         note="As gemma; the softcap of the scores is applied in compressed attention too.",
@@ -46,7 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(
         norms=("q_norm", "k_norm"),
         activation="hidden_activation",
-        norm_after=True,
+        norm_after=_AFTER,
         sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
         note=f"As gemma, with two rotary embeddings. {NORMED}",
@@ -54,7 +57,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4_text": Architecture(
         **KEPT,
         activation="hidden_activation",
-        norm_after=True,
+        norm_after=_AFTER,
+        adds_more=True,
         sequential=None,
         requires={
             "use_bidirectional_attention": (None, "vision"),  # of images: text stays causal
@@ -68,7 +72,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3n_text": Architecture(
         **KEPT,
         activation="hidden_activation",
-        norm_after=True,
+        norm_after=_AFTER,
+        adds_more=True,
         sequential=None,
         by_token=OWN_INPUTS,
         active="altup_active_idx",
@@ -253,7 +258,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": Architecture(
         norms=("q_norm", "k_norm"),
         norm_over="width",
-        norm_after=True,
+        norm_after=_AFTER,
         sequential=None,
         note=f"{NORMED_TOGETHER} Norms stand after the components.",
     ),
@@ -265,7 +270,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo3": Architecture(
         norms=("q_norm", "k_norm"),
         norm_over="width",
-        norm_after=True,
+        norm_after=_AFTER,
         sequential=None,
         note="As olmo2, with sliding windows by layer.",
     ),
@@ -296,14 +301,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         pairs="neighbours",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
-        norm_after=True,
+        norm_after=("post_self_attn_layernorm", "post_mlp_layernorm"),
         sequential=None,
         note="As glm, with norms after the components, too.",
     ),
     "ernie4_5": Architecture(pairs="neighbours", note=BESIDE),
     "exaone4": Architecture(
         norms=("q_norm", "k_norm"),
-        norm_after=True,
+        norm_after=_AFTER,
         rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
         sequential=None,
         note=f"{NORMED} Norms stand after the components.",
@@ -378,6 +383,16 @@ def residual_multiplier(network: PreTrainedModel) -> float:
     """What the output of a component is multiplied by before it is added to the stream."""
     name = architecture_of(network).residual
     return 1.0 if name is None else float(getattr(text_config(network), name))
+
+
+def norm_after(network: PreTrainedModel, layer: nn.Module, component: str) -> nn.Module | None:
+    """The norm of what a component ("attention", "mlp") of a layer gives, before it is added to the
+    stream; None where there is none.
+    """
+    paths = architecture_of(network).norm_after
+    if paths is None:
+        return None
+    return layer.get_submodule(paths[("attention", "mlp").index(component)])
 
 
 def reads_tokens(network: PreTrainedModel) -> bool:

@@ -31,6 +31,7 @@ from .architectures import (
     active_stream,
     architecture_of,
     decoder_layers,
+    norm_after,
     reads_tokens,
     residual_multiplier,
 )
@@ -162,8 +163,7 @@ class LayerStream:
         layer = decoder_layers(self.network)[index]
         needs = layer_needs(layer_shapes(self.network, index), needs)
         accumulator = Accumulator(needs, self.first)
-        added: dict[str, Tensor] = {}
-        times = residual_multiplier(self.network)
+        seen: dict[str, Tensor] = {}
         with ExitStack() as stack:
             stack.enter_context(present(layer))
             if "weighted_values" in accumulator.taps:
@@ -180,7 +180,7 @@ class LayerStream:
                 path = projection_paths(architecture_of(self.network), layer)["o"]
                 stack.callback(
                     layer.get_submodule(path)
-                    .register_forward_hook(lambda _m, _a, out: added.update(o=out))
+                    .register_forward_hook(lambda _m, _a, out: seen.update(o=out))
                     .remove
                 )
             for number, hidden in enumerate(self._hidden):
@@ -190,7 +190,10 @@ class LayerStream:
                 if accumulator.needs:
                     now, then = (active_stream(self.network, each) for each in (hidden, out))
                     before = along(layer, "attention", now)
-                    middle = before + times * added["o"].view_as(then) if added else None
+                    middle = None
+                    if seen:
+                        gains = added(self.network, layer, "attention", seen["o"].view_as(then))
+                        middle = before + gains
                     accumulator.observe_block(*_in_one_basis(layer, before, then, middle))
                 if advance:
                     self._hidden[number] = out
@@ -236,15 +239,15 @@ class LayerStream:
     @torch.inference_mode()
     def advance(self, index: int, number: int, look: Look) -> None:
         """Move one batch beyond layer `index`, whose output projection gave what `look` saw; its
-        down projection may be another one since. Only where nothing is normed before it is added.
+        down projection may be another one since. Not where `Architecture.adds_more`.
         """
-        out, times = look.out, residual_multiplier(self.network)
+        out, layer = look.out, decoder_layers(self.network)[index]
         if look.down_in is not None:
-            layer = decoder_layers(self.network)[index]
-            before = along(layer, "attention", self._hidden[number]) + times * look.o_out
+            gains = added(self.network, layer, "attention", look.o_out)
+            before = along(layer, "attention", self._hidden[number]) + gains
             path = projection_paths(architecture_of(self.network), layer)["down"]
             down = layer.get_submodule(path)(look.down_in)
-            out = along(layer, "mlp", before) + times * down
+            out = along(layer, "mlp", before) + added(self.network, layer, "mlp", down)
         self._hidden[number] = out
 
     @torch.inference_mode()
@@ -327,6 +330,14 @@ def along(layer: nn.Module, component: str, hidden: Tensor) -> Tensor:
     after it, [b, t, d]; only a sliced layer changes the basis.
     """
     return layer.passed(component, hidden) if isinstance(layer, SlicedLayer) else hidden
+
+
+def added(network: PreTrainedModel, layer: nn.Module, component: str, out: Tensor) -> Tensor:
+    """What a component ("attention", "mlp") adds to the residual stream where its last projection
+    gives out [b, t, d]: normed first in some families, multiplied in others.
+    """
+    norm = norm_after(network, layer, component)
+    return residual_multiplier(network) * (out if norm is None else norm(out))
 
 
 def _in_one_basis(

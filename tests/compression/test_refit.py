@@ -8,10 +8,12 @@ from tiny_models import family_folder, tiny
 
 import lrcore
 from lrcore.compression import refit as refit_module
+from lrcore.compression import wanted as wanted_module
 from lrcore.compression import write as write_module
 from lrcore.compression.compress import refits
-from lrcore.compression.refit import LIGHT, PER_FIRST, first_tokens, mean_squares, token_weights
+from lrcore.compression.refit import PER_FIRST, first_tokens
 from lrcore.compression.regression import Regression, solved
+from lrcore.compression.wanted import LIGHT, before_norm, mean_squares, token_weights
 from lrcore.forms import IdentityRows, Sparse, dense, quantise
 from lrcore.layer import Linear, LowRank
 from lrcore.methods import METHODS
@@ -104,11 +106,12 @@ def test_what_a_projection_gives_is_regressed_without_its_rows(bias):
 def test_tokens_count_by_the_size_of_the_stream_and_small_ones_not_too_much():
     stream = torch.ones(2, 8, 4)
     stream[0, 0], stream[0, 2], stream[1, 3], stream[1, 4] = 1000.0, 2.0, 1e-6, 0.0
-    weights = token_weights(stream, mean_squares(stream).median())
+    squares = mean_squares(stream)
+    weights = token_weights(squares, squares.median())
     assert weights[0, 0] == pytest.approx(1e-6)
     assert weights[0, 1:3].tolist() == [1, 0.25]
     assert weights[1, 3] == weights[1, 4] == LIGHT
-    assert token_weights(torch.zeros(1, 2, 4), torch.tensor(0.0)).tolist() == [[1.0, 1.0]]
+    assert token_weights(torch.zeros(1, 2), torch.tensor(0.0)).tolist() == [[1.0, 1.0]]
 
 
 def test_a_factored_projection_keeps_its_down_factor():
@@ -199,11 +202,51 @@ def test_what_multiplies_the_output_of_a_component_is_counted(
     model = lrcore.load(requested.model, dtype="float64")
     tokens = lrcore.calibrate(model, requested).tokens
     refit, plain = (lrcore.compress(model, requested.with_(refit=word)) for word in ("on", "off"))
-    monkeypatch.setattr(refit_module, "residual_multiplier", lambda network: 1.0)
+    monkeypatch.setattr(wanted_module, "residual_multiplier", lambda network: 1.0)
     without = lrcore.compress(model, requested)
     with torch.inference_mode():
         error, *others = (stream_error(model, one, tokens) for one in (refit, plain, without))
     assert error < min(others)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "olmo2", "glm4", "exaone4"])
+@pytest.mark.parametrize("method", ["fused", "svd_llm"])
+def test_where_a_component_is_normed_before_it_is_added_the_stream_comes_nearer(
+    family, method, tiny_llama, story_file, tmp_path
+):
+    folder = family_folder(family, tiny_llama, tmp_path)
+    requested = recipe(folder, story_file, method=method)
+    model = lrcore.load(requested.model, dtype="float64")
+    tokens = lrcore.calibrate(model, requested).tokens
+    plain, refit = (lrcore.compress(model, requested.with_(refit=word)) for word in ("off", "on"))
+    with torch.inference_mode():
+        assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
+    assert refit.size == plain.size
+
+
+def root_mean_square_norm(gain):
+    norm = torch.nn.RMSNorm(len(gain), eps=1e-12, dtype=torch.float64)
+    norm.weight.data = gain
+    return norm
+
+
+def test_what_an_rms_norm_has_to_be_given_is_normed_to_what_is_wanted():
+    g = torch.Generator().manual_seed(3)
+    own, other = torch.randn(2, 2, 5, 8, generator=g, dtype=torch.float64)
+    norm = root_mean_square_norm(torch.rand(8, generator=g, dtype=torch.float64) + 0.5)
+    got = before_norm(norm, norm(other), own)
+    assert torch.allclose(norm(got), norm(other), atol=1e-3)
+    assert torch.allclose(mean_squares(got), mean_squares(own), rtol=1e-3)
+    assert torch.equal(before_norm(norm, norm(own), own), own)
+
+
+def test_what_a_norm_takes_away_stays_as_it_is():
+    norm = root_mean_square_norm(torch.tensor([1.0, 0.0, 1e-5, 1.0], dtype=torch.float64))
+    own = torch.ones(1, 3, 4, dtype=torch.float64)
+    moved = before_norm(norm, norm(own) + 1, own) - own
+    assert torch.equal(moved[..., 1], torch.zeros(1, 3))
+    assert moved[..., 2].abs().max() < 1
+    assert torch.allclose(moved[..., [0, 3]], torch.ones(1, 3, 2).double(), rtol=1e-3)
 
 
 def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
@@ -224,9 +267,10 @@ def test_auto_is_what_the_method_does_where_the_family_can():
         assert refits(lrcore.Recipe(method=name), network) == row.refit
     assert METHODS["fused"].refit
     assert not refits(lrcore.Recipe(method="fused", refit="off"), network)
-    assert not refits(lrcore.Recipe(method="fused"), tiny("olmo2"))
-    with pytest.raises(lrcore.InputError, match="family olmo2 norms"):
-        refits(lrcore.Recipe(refit="on"), tiny("olmo2"))
+    assert refits(lrcore.Recipe(method="fused"), tiny("olmo2"))
+    assert not refits(lrcore.Recipe(method="fused"), tiny("gemma3n_text"))
+    with pytest.raises(lrcore.InputError, match="family gemma3n_text a layer adds more"):
+        refits(lrcore.Recipe(refit="on"), tiny("gemma3n_text"))
 
 
 def test_first_tokens_are_drawn_from_the_calibration_windows():

@@ -26,10 +26,10 @@ def test_what_is_before_the_output_projection_need_not_be_computed_again(family)
                 one, two = getattr(half, name), getattr(whole, name)
                 assert (one is None) == (two is None)
                 assert one is None or torch.allclose(one, two, rtol=1e-4, atol=1e-5)
-            if not architecture_of(network).norm_after:
+            if not architecture_of(network).adds_more:
                 stream.advance(index, number, half)
         other.run(index)
-        if architecture_of(network).norm_after:
+        if architecture_of(network).adds_more:
             stream.run(index)
         for one, two in zip(stream.hidden, other.hidden, strict=True):
             assert torch.allclose(one, two, rtol=1e-4, atol=1e-5)
@@ -46,13 +46,24 @@ def test_activations_beyond_what_is_kept_are_computed_again(monkeypatch):
     assert all(map(torch.allclose, small.hidden, spare.hidden))
 
 
-@pytest.mark.parametrize("family", ["llama", "granite"])
-def test_the_influence_of_a_part_is_that_of_what_it_adds_to_the_stream(family):
-    """Granite multiplies what a component gives before it is added."""
+@pytest.mark.parametrize(
+    ("family", "second"),
+    [
+        ("llama", "post_attention_layernorm"),
+        ("granite", "post_attention_layernorm"),
+        ("gemma2", "pre_feedforward_layernorm"),
+        ("olmo2", "mlp"),
+    ],
+)
+def test_the_influence_of_a_part_is_that_of_what_it_adds_to_the_stream(family, second):
+    """Granite multiplies what a component gives before it is added, Gemma 2 and OLMo 2 norm it.
+    second: what reads the stream after the attention.
+    """
     network, middle = tiny(family), []
     stream = LayerStream(network, torch.randint(2, 300, (3, 8)), batch=3)
     before, layer = stream.hidden[0], decoder_layers(network)[0]
-    layer.post_attention_layernorm.register_forward_pre_hook(lambda _, args: middle.append(args[0]))
+    module = layer.get_submodule(second)
+    module.register_forward_pre_hook(lambda _, args: middle.append(args[0]))
     moments = stream.run(0, {("attention", "influence"), ("mlp", "influence")})
     for part, pair in (("attention", (before, middle[0])), ("mlp", (middle[0], stream.hidden[0]))):
         expected = 1 - torch.cosine_similarity(*pair, dim=-1).mean()

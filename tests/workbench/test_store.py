@@ -90,7 +90,7 @@ def test_an_analysis_is_queued_once_and_not_where_it_is(store, recipe):
     assert store.methods_factorised(recipe)[0] == "a3"
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
 def test_no_refit_is_counted_where_the_architecture_allows_none(
     store, recipe, family, tiny_llama, tmp_path, monkeypatch
 ):
