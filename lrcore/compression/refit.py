@@ -10,7 +10,7 @@ the compressed model,
 W_0 the closed-form weights of the method. y of the output and down projections is what brings the
 residual stream as near as possible to that of the dense model: the dense stream after them less the
 compressed one before. y of the others is what the projection gives for the dense model's input,
-W_0 x + b_0.
+W_0 x + b_0. Of a low-rank pair that is the up factor, or both: see `pairs`.
 
 w weighs the tokens for the output and down projections. What reads the stream norms it first, so an
 error counts beside the size of the stream: w is one over the mean square of the dense stream after
@@ -27,8 +27,9 @@ so few are fitted one by one, and those of another text lose what is large. Toke
 calibration windows join the regression once more, each as the first token of a window of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -36,11 +37,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import InputError
+from ..layer import Layer, LowRank, Projection
 from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import read_exact, read_layer, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream, Look, added, along
 from ..statistics import is_finite
+from .pairs import can_resolve, pairs_key, resolved
 from .regression import RIDGE, Regression, is_free, solved
 from .trained_mlp import Seen, can_train, trained_mlp, training_key
 from .wanted import LIGHT, Wanted
@@ -73,7 +76,7 @@ def refit_key(train: bool = False) -> tuple[float | int, ...]:
     """What a refit depends on besides its model, recipe and windows: part of the key of whatever
     is kept of a refit model. train: see `refit_layer`.
     """
-    return REVISION, RIDGE, LIGHT, PER_FIRST, *(training_key() if train else ())
+    return REVISION, RIDGE, LIGHT, PER_FIRST, *pairs_key(), *(training_key() if train else ())
 
 
 def with_first_tokens(streams: Streams, tokens: Tensor) -> tuple[Streams, ...]:
@@ -124,9 +127,14 @@ class _Fitting:
         self.network, self.index, self.train = network, index, train
         self.batches = [(one, number) for one in streams for number in range(len(one.small.hidden))]
         self.layer = decoder_layers(network)[index]
-        self.dense = decoder_layers(streams[0].dense.network)[index]
+        self.dense = streams[0].dense.network
         self.attended: _Kept[Tensor] = _Kept()  # inputs of the compressed output projection
         self.looks: _Kept[Look] = _Kept()
+
+    @cached_property
+    def whole(self) -> Mapping[str, Projection]:
+        """The projections of the dense layer, by name."""
+        return read_exact(self.dense, self.index).matrices()
 
     def run(self) -> None:
         """Refit, in forward order, and advance."""
@@ -161,7 +169,7 @@ class _Fitting:
             x = inputs[place] if inputs else both.dense.look_before(self.index, number, run_first)
             fit.add(there, x)
         self._check(fit)
-        refit = {name: solved(one, fit.through(one)) for name, one in own.items()}
+        refit = {name: self._reader(layer, name, fit) for name in own}
         write_layer(self.network, layer.with_matrices(**refit))
 
     def _output(self) -> list[Tensor]:
@@ -218,7 +226,8 @@ class _Fitting:
     @torch.inference_mode()
     def _given(self, x: Tensor) -> Tensor:
         """What the dense MLP gives for its input."""
-        given: Tensor = self.dense.get_submodule(architecture_of(self.network).mlp)(x)
+        layer = decoder_layers(self.dense)[self.index]
+        given: Tensor = layer.get_submodule(architecture_of(self.network).mlp)(x)
         return given
 
     def _check(self, fit: Regression) -> None:
@@ -231,11 +240,28 @@ class _Fitting:
             )
 
     def _install(self, name: str, fit: Regression) -> None:
+        """Refit the output or down projection."""
         self._check(fit)
         layer = read_exact(self.network, self.index)
-        write_layer(
-            self.network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)})
-        )
+        own, pair = layer.matrices()[name], self._pair(layer, name)
+        found = solved(own, fit) if pair is None else resolved(pair, fit, self.whole[name])
+        write_layer(self.network, layer.with_matrices(**{name: found}))
+
+    def _reader(self, layer: Layer, name: str, fit: Regression) -> Projection:
+        """A projection that reads the stream, refit on what it gives for the y of the sums; both
+        factors of a pair, on what the dense projection gives.
+        """
+        own, pair = layer.matrices()[name], self._pair(layer, name)
+        if pair is None:
+            return solved(own, fit.through(own))
+        return resolved(pair, fit.through(self.whole[name]), self.whole[name])
+
+    def _pair(self, layer: Layer, name: str) -> LowRank | None:
+        """The pair of a projection where both factors can be solved again."""
+        own = layer.matrices()[name]
+        if not isinstance(own, LowRank) or name not in self.whole:
+            return None
+        return own if can_resolve(layer, name, self.whole[name]) else None
 
 
 class _Kept(Generic[Of]):

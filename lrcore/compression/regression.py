@@ -63,8 +63,25 @@ class Regression:
 
         ridge >= 0: share of the diagonal of E[x x^T].
         """
+        weight = self.solution(start, ridge).weight
+        dtype = start.weight.dtype
+        return Linear(weight.to(dtype), self.bias(weight, start, dtype))
+
+    def bias(self, weight: Tensor, start: Projection, dtype: torch.dtype) -> Tensor | None:
+        """The best bias [out] beside a weight [out, in]; None where `start` has none."""
+        if start.bias is None:
+            return None
+        bias: Tensor = (self.y - weight @ self.x) / self.count
+        return bias.to(dtype)
+
+    def solution(
+        self, start: Projection, ridge: float = RIDGE, centred: bool | None = None
+    ) -> "Solution":
+        """The ridge solution towards the weight of `start`, the means taken away where it has a
+        bias, or as centred says.
+        """
         xx, yx = self.seconds() / self.count, self.yx / self.count
-        if start.bias is not None:
+        if start.bias is not None if centred is None else centred:
             mean_x, mean_y = self.x / self.count, self.y / self.count
             xx.addr_(mean_x, mean_x, alpha=-1)
             yx.addr_(mean_y, mean_x, alpha=-1)
@@ -77,9 +94,18 @@ class Regression:
         xx.mul_(scale).mul_(scale.unsqueeze(1)).diagonal().mul_(1 + ridge)
         # the step from W_0, zero where nothing is lost
         step = torch.cholesky_solve((missing * scale).mT, cholesky(xx)).mT
-        weight = weight + step * scale
-        bias = None if start.bias is None else (mean_y - weight @ mean_x).to(start.weight.dtype)
-        return Linear(weight.to(start.weight.dtype), bias)
+        return Solution(weight + step * scale, xx, scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A ridge regression solved: its weight [out, in], and what an error of it costs, the second
+    moment [in, in] of the inputs times `scale` [in], with the ridge on its diagonal. float64.
+    """
+
+    weight: Tensor
+    second: Tensor
+    scale: Tensor
 
 
 def is_free(projection: Projection) -> bool:
