@@ -50,23 +50,25 @@ def can_resolve(layer: Layer, name: str, dense: Projection) -> bool:
     if any(getattr(one, "down", None) is pair.down for one in matrices.values() if one is not pair):
         return False
     down, up = pair.down, pair.up
-    if min(dense.weight.shape) > MOST:
-        return False
     plain = isinstance(down, Tensor) or (isinstance(down, IdentityColumns) and len(down.rest) == 1)
-    return plain and isinstance(up, Tensor) and (len(up), down.shape[1]) == dense.weight.shape
+    if not plain or not isinstance(up, Tensor):
+        return False
+    shape = dense.weight.shape
+    return min(shape) <= MOST and (len(up), down.shape[1]) == shape
 
 
 def resolved(pair: LowRank, fit: Regression, dense: Projection) -> LowRank:
     """A pair that `can_resolve` takes, solved again on the sums, in its form and its rank; dense:
     what was factored.
     """
+    assert isinstance(pair.up, Tensor)  # as can_resolve says
     ridge = PER_INPUT * pair.down.shape[1] / fit.count
-    found = fit.solution(dense, ridge, centred=pair.bias is not None)
+    found = fit.solution(dense.weight, ridge, pair.bias is not None)
     metric = found.second
     metric.diagonal().mul_((1 + CUT) / (1 + ridge))
     up, values, down = whitened_svd(found.weight / found.scale, metric)
     up, down = up[:, : pair.rank], down[: pair.rank] * found.scale
-    dtype = pair.up.dtype if isinstance(pair.up, Tensor) else up.dtype
+    dtype = pair.up.dtype
     bias = fit.bias(up @ down, pair, dtype)
     if isinstance(pair.down, Tensor):
         up, down = balanced(up, down)

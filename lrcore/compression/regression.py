@@ -63,7 +63,7 @@ class Regression:
 
         ridge >= 0: share of the diagonal of E[x x^T].
         """
-        weight = self.solution(start, ridge).weight
+        weight = self.solution(start.weight, ridge, start.bias is not None).weight
         dtype = start.weight.dtype
         return Linear(weight.to(dtype), self.bias(weight, start, dtype))
 
@@ -74,18 +74,16 @@ class Regression:
         bias: Tensor = (self.y - weight @ self.x) / self.count
         return bias.to(dtype)
 
-    def solution(
-        self, start: Projection, ridge: float = RIDGE, centred: bool | None = None
-    ) -> "Solution":
-        """The ridge solution towards the weight of `start`, the means taken away where it has a
-        bias, or as centred says.
+    def solution(self, start: Tensor, ridge: float, centred: bool) -> "Solution":
+        """The ridge solution towards a weight [out, in]. centred: the means are taken away, as
+        where there is a bias.
         """
         xx, yx = self.seconds() / self.count, self.yx / self.count
-        if start.bias is not None if centred is None else centred:
+        if centred:
             mean_x, mean_y = self.x / self.count, self.y / self.count
             xx.addr_(mean_x, mean_x, alpha=-1)
             yx.addr_(mean_y, mean_x, alpha=-1)
-        weight = start.weight.double()
+        weight = start.double()
         missing = yx - weight @ xx
         # of inputs of one size each: what damps the factor must not drown small ones beside massive
         # activations

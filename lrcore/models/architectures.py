@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .architecture import Architecture
 from .cached import CACHE_ARGUMENT
-from .family_parts import BESIDE, KEPT, KEPT_NOTE, NORMED, NORMED_TOGETHER, OWN_INPUTS
+from .family_parts import BESIDE, KEPT, KEPT_NOTE, NORMED, NORMED_TOGETHER, NORMS_AFTER, OWN_INPUTS
 from .mixtures import MIXTURES, SOMETIMES
 
 
@@ -20,9 +20,6 @@ def _fused(path: str) -> dict[str, Any]:
 _GPTJ: dict[str, Any] = (
     {} if CACHE_ARGUMENT == "cache" else {"kernel": "eager", "layer_returns": "tuple"}
 )
-
-# of what attention and MLP give, before it is added
-_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
@@ -41,7 +38,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="hidden_activation",
         softcap="attn_logit_softcapping",
         kernel="eager",
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         sequential=None,
         requires={"use_bidirectional_attention": None},
         note="As gemma; the softcap of the scores is applied in compressed attention too.",
@@ -49,7 +46,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(
         norms=("q_norm", "k_norm"),
         activation="hidden_activation",
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
         note=f"As gemma, with two rotary embeddings. {NORMED}",
@@ -57,7 +54,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4_text": Architecture(
         **KEPT,
         activation="hidden_activation",
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         adds_more=True,
         sequential=None,
         requires={
@@ -72,7 +69,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3n_text": Architecture(
         **KEPT,
         activation="hidden_activation",
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         adds_more=True,
         sequential=None,
         by_token=OWN_INPUTS,
@@ -258,7 +255,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": Architecture(
         norms=("q_norm", "k_norm"),
         norm_over="width",
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         sequential=None,
         note=f"{NORMED_TOGETHER} Norms stand after the components.",
     ),
@@ -270,7 +267,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo3": Architecture(
         norms=("q_norm", "k_norm"),
         norm_over="width",
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         sequential=None,
         note="As olmo2, with sliding windows by layer.",
     ),
@@ -308,7 +305,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5": Architecture(pairs="neighbours", note=BESIDE),
     "exaone4": Architecture(
         norms=("q_norm", "k_norm"),
-        norm_after=_AFTER,
+        norm_after=NORMS_AFTER,
         rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
         sequential=None,
         note=f"{NORMED} Norms stand after the components.",

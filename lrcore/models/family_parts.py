@@ -30,6 +30,8 @@ KEPT_NOTE = "Attention and its cache stay as they are: its four matrices can be 
 
 # Fields of configs with which layers are called with what depends on the tokens
 OWN_INPUTS = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+# Norms of what attention and MLP give, before it is added to the stream
+NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 NORMED = (
     "Queries and keys are normalised per head, which no narrower head keeps: their matrices can be "

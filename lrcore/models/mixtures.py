@@ -10,6 +10,7 @@ from .family_parts import (
     LATENT_NOTE,
     NORMED,
     NORMED_TOGETHER,
+    NORMS_AFTER,
     OWN_INPUTS,
 )
 
@@ -34,7 +35,7 @@ SOMETIMES: dict[str, tuple[str, Architecture]] = {
             router="router",
             width=None,
             expert_width="moe_intermediate_size",
-            norm_after=("post_attention_layernorm", "post_feedforward_layernorm"),
+            norm_after=NORMS_AFTER,
             adds_more=True,
             sequential=None,
             requires={"use_bidirectional_attention": (None, "vision")},

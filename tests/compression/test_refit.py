@@ -168,6 +168,17 @@ def stream_error(model, small, tokens):
     return float(((hidden[0] - hidden[1]) ** 2).mean())
 
 
+def brought_nearer(requested):
+    """The model without a refit and with one, which has the same size and loses less."""
+    model = lrcore.load(requested.model, dtype="float64")
+    tokens = lrcore.calibrate(model, requested).tokens
+    plain, refit = (lrcore.compress(model, requested.with_(refit=word)) for word in ("off", "on"))
+    with torch.inference_mode():
+        assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
+    assert refit.size == plain.size
+    return plain, refit
+
+
 @pytest.mark.parametrize("kind", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
 @pytest.mark.parametrize(
     ("method", "options"),
@@ -184,12 +195,7 @@ def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
     kind, method, options, request, story_file
 ):
     requested = recipe(request.getfixturevalue(kind), story_file, method=method, options=options)
-    model = lrcore.load(requested.model, dtype="float64")
-    tokens = lrcore.calibrate(model, requested).tokens
-    plain, refit = (lrcore.compress(model, requested.with_(refit=word)) for word in ("off", "on"))
-    with torch.inference_mode():
-        assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
-    assert refit.size == plain.size
+    plain, refit = brought_nearer(requested)
     assert refit.step(lrcore.Compressed).calibration["refit"]
     assert not plain.step(lrcore.Compressed).calibration["refit"]
 
@@ -215,13 +221,7 @@ def test_where_a_component_is_normed_before_it_is_added_the_stream_comes_nearer(
     family, method, tiny_llama, story_file, tmp_path
 ):
     folder = family_folder(family, tiny_llama, tmp_path)
-    requested = recipe(folder, story_file, method=method)
-    model = lrcore.load(requested.model, dtype="float64")
-    tokens = lrcore.calibrate(model, requested).tokens
-    plain, refit = (lrcore.compress(model, requested.with_(refit=word)) for word in ("off", "on"))
-    with torch.inference_mode():
-        assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
-    assert refit.size == plain.size
+    brought_nearer(recipe(folder, story_file, method=method))
 
 
 def root_mean_square_norm(gain):
