@@ -56,7 +56,9 @@ class Loading:
     device: str = setting("auto", _SOURCE["device"])
     offload: bool = setting(False, _SOURCE["offload"])
     merge_factors: bool = setting(
-        False, "Multiply factors out where this machine decodes faster so; takes memory."
+        False,
+        "Multiply factors out, or fill in their identity blocks, where this machine decodes "
+        "faster so; takes memory.",
     )
 
     def load(self, model: str) -> Any:

@@ -1,7 +1,9 @@
-"""Factored projections multiplied out where their dense matrix takes less time; in no paper.
+"""Factored projections in the form that takes least time: as they are, with their identity blocks
+filled in, or multiplied out; in no paper.
 
-A pair of factors has fewer multiply-adds than its matrix, but two products, and an identity block
-picks and puts back columns: with few tokens at once the calls count more than the multiply-adds.
+A pair of factors has fewer multiply-adds than its matrix, but two products: with few tokens at once
+the calls count more than the multiply-adds. An identity block saves a part of them, but picks and
+puts back columns, which takes longer than what it saves.
 """
 
 import math
@@ -15,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..cancellation import unchecked
 from ..errors import InputError
-from ..forms import Blocks, dense
+from ..forms import Blocks, Matrix, dense, tensors_of
 from ..hardware import seconds_now
 from ..layer import Layer, Linear, LowRank, Projection, Stored
 from ..memory import free_memory, raise_unless_free
@@ -34,12 +36,13 @@ ROUNDS = 9  # factors and matrices take turns so often; the median counts
 def merge_factors(
     model: LoadedModel, tokens: int = 1, progress: Progress | None = None
 ) -> LoadedModel:
-    """The model with the factors of a projection multiplied out, W = U V, where the matrix is
-    faster on the device that the model is on; the model itself where none is. For running it: what
-    is merged takes the memory of the dense matrix again, which `size` and `account` count.
+    """The model with the factors of a projection multiplied out, W = U V, or with their identity
+    blocks filled in, where that is faster on the device that the model is on; the model itself
+    where nothing is. For running it: what is merged takes more memory again, at most that of the
+    dense matrix, which `size` and `account` count.
 
     tokens: that a projection is given at once; 1 is decoding one sequence. While it is measured,
-    the dense matrices of all factors are held. Cached latents stay, and so do quantised and sparse
+    the other forms of all factors are held. Cached latents stay, and so do quantised and sparse
     parts, experts, and narrower heads and MLPs, which no matrix undoes. The model given is
     untouched. Outputs differ by rounding.
 
@@ -55,14 +58,15 @@ def merge_factors(
     progress, network = progress or silent, clone(model.network)
     layers = [read_exact(network, index) for index in range(len(decoder_layers(network)))]
     _check_memory(network, layers)
-    pairs = [
-        _Pair(index, name, value, Linear(_product(value), value.bias))
+    fill_in = _FillIn()
+    ours = [
+        _Factored(index, name, fill_in.forms(value))
         for index, layer in enumerate(layers)
         for name, value in _factored(layer)
     ]
     merged: dict[int, dict[str, Projection]] = {}
-    for pair in _faster_dense(pairs, _inputs(network, pairs, tokens), progress):
-        merged.setdefault(pair.layer, {})[pair.name] = pair.matrix
+    for one, form in _fastest(ours, _inputs(network, ours, tokens), progress):
+        merged.setdefault(one.layer, {})[one.name] = form
     if not merged:
         return model
     for index, changed in merged.items():
@@ -71,13 +75,14 @@ def merge_factors(
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
-    """A projection of a decoder layer in factors, and as a matrix."""
+class _Factored:
+    """A projection of a decoder layer in forms that compute the same: its factors as they are, its
+    matrix, and its factors with their identity blocks filled in where that can be faster.
+    """
 
     layer: int
     name: str
-    factors: Projection
-    matrix: Linear
+    forms: tuple[Projection, ...]
 
 
 def _factored(layer: Layer) -> Iterator[tuple[str, LowRank | Stored]]:
@@ -89,12 +94,25 @@ def _factored(layer: Layer) -> Iterator[tuple[str, LowRank | Stored]]:
 
 
 def _check_memory(network: PreTrainedModel, layers: Sequence[Layer]) -> None:
-    """Raise Shortage where the matrices are more than is free."""
-    shapes = [_shape(value) for layer in layers for _, value in _factored(layer)]
-    need = sum(math.prod(shape) for shape in shapes) * network.dtype.itemsize
+    """Raise Shortage where the other forms are more than is free."""
+    values = [value for layer in layers for _, value in _factored(layer)]
+    numbers = sum(math.prod(_shape(value)) + _to_fill_in(value) for value in values)
     if device_of(network).type == "cpu":
         remedy = "Run the model with its factors."
+        need = numbers * network.dtype.itemsize
         raise_unless_free(need, "The matrices of the factors", remedy, free_memory())
+
+
+def _to_fill_in(value: LowRank | Stored) -> int:
+    """How many numbers factors have whose identity blocks are filled in; 0 where there are none, or
+    no fewer than in the matrix.
+    """
+    if isinstance(value, Stored) or not any(
+        isinstance(part, Blocks) for part in (value.down, value.up)
+    ):
+        return 0
+    numbers = value.rank * sum(_shape(value))
+    return numbers if numbers < math.prod(_shape(value)) else 0
 
 
 def _shape(value: LowRank | Stored) -> tuple[int, int]:
@@ -121,36 +139,76 @@ def _product(value: LowRank | Stored) -> Tensor:
     return (up.to(wider) @ down.to(wider)).to(down.dtype)
 
 
-def _inputs(network: PreTrainedModel, pairs: Sequence[_Pair], tokens: int) -> dict[int, Tensor]:
+class _FillIn:
+    """Factors with their identity blocks filled in. What projections share stays one tensor."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def forms(self, value: LowRank | Stored) -> tuple[Projection, ...]:
+        """The forms of a projection, as `_Factored` has them."""
+        matrix = Linear(_product(value), value.bias)
+        if isinstance(value, Stored) or not _to_fill_in(value):
+            return value, matrix
+        return value, matrix, LowRank(self._filled(value.down), self._filled(value.up), value.bias)
+
+    def _filled(self, part: Matrix) -> Tensor:
+        if isinstance(part, Tensor):
+            return part
+        key = tuple(tensor.data_ptr() for tensor in tensors_of(part).values())
+        if key not in self._known:
+            self._known[key] = dense(part).contiguous()
+        return self._known[key]
+
+
+def _inputs(network: PreTrainedModel, ours: Sequence[_Factored], tokens: int) -> dict[int, Tensor]:
     """Something to multiply by, [1, tokens, in], for every width."""
     device = device_of(network)
     return {
         width: torch.ones(1, tokens, width, dtype=network.dtype, device=device)
-        for width in {pair.matrix.weight.shape[1] for pair in pairs}
+        for width in {_width(one) for one in ours}
     }
 
 
-def _faster_dense(
-    pairs: Sequence[_Pair], inputs: Mapping[int, Tensor], progress: Progress
-) -> Iterator[_Pair]:
-    """The pairs whose matrix takes less time.
+def _width(one: _Factored) -> int:
+    matrix = one.forms[1]
+    assert isinstance(matrix, Linear)
+    return matrix.weight.shape[1]
 
-    All factors are run one after the other, then all matrices, as a forward pass does, so that none
-    waits in the processor's cache for its next turn.
+
+def _fastest(
+    ours: Sequence[_Factored], inputs: Mapping[int, Tensor], progress: Progress
+) -> Iterator[tuple[_Factored, Projection]]:
+    """The projections of which another form than their factors takes least time, and that form.
+
+    One form of all projections is run after the other, as a forward pass does, so that none waits
+    in the processor's cache for its next turn.
     """
-    own = [inputs[pair.matrix.weight.shape[1]] for pair in pairs]
-    factors = [projection_modules({"": pair.factors})[""] for pair in pairs]
-    matrices = [projection_modules({"": pair.matrix})[""] for pair in pairs]
-    times: list[tuple[list[float], list[float]]] = []
+    times: list[list[list[float]]] = [[[] for _ in one.forms] for one in ours]
+    sides = [_Side(ours, side, inputs) for side in range(max(map(len, times), default=0))]
     for turn in range(ROUNDS + 1):
         progress("merge", turn, ROUNDS + 1)
-        found = _seconds(factors, own), _seconds(matrices, own)
-        times += [found] if turn else []  # the first call of a module takes longer
+        for number, side in enumerate(sides):
+            found = _seconds(side.modules, side.inputs)
+            if turn:  # the first call of a module takes longer
+                for place, seconds in zip(side.places, found, strict=True):
+                    times[place][number].append(seconds)
     progress("merge", ROUNDS + 1, ROUNDS + 1)
-    for number, pair in enumerate(pairs):
-        ours, theirs = (statistics.median(one[side][number] for one in times) for side in (0, 1))
-        if theirs < ours:
-            yield pair
+    for one, own in zip(ours, times, strict=True):
+        medians = [statistics.median(turns) for turns in own]
+        best = medians.index(min(medians))
+        if best:
+            yield one, one.forms[best]
+
+
+class _Side:
+    """The modules of one form of all projections that have it, and what each is given."""
+
+    def __init__(self, ours: Sequence[_Factored], side: int, inputs: Mapping[int, Tensor]) -> None:
+        self.places = [place for place, one in enumerate(ours) if side < len(one.forms)]
+        own = [ours[place] for place in self.places]
+        self.modules = [projection_modules({"": one.forms[side]})[""] for one in own]
+        self.inputs = [inputs[_width(one)] for one in own]
 
 
 @unchecked()

@@ -1,6 +1,7 @@
 """Factors multiplied out where that is faster: the same outputs, counted as they then are."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from tiny_models import family_folder
 
 import lrcore
 from lrcore.compression import merge_factors as merging
-from lrcore.layer import Linear
+from lrcore.forms import IdentityColumns, dense
+from lrcore.layer import Linear, LowRank
 from lrcore.models.layers import read_layer
 
 TOKENS = torch.arange(3, 43).view(2, 20)
@@ -64,6 +66,46 @@ def test_what_is_merged_computes_the_same_and_comes_back_bit_for_bit(
     back = lrcore.load(str(tmp_path / "made"))
     assert torch.equal(logits(back), logits(made))
     assert back.account == made.account
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.6])
+def test_identity_blocks_are_filled_in_where_factors_have_fewer_numbers_than_the_matrix(
+    ratio, monkeypatch, tiny_llama, story_file, tmp_path
+):
+    def seconds(modules, inputs):
+        parts = [[getattr(one, "down", None), getattr(one, "up", None)] for one in modules]
+        return [0.0 if all(isinstance(part, torch.nn.Linear) for part in own) else 1.0
+                for own in parts]  # fmt: skip
+
+    monkeypatch.setattr(merging, "_seconds", seconds)
+    small = compressed(tiny_llama, story_file, "latentllm", ratio=ratio)
+    made = lrcore.merge_factors(small)
+    torch.testing.assert_close(logits(made), logits(small), rtol=1e-4, atol=1e-4)
+    fewer = 0
+    for (_, before), (_, after) in zip(projections(small), projections(made), strict=True):
+        size_out, size_in = before.up.shape[0], before.down.shape[1]
+        if before.rank * (size_in + size_out) < size_in * size_out:
+            assert isinstance(after.down, torch.Tensor)
+            assert isinstance(after.up, torch.Tensor)
+            fewer += 1
+        else:  # not even tried
+            assert (type(after.down), type(after.up)) == (type(before.down), type(before.up))
+    assert fewer
+    lrcore.save(made, tmp_path / "made")
+    back = lrcore.load(str(tmp_path / "made"))
+    assert torch.equal(logits(back), logits(made))
+    assert back.account == made.account
+
+
+def test_a_factor_that_projections_share_stays_one_when_it_is_filled_in():
+    rest, order = torch.randn(1, 3, 9), torch.randperm(12, dtype=torch.int32)[None]
+    down = IdentityColumns(rest, order)
+    fill_in = merging._FillIn()
+    q, k = (fill_in.forms(LowRank(replace(down), torch.randn(size, 3)))[2] for size in (12, 8))
+    assert isinstance(q, LowRank)
+    assert isinstance(k, LowRank)
+    assert q.down is k.down
+    torch.testing.assert_close(q.down, dense(down))
 
 
 def test_factors_that_are_faster_stay(monkeypatch, tiny_llama, story_file):
