@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..cancellation import unchecked
 from ..errors import InputError
-from ..forms import Blocks, Matrix, dense, tensors_of
+from ..forms import Blocks, Matrix, count, dense, tensors_of
 from ..hardware import seconds_now
 from ..layer import Layer, Linear, LowRank, Projection, Stored
 from ..memory import free_memory, raise_unless_free
@@ -60,7 +61,7 @@ def merge_factors(
     _check_memory(network, layers)
     fill_in = _FillIn()
     ours = [
-        _Factored(index, name, fill_in.forms(value))
+        _Factored(index, name, value, fill_in.forms(value))
         for index, layer in enumerate(layers)
         for name, value in _factored(layer)
     ]
@@ -82,7 +83,21 @@ class _Factored:
 
     layer: int
     name: str
+    value: LowRank | Stored
     forms: tuple[Projection, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
+        return _shape(self.value)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The same for projections that take as long as each other."""
+        if isinstance(self.value, Stored):
+            return self.shape, type(self.value.form), count(self.value.form)
+        parts = (self.value.down, self.value.up)
+        return self.shape, self.value.rank, *((type(part), count(part)) for part in parts)
 
 
 def _factored(layer: Layer) -> Iterator[tuple[str, LowRank | Stored]]:
@@ -166,14 +181,8 @@ def _inputs(network: PreTrainedModel, ours: Sequence[_Factored], tokens: int) ->
     device = device_of(network)
     return {
         width: torch.ones(1, tokens, width, dtype=network.dtype, device=device)
-        for width in {_width(one) for one in ours}
+        for width in {one.shape[1] for one in ours}
     }
-
-
-def _width(one: _Factored) -> int:
-    matrix = one.forms[1]
-    assert isinstance(matrix, Linear)
-    return matrix.weight.shape[1]
 
 
 def _fastest(
@@ -182,20 +191,21 @@ def _fastest(
     """The projections of which another form than their factors takes least time, and that form.
 
     One form of all projections is run after the other, as a forward pass does, so that none waits
-    in the processor's cache for its next turn.
+    in the processor's cache for its next turn. Projections alike, of most layers where ranks are
+    uniform, are decided together, for a single one takes little longer than a clock is exact.
     """
-    times: list[list[list[float]]] = [[[] for _ in one.forms] for one in ours]
-    sides = [_Side(ours, side, inputs) for side in range(max(map(len, times), default=0))]
+    times = {one.kind: [list[float]() for _ in one.forms] for one in ours}
+    sides = [_Side(ours, side, inputs) for side in range(max(map(len, times.values()), default=0))]
     for turn in range(ROUNDS + 1):
         progress("merge", turn, ROUNDS + 1)
         for number, side in enumerate(sides):
             found = _seconds(side.modules, side.inputs)
             if turn:  # the first call of a module takes longer
-                for place, seconds in zip(side.places, found, strict=True):
-                    times[place][number].append(seconds)
+                for one, seconds in zip(side.ours, found, strict=True):
+                    times[one.kind][number].append(seconds)
     progress("merge", ROUNDS + 1, ROUNDS + 1)
-    for one, own in zip(ours, times, strict=True):
-        medians = [statistics.median(turns) for turns in own]
+    for one in ours:
+        medians = [statistics.median(turns) for turns in times[one.kind]]
         best = medians.index(min(medians))
         if best:
             yield one, one.forms[best]
@@ -205,10 +215,9 @@ class _Side:
     """The modules of one form of all projections that have it, and what each is given."""
 
     def __init__(self, ours: Sequence[_Factored], side: int, inputs: Mapping[int, Tensor]) -> None:
-        self.places = [place for place, one in enumerate(ours) if side < len(one.forms)]
-        own = [ours[place] for place in self.places]
-        self.modules = [projection_modules({"": one.forms[side]})[""] for one in own]
-        self.inputs = [inputs[_width(one)] for one in own]
+        self.ours = [one for one in ours if side < len(one.forms)]
+        self.modules = [projection_modules({"": one.forms[side]})[""] for one in self.ours]
+        self.inputs = [inputs[one.shape[1]] for one in self.ours]
 
 
 @unchecked()

@@ -214,9 +214,12 @@ def measure_speed(
 
 def _time(model: LoadedModel, prompt: Tensor, new: int) -> tuple[float, float]:
     """Seconds of one prefill and of `new` decoded tokens after it."""
+    # By its place: of a slice of several sequences, which does not lie in one piece, torch takes
+    # the product with the head sequence by sequence, with a copy of the head for each
+    last = torch.tensor([prompt.shape[1] - 1], device=model.device)
     begin = seconds_now(model.device)
     with torch.inference_mode():
-        out, cache = cached(model.network, prompt, None, logits_to_keep=1)
+        out, cache = cached(model.network, prompt, None, logits_to_keep=last)
         between = seconds_now(model.device)
         for _ in range(new):
             token = out.logits[:, -1:].argmax(-1)

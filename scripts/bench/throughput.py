@@ -72,19 +72,25 @@ def measured(name: str, known: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
     if not lacking:
         return
     model, recipe = subject(name)
-    for method, ratio in dict.fromkeys((method, ratio) for method, ratio, _ in lacking):
-        small = lrcore.compress(model, recipe.with_(method=method, ratio=ratio))
-        share = prefill_flops(model) / prefill_flops(small)
-        for batch in [one for *own, one in lacking if own == [method, ratio]]:
-            merged = lrcore.merge_factors(small, batch)  # the same where there is nothing to merge
-            models = [model, small] if merged is small else [model, small, merged]
-            dense, *ours = lrcore.measure_speed(
-                models, prompt=PROMPT, new=NEW, rounds=ROUNDS, batch=batch
-            )
-            ratios = [(one.prefill / dense.prefill, one.decode / dense.decode) for one in ours]
-            cell = Cell(share, *ratios[0], *ratios[-1])
-            note(f"throughput {name} {method} {ratio} {batch}: {cell}")
-            yield key_of(name, method, ratio, batch), cell
+    for method in dict.fromkeys(method for method, _, _ in lacking):
+        chosen = recipe.with_(method=method)
+        factors = lrcore.prepare(model, chosen)
+        own = [(ratio, batch) for one, ratio, batch in lacking if one == method]
+        for ratio in dict.fromkeys(ratio for ratio, _ in own):
+            small = lrcore.compress(model, chosen.with_(ratio=ratio), factors)
+            for batch in [batch for one, batch in own if one == ratio]:
+                cell = cell_of(model, small, batch)
+                note(f"throughput {name} {method} {ratio} {batch}: {cell}")
+                yield key_of(name, method, ratio, batch), cell
+
+
+def cell_of(model: lrcore.LoadedModel, small: lrcore.LoadedModel, batch: int) -> Cell:
+    """The dense and the compressed model in turns, with its factors merged where it has some."""
+    merged = lrcore.merge_factors(small, batch)  # the same where there is nothing to merge
+    models = [model, small] if merged is small else [model, small, merged]
+    dense, *ours = lrcore.measure_speed(models, prompt=PROMPT, new=NEW, rounds=ROUNDS, batch=batch)
+    ratios = [(one.prefill / dense.prefill, one.decode / dense.decode) for one in ours]
+    return Cell(prefill_flops(model) / prefill_flops(small), *ratios[0], *ratios[-1])
 
 
 def key_of(name: str, method: str, ratio: float, batch: int) -> str:

@@ -125,13 +125,34 @@ def test_the_faster_of_both_is_taken_for_each_projection(monkeypatch, tiny_llama
     def seconds(modules, inputs):
         turns.append(len(modules))
         dense = isinstance(modules[0], torch.nn.Linear)
-        own = [float(dense == (number % 2 == 0)) for number in range(len(modules))]
+        own = [float(dense == (one.out_features <= one.in_features)) for one in modules]
         return [one + 5 * (len(turns) == 3 and not dense) for one in own]
 
     monkeypatch.setattr(merging, "_seconds", seconds)
-    made = lrcore.merge_factors(compressed(tiny_llama, story_file, "svd_llm"))
+    small = compressed(tiny_llama, story_file, "svd_llm")
+    made = lrcore.merge_factors(small)
+    shapes = [(one.up.shape[0], one.down.shape[1]) for _, one in projections(small)]
     kinds = [isinstance(one, Linear) for _, one in projections(made)]
-    assert kinds == [number % 2 == 1 for number in range(len(kinds))]
+    assert kinds == [size_out > size_in for size_out, size_in in shapes]
+    assert len(set(kinds)) == 2
+
+
+def test_projections_alike_are_decided_together(monkeypatch, tiny_llama, story_file):
+    """A clock that errs about one layer changes nothing."""
+
+    def seconds(modules, inputs):
+        if not isinstance(modules[0], torch.nn.Linear):
+            return [1.0] * len(modules)
+        return [2.0] * 7 + [0.8] * (len(modules) - 7)  # 7 projections in the first layer
+
+    monkeypatch.setattr(merging, "_seconds", seconds)
+    small = compressed(tiny_llama, story_file, "svd_llm")
+    made = lrcore.merge_factors(small)
+    alike = {}
+    for (_, before), (_, after) in zip(projections(small), projections(made), strict=True):
+        alike.setdefault((before.up.shape, before.down.shape), []).append(type(after))
+    assert max(map(len, alike.values())) >= 2
+    assert all(len(set(kinds)) == 1 for kinds in alike.values())
 
 
 def test_quantised_and_sparse_parts_stay(dense_is_faster, tiny_llama, story_file):

@@ -99,3 +99,13 @@ def test_the_peak_sees_memory_that_was_used_in_between():
 def test_a_context_beyond_the_model_is_refused(tiny_llama):
     with pytest.raises(lrcore.InputError, match="129 tokens"):
         measure_cost(lrcore.load(str(tiny_llama)), context=128)
+
+
+def test_the_head_of_several_prompts_is_one_product(tiny_llama):
+    """torch copies the head for every sequence where what it is given is not in one piece."""
+    model, given = lrcore.load(str(tiny_llama)), []
+    head = model.network.get_output_embeddings()
+    head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    measure_speed([model], prompt=8, new=2, rounds=1, batch=3)
+    assert {tuple(one.shape[:2]) for one in given} == {(3, 1)}
+    assert all(one.is_contiguous() for one in given)
