@@ -18,8 +18,13 @@ PAIRINGS = (
     ("svd_llm", "probed"),
     ("svd_llm", "uniform"),
 )
-# Of the real model: without probes, which take longer there than all the rest
-REAL_PAIRINGS = (("fused", "uniform"), ("a3", "uniform"), ("svd_llm", "uniform"))
+# Of the real model: one that probes, which take longer there than all the rest
+REAL_PAIRINGS = (
+    ("fused", "probed"),
+    ("fused", "uniform"),
+    ("a3", "uniform"),
+    ("svd_llm", "uniform"),
+)
 RATIO = 0.25
 TURNS, REAL_TURNS = 25, 7
 HEADER = (
