@@ -61,7 +61,7 @@ def merge_factors(
     _check_memory(network, layers)
     fill_in = _FillIn()
     ours = [
-        _Factored(index, name, value, fill_in.forms(value))
+        _Factored(index, name, value, fill_in.others(value))
         for index, layer in enumerate(layers)
         for name, value in _factored(layer)
     ]
@@ -77,14 +77,19 @@ def merge_factors(
 
 @dataclass(frozen=True, eq=False)
 class _Factored:
-    """A projection of a decoder layer in forms that compute the same: its factors as they are, its
+    """A projection of a decoder layer as it is, and in other forms that compute the same: its
     matrix, and its factors with their identity blocks filled in where that can be faster.
     """
 
     layer: int
     name: str
     value: LowRank | Stored
-    forms: tuple[Projection, ...]
+    others: tuple[Projection, ...]
+
+    @property
+    def forms(self) -> tuple[Projection, ...]:
+        """As it is, then the others."""
+        return self.value, *self.others
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -160,12 +165,12 @@ class _FillIn:
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], Tensor] = {}
 
-    def forms(self, value: LowRank | Stored) -> tuple[Projection, ...]:
-        """The forms of a projection, as `_Factored` has them."""
+    def others(self, value: LowRank | Stored) -> tuple[Projection, ...]:
+        """The other forms of a projection, as `_Factored` has them."""
         matrix = Linear(_product(value), value.bias)
         if isinstance(value, Stored) or not _to_fill_in(value):
-            return value, matrix
-        return value, matrix, LowRank(self._filled(value.down), self._filled(value.up), value.bias)
+            return (matrix,)
+        return matrix, LowRank(self._filled(value.down), self._filled(value.up), value.bias)
 
     def _filled(self, part: Matrix) -> Tensor:
         if isinstance(part, Tensor):
