@@ -7,9 +7,11 @@ where a format has changed; tests/test_upgrades.py reads it.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 import lrcore
 from lrcore import texts
@@ -66,15 +68,10 @@ CACHED: dict[str, Callable[[], object]] = {
 }
 
 
-@contextmanager
-def on_one_machine() -> Iterator[None]:
+def on_one_machine(patch: pytest.MonkeyPatch) -> None:
     """Where a key names this machine or this state of the code, it names none."""
-    device, state = latency._device, listing._state
-    latency._device, listing._state = (lambda model: "a machine"), (lambda: "released")
-    try:
-        yield
-    finally:
-        latency._device, listing._state = device, state
+    patch.setattr(latency, "_device", lambda model: "a machine")
+    patch.setattr(listing, "_state", lambda: "released")
 
 
 def write() -> None:
@@ -101,7 +98,8 @@ def write() -> None:
     )
     conftest._save(LlamaForCausalLM(config), Path("dense"))
     write_gguf(Path("dense"), Path("dense.gguf"))
-    with on_one_machine():
+    with pytest.MonkeyPatch.context() as patch:
+        on_one_machine(patch)
         for made in CACHED.values():
             made()
     sweeps()

@@ -44,8 +44,8 @@ def released(tmp_path, monkeypatch):
     folder = shutil.copytree(FOLDER, tmp_path / "released")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LRCORE_CACHE", "cache")
-    with on_one_machine():
-        yield folder
+    on_one_machine(monkeypatch)
+    return folder
 
 
 def files(folder: Path) -> Held:
