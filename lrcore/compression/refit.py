@@ -37,14 +37,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import InputError
-from ..layer import Layer, LowRank, Projection
+from ..layer import Layer, Linear, LowRank, Projection
 from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import read_exact, read_layer, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream, Look, added, along
 from ..statistics import is_finite
 from .pairs import can_resolve, pairs_key, resolved
-from .regression import RIDGE, Regression, is_free, solved
+from .regression import RIDGE, Readers, Regression, is_free, solved
 from .trained_mlp import Seen, can_train, trained_mlp, training_key
 from .wanted import LIGHT, Wanted
 
@@ -169,7 +169,8 @@ class _Fitting:
             x = inputs[place] if inputs else both.dense.look_before(self.index, number, run_first)
             fit.add(there, x)
         self._check(fit)
-        refit = {name: self._reader(layer, name, fit) for name in own}
+        readers = Readers(fit)
+        refit = {name: self._reader(layer, name, readers) for name in own}
         write_layer(self.network, layer.with_matrices(**refit))
 
     def _output(self) -> list[Tensor]:
@@ -247,14 +248,16 @@ class _Fitting:
         found = solved(own, fit) if pair is None else resolved(pair, fit, self.whole[name])
         write_layer(self.network, layer.with_matrices(**{name: found}))
 
-    def _reader(self, layer: Layer, name: str, fit: Regression) -> Projection:
-        """A projection that reads the stream, refit on what it gives for the y of the sums; both
-        factors of a pair, on what the dense projection gives.
+    def _reader(self, layer: Layer, name: str, readers: Readers) -> Projection:
+        """A projection that reads the stream, refit on what it gives for the dense model's input;
+        both factors of a pair, on what the dense projection gives.
         """
         own, pair = layer.matrices()[name], self._pair(layer, name)
+        if isinstance(own, Linear):
+            return readers.refit(own)
         if pair is None:
-            return solved(own, fit.through(own))
-        return resolved(pair, fit.through(self.whole[name]), self.whole[name])
+            return solved(own, readers.fit.through(own))
+        return resolved(pair, readers.fit.through(self.whole[name]), self.whole[name])
 
     def _pair(self, layer: Layer, name: str) -> LowRank | None:
         """The pair of a projection where both factors can be solved again."""

@@ -74,17 +74,20 @@ class Regression:
         bias: Tensor = (self.y - weight @ self.x) / self.count
         return bias.to(dtype)
 
-    def solution(self, start: Tensor, ridge: float, centred: bool) -> "Solution":
-        """The ridge solution towards a weight [out, in]. centred: the means are taken away, as
-        where there is a bias.
+    def solution(self, start: Tensor | None, ridge: float, centred: bool) -> "Solution":
+        """The ridge solution towards a weight [out, in], None for the identity. centred: the means
+        are taken away, as where there is a bias.
         """
         xx, yx = self.seconds() / self.count, self.yx / self.count
         if centred:
             mean_x, mean_y = self.x / self.count, self.y / self.count
             xx.addr_(mean_x, mean_x, alpha=-1)
             yx.addr_(mean_y, mean_x, alpha=-1)
-        weight = start.double()
-        missing = yx - weight @ xx
+        if start is None:
+            weight, missing = torch.eye(len(xx), dtype=xx.dtype, device=xx.device), yx - xx
+        else:
+            weight = start.double()
+            missing = yx - weight @ xx
         # of inputs of one size each: what damps the factor must not drown small ones beside massive
         # activations
         squares = xx.diagonal().clone()
@@ -104,6 +107,32 @@ class Solution:
     weight: Tensor
     second: Tensor
     scale: Tensor
+
+
+class Readers:
+    """Projections that read one input x, refit on what each gives for x', the same input of the
+    dense model.
+
+    The ridge solution towards W of `W x'` on x is `W Z`, Z that towards the identity of x' on x:
+    solved once, however many read x and however many outputs they have.
+    """
+
+    def __init__(self, fit: Regression) -> None:
+        """fit: of x' on x, [in] both; nothing is added after it."""
+        self.fit = fit
+        self._solutions: dict[bool, Tensor] = {}  # Z [in, in], by whether means go
+
+    def refit(self, own: Linear) -> Linear:
+        """What `solved` gives for `fit.through(own)`."""
+        centred = own.bias is not None
+        if centred not in self._solutions:
+            self._solutions[centred] = self.fit.solution(None, RIDGE, centred).weight
+        weight = own.weight.double() @ self._solutions[centred]
+        if own.bias is None:
+            return Linear(weight.to(own.weight.dtype))
+        moved = own.weight.double() @ self.fit.y - weight @ self.fit.x
+        bias = own.bias.double() + moved / self.fit.count
+        return Linear(weight.to(own.weight.dtype), bias.to(own.bias.dtype))
 
 
 def is_free(projection: Projection) -> bool:

@@ -12,7 +12,7 @@ from lrcore.compression import wanted as wanted_module
 from lrcore.compression import write as write_module
 from lrcore.compression.compress import refits
 from lrcore.compression.refit import PER_FIRST, first_tokens
-from lrcore.compression.regression import Regression, solved
+from lrcore.compression.regression import RIDGE, Readers, Regression, solved
 from lrcore.compression.wanted import LIGHT, before_norm, mean_squares, token_weights
 from lrcore.forms import IdentityRows, Sparse, dense, quantise
 from lrcore.layer import Linear, LowRank
@@ -71,6 +71,30 @@ def test_a_refit_with_biases_sees_inputs_with_a_mean_of_1000_sigma(dtype):
         fit.add(x[50 * part : 50 * part + 50], y[50 * part : 50 * part + 50])
     weight, _ = slow_ridge(x.double(), y.double(), start.weight, 0.1, bias=True)
     assert torch.allclose(fit.solve(start, 0.1).weight, weight, atol=1e-4)
+
+
+def test_what_reads_one_input_is_solved_once_as_each_would_be_by_its_rows(monkeypatch):
+    g = torch.Generator().manual_seed(3)
+    dense_input = torch.randn(300, 12, generator=g, dtype=torch.float64) + 2.0
+    x = dense_input + 0.5 * torch.randn(300, 12, generator=g, dtype=torch.float64)
+    fit, solutions = Regression(), []
+    fit.add(x, dense_input)
+    solution = Regression.solution
+    monkeypatch.setattr(
+        Regression,
+        "solution",
+        lambda self, *given: solutions.append(given) or solution(self, *given),
+    )
+    readers = Readers(fit)
+    for out, bias in ((3, False), (7, True), (5, False), (4, True)):
+        shift = torch.randn(out, generator=g, dtype=torch.float64) if bias else None
+        own = Linear(torch.randn(out, 12, generator=g, dtype=torch.float64), shift)
+        gives = dense_input @ own.weight.mT + (0.0 if shift is None else shift)
+        got, (weight, moved) = readers.refit(own), slow_ridge(x, gives, own.weight, RIDGE, bias)
+        assert torch.allclose(got.weight, weight, atol=1e-9)
+        assert (got.bias is not None) == bias
+        assert not bias or torch.allclose(got.bias, moved, atol=1e-9)
+    assert len(solutions) == 2  # with means and without
 
 
 @pytest.mark.parametrize("bias", [True, False])
