@@ -13,6 +13,7 @@ from lrcore.allocation import Constraints, open_forms
 from lrcore.alternatives import by_part, first_forms
 from lrcore.budget import Prices, make_budget
 from lrcore.evidence import Evidence, LossCurve, Probes
+from lrcore.methods import METHODS
 from lrcore.models.counting import count_account
 from lrcore.spectra import Cost, Form, Spectrum
 
@@ -176,3 +177,38 @@ def test_narrowed_forms_alone_are_what_uniform_ranks_take(prepared) -> None:
     same = lrcore.compress(model, alone.with_(options={}), every).network.state_dict()
     assert small.keys() == same.keys()
     assert all(torch.equal(own, same[name]) for name, own in small.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "forms"),
+    [
+        ({}, "narrowed"),
+        ({"options": {"forms": "pairs"}}, "pairs"),
+        ({"budget": "kv"}, "latents"),
+        ({"policy": "probed"}, "auto"),
+        ({"overrides": {"0.v": 4}}, "auto"),
+        ({"component_ratios": {"down": 0.2}}, "auto"),
+        ({"target": "vllm"}, "auto"),
+        ({"budget": "latency", "ratio": 0.02}, "auto"),
+    ],
+)
+def test_one_plan_solves_the_forms_that_it_can_take(
+    prepared, monkeypatch: pytest.MonkeyPatch, change: dict, forms: str
+) -> None:
+    model, recipe, every = prepared
+    row, solved = METHODS["fused"], []
+
+    def factor(layer, moments, options):
+        solved.append(options.forms)
+        return row.factor(layer, moments, options)
+
+    monkeypatch.setitem(METHODS, "fused", replace(row, factor=factor))
+    alone = recipe.with_(**({"policy": "uniform", "ratio": 0.1} | change))
+    small = lrcore.compress(model, alone)
+    assert set(solved) == {forms}
+    if forms == "narrowed":
+        same = lrcore.compress(model, alone, every).network.state_dict()
+        own = small.network.state_dict()
+        assert own.keys() == same.keys()
+        assert all(torch.equal(own[name], one) for name, one in same.items())
+        assert small.fingerprint == lrcore.compress(model, alone, every).fingerprint

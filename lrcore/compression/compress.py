@@ -2,9 +2,10 @@
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Any
 
 from ..as_json import json_text
 from ..calibration.calibrate import Calibration, calibrate
@@ -23,7 +24,7 @@ from ..progress import Progress, silent
 from ..provenance import BaseModel
 from ..recipe import Recipe
 from ..targets import TARGETS
-from .evidence.table import measure_evidence
+from .evidence.table import evidence_key, measure_evidence
 from .factorise import Factorisation, factorise, method_options
 from .settle import settle
 from .write import refits, written
@@ -43,12 +44,7 @@ def prepare(
     """
     check_compressed(model, recipe)
     seconds = {} if seconds is None else seconds
-    with _timed(seconds, "calibrate"):
-        calibration = calibrate(model, recipe, progress)
-    with _timed(seconds, "factorise"):
-        factors = factorise(model, calibration, recipe.method, progress, method_options(recipe))
-    with _timed(seconds, "measure"):
-        return measure_evidence(model, factors, recipe, progress)
+    return _prepared(model, recipe, method_options(recipe), progress, seconds)
 
 
 def compress(
@@ -60,7 +56,7 @@ def compress(
 ) -> LoadedModel:
     """A smaller model by a recipe; the dense one is untouched.
 
-    `factors` and `plan` are made where they are not given.
+    `factors` and `plan` are made where they are not given: only the forms that the recipe can take.
 
     With calibration "sequential" the ranks come from the dense model's spectra, and each layer is
     then solved again on what the compressed layers before it give; with `refit` it also makes up
@@ -79,7 +75,7 @@ def compress(
             "says otherwise. Factorise again."
         )
     if factors is None:
-        factors = prepare(model, recipe, progress, seconds)
+        factors = _prepared(model, recipe, _options_of_one_plan(recipe), progress, seconds)
     elif plan is None:
         with _timed(seconds, "measure"):
             factors = measure_evidence(model, factors, recipe, progress)
@@ -110,6 +106,37 @@ def compress(
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
     )
+
+
+def _prepared(
+    model: LoadedModel,
+    recipe: Recipe,
+    options: Mapping[str, Any],
+    progress: Progress | None,
+    seconds: dict[str, float],
+) -> Factorisation:
+    """What `prepare` gives, with these options of the method."""
+    with _timed(seconds, "calibrate"):
+        calibration = calibrate(model, recipe, progress)
+    with _timed(seconds, "factorise"):
+        factors = factorise(model, calibration, recipe.method, progress, options)
+    with _timed(seconds, "measure"):
+        return measure_evidence(model, factors, recipe, progress)
+
+
+def _options_of_one_plan(recipe: Recipe) -> dict[str, Any]:
+    """The options of the method for factors that serve this recipe alone: without the forms that
+    its plan cannot take.
+
+    All forms where the policy chooses between them, the user may have chosen, the target does not
+    run the first ones, or something is measured, which is kept on disk for other recipes.
+    """
+    row, options = find_method(recipe.method), method_options(recipe)
+    by_hand = recipe.overrides or recipe.component_ratios
+    native = row.own_structures() <= TARGETS[recipe.target].native
+    if find_policy(recipe.policy).forms or by_hand or not native or evidence_key(recipe):
+        return options
+    return row.with_first_forms(options)
 
 
 def _rare_experts(factors: Factorisation) -> dict[str, int]:

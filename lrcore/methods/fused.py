@@ -76,8 +76,8 @@ class FusedOptions:
         "The forms that parts have besides narrowed heads and removed neurons. pairs: every matrix "
         "as a low-rank pair. latents: keys and values as cached latents, and the MLP as it is. "
         "narrowed: none, where a part can be narrowed, which is all that policies other than "
-        "probed take, and solved in a fraction of the time. auto: latents under budget kv, else "
-        "pairs.",
+        "probed take, and solved in a fraction of the time. auto: latents under budget kv; "
+        "narrowed where a model is compressed at once by such a policy; else pairs.",
         choices=("auto", "pairs", "latents", "narrowed"),
     )
 
@@ -286,6 +286,7 @@ METHOD = Method(
     },
     options=FusedOptions,
     under={"kv": {"forms": "latents"}},
+    first={"forms": "narrowed"},
     refit=True,
     adds_biases=True,
     forms=FORMS,

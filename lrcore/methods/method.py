@@ -16,7 +16,7 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 COMPONENT_MATRICES = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 COMPONENTS = tuple(COMPONENT_MATRICES)
 KEYS_AND_VALUES = frozenset({"k", "v"})
-AUTO = ("auto", None)  # an option that is left to the budget
+AUTO = ("auto", None)  # an option that is left open
 CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
 
 
@@ -43,6 +43,7 @@ class Method:
     copies: at least how many matrices as large as the widest second moment that it reads `factor`
     has at once, measured (tests/test_working_memory.py).
     under: what options that are "auto" mean under a kind of budget, {budget: {option: value}}.
+    first: what they mean, where no budget says, to solve the first form of every part alone.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Method:
     adds_biases: bool = False
     forms: Mapping[str, Form] = field(default_factory=dict)
     under: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    first: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
 
     @property
@@ -114,9 +116,13 @@ class Method:
 
     def given(self, options: Mapping[str, Any], budget: str) -> dict[str, Any]:
         """The options of a recipe with what "auto" means under its budget."""
-        meant = self.under.get(self.budget(budget), {})
-        open_ = {name: value for name, value in meant.items() if options.get(name) in AUTO}
-        return {**options, **open_}
+        return _where_auto(options, self.under.get(self.budget(budget), {}))
+
+    def with_first_forms(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options `given`, such that the first form of every part alone is solved, as far as
+        they leave it open.
+        """
+        return _where_auto(given, self.first)
 
     def reads(self, options: Any) -> frozenset[Need]:
         """What `factor` reads of activations with these options."""
@@ -166,3 +172,9 @@ class Method:
             "options": [option.describe() for option in options_of(self.options)],
             "refit": self.refit,
         }
+
+
+def _where_auto(options: Mapping[str, Any], meant: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with what is meant in the place of those that are "auto"."""
+    open_ = {name: value for name, value in meant.items() if options.get(name) in AUTO}
+    return {**options, **open_}
