@@ -29,18 +29,11 @@ from bench import operations  # noqa: E402 (after the path)
 from bench.made_up import SHAPES, write_model, write_text  # noqa: E402 (after the path)
 from bench.page import machine, note, table, write_section  # noqa: E402 (after the path)
 
+from lrcore.methods import find_method  # noqa: E402 (after the path)
+
 WHOLE = 32  # layers of both
 NAMES = ("llama-2-7b", "llama-3-8b")
-# What is measured by its name in the table: a method and its options
-METHODS = {
-    "a3": ("a3", {}),
-    "care": ("care", {}),
-    "modegpt": ("modegpt", {}),
-    "svd_llm": ("svd_llm", {}),
-    "latentllm": ("latentllm", {}),
-    "fused": ("fused", {}),
-    "fused-narrowed": ("fused", {"forms": "narrowed"}),
-}
+METHODS = ("a3", "care", "modegpt", "svd_llm", "latentllm", "fused")
 SAMPLES, LENGTH, RATIO, TEXTS = 16, 512, 0.3, 2000
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 PRODUCTS = 3  # of which the rate is taken
@@ -101,7 +94,7 @@ def measure(place: Path, name: str, shape: dict[str, int]) -> Measured:
     """
     cache, out = place / "cache", place / "out"
     command = [sys.executable, "-m", "lrcore"]
-    command += ["calibrate"] if name == "calibrate" else ["compress", *by_method(name)]
+    command += ["calibrate"] if name == "calibrate" else ["compress", "--method", name]
     command += [str(place / "model"), "--offload", "--dtype", "auto", "--device", "cpu"]
     command += ["--data", str(place / "text.jsonl")]
     command += ["--samples", str(SAMPLES), "--seq-len", str(LENGTH), "--json"]
@@ -125,13 +118,6 @@ def measure(place: Path, name: str, shape: dict[str, int]) -> Measured:
     return Measured(seconds, total, spent, peak_of(used), size, rates, count, machine())
 
 
-def by_method(name: str) -> list[str]:
-    """What the command line is given for a row of the table."""
-    method, options = METHODS[name]
-    given = [f"--option={option}={value}" for option, value in options.items()]
-    return ["--method", method, *given]
-
-
 def peak_of(used: resource.struct_rusage) -> int:
     """Bytes that were resident at once; Linux counts them in kilobytes."""
     return used.ru_maxrss * 1024
@@ -141,7 +127,7 @@ def operations_of(shape: dict[str, int], name: str) -> dict[str, float]:
     """Of one layer by dtype: of the products of calibrating it, or of factorising it."""
     if name == "calibrate":
         return calibration_operations(shape)
-    counted = operations.of_a_layer(shape, *METHODS[name])
+    counted = operations.of_a_layer(shape, name, find_method(name).with_first_forms({}))
     return {str(dtype).removeprefix("torch."): count for dtype, count in counted.items()}
 
 
