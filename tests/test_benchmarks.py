@@ -104,7 +104,7 @@ def test_what_is_said_of_models_that_nothing_was_tuned_on_holds(name: str, ratio
     assert min(known, key=known.__getitem__) == standing.OURS
     uniform = min(one for (by, how), one in known.items() if how == "uniform" and by != "fused")
     share = float(standing.share(known[standing.OURS], uniform, own["dense"]))
-    assert 0.10 <= share <= 0.32  # as the document says
+    assert 0.08 <= share <= 0.29  # as the document says
 
 
 def test_a_rise_is_held_against_those_of_others() -> None:
