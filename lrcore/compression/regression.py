@@ -44,12 +44,15 @@ class Regression:
 
     def through(self, projection: Projection) -> "Regression":
         """The same of what a projection gives for y; nothing is added after it."""
-        weight = projection.weight.double()
-        y, yx = weight @ self.y, weight @ self.yx
+        yx = projection.weight.double() @ self.yx
         if projection.bias is not None:
-            bias = projection.bias.double()
-            y, yx = y + self.count * bias, yx + torch.outer(bias, self.x)
-        return replace(self, xx=self.seconds(), y=y, yx=yx)
+            yx = yx + torch.outer(projection.bias.double(), self.x)
+        return replace(self, xx=self.seconds(), y=self.sum_through(projection), yx=yx)
+
+    def sum_through(self, projection: Projection) -> Tensor:
+        """The sum of what a projection gives for y, [out]."""
+        total: Tensor = projection.weight.double() @ self.y
+        return total if projection.bias is None else total + self.count * projection.bias.double()
 
     def seconds(self) -> Tensor:
         """The sum of x x^T, [in, in]; nothing is added after it."""
@@ -127,12 +130,9 @@ class Readers:
         centred = own.bias is not None
         if centred not in self._solutions:
             self._solutions[centred] = self.fit.solution(None, RIDGE, centred).weight
-        weight = own.weight.double() @ self._solutions[centred]
-        if own.bias is None:
-            return Linear(weight.to(own.weight.dtype))
-        moved = own.weight.double() @ self.fit.y - weight @ self.fit.x
-        bias = own.bias.double() + moved / self.fit.count
-        return Linear(weight.to(own.weight.dtype), bias.to(own.bias.dtype))
+        weight, dtype = own.weight.double() @ self._solutions[centred], own.weight.dtype
+        given = replace(self.fit, y=self.fit.sum_through(own))
+        return Linear(weight.to(dtype), given.bias(weight, own, dtype))
 
 
 def is_free(projection: Projection) -> bool:
