@@ -71,7 +71,15 @@ def test_rises_on_fresh_models_have_their_spread_over_the_seeds() -> None:
     assert "| svd | uniform | 0.200 ± 0.100 | – | – |" in text
 
 
-MODELS = ("demo-llama", "demo-opt", "stories260K")
+MODELS = ("demo-llama", "demo-opt", "stories260K", "smollm2-135m")
+# From 20 % on: the shares of others' rises, under uniform ranks and as published, within which
+# ours are said to be
+SHARES = {
+    "demo-llama": ((0.06, 0.35), (0.06, 0.5)),
+    "demo-opt": ((0.06, 0.35), (0.06, 0.5)),
+    "stories260K": ((0.57, 0.76), (0.57, 0.76)),
+    "smollm2-135m": ((0.44, 0.62), (0.44, 0.62)),
+}
 
 
 @pytest.mark.parametrize("title", MODELS)
@@ -85,6 +93,9 @@ def test_the_document_says_where_fused_with_probed_stands(title: str) -> None:
         known = standing.perplexities(record["cells"], ratio)
         own = record["cells"][f"{' '.join(standing.OURS)} params {ratio}"]
         assert own["perplexity"] - min(known.values()) <= own["error"]
+    for row in standing.rows_of(record, RATIOS[1:]):
+        for (least, most), share in zip(SHARES[title], row[-2:], strict=True):
+            assert least <= float(share) <= most
 
 
 OF_THE_CACHE = {"care", "mha2mla", "transmla"}  # whose ratio is one of the KV cache

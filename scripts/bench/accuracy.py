@@ -14,7 +14,7 @@ from lrcore.evaluation.settings import TaskSettings
 from lrcore.evaluation.tasks import answer
 
 from .page import DOCUMENT, ROOT, empty_cache, note, recipe_of, table, timed, write_section
-from .quality import keep, paired_error, read_record, solved
+from .quality import keep, measured_factors, paired_error, read_record
 from .real import MODEL, reference_text
 
 RATIOS = (0.2, 0.4)
@@ -122,19 +122,26 @@ def perplexity(
 
 def take_times(model: lrcore.LoadedModel, every: Iterator[lrcore.Recipe]) -> None:
     """Seconds from the second moments to each model that has none, probes and all, with an empty
-    cache; and of calibrating.
+    cache; and of calibrating. What serves every ratio of a pairing is done once, and counts for
+    each.
     """
-    left = [recipe for recipe in every if "seconds" not in known()[key(recipe)]]
+    left: dict[tuple[str, str], list[lrcore.Recipe]] = {}
+    for recipe in every:
+        if "seconds" not in known()[key(recipe)]:
+            left.setdefault((recipe.method, recipe.policy), []).append(recipe)
     if not left:
         return
     with empty_cache():  # which holds the moments until the last model is made
-        calibration, took = timed(partial(lrcore.calibrate, model, left[0]))
+        first = next(iter(left.values()))[0]
+        calibration, took = timed(partial(lrcore.calibrate, model, first))
         put(DENSE, "seconds", round(took, 1))  # what calibration takes
-        for recipe in left:
+        for recipes in left.values():
             with empty_cache():
-                _, took = timed(partial(solved, model, calibration, recipe))
-            note(f"accuracy: {key(recipe)} in {took:.1f} s")
-            put(key(recipe), "seconds", round(took, 1))
+                factors, shared = timed(partial(measured_factors, model, calibration, recipes[0]))
+                for recipe in recipes:
+                    _, own = timed(partial(lrcore.compress, model, recipe, factors))
+                    note(f"accuracy: {key(recipe)} in {shared:.1f} + {own:.1f} s")
+                    put(key(recipe), "seconds", round(shared + own, 1))
 
 
 def known() -> dict[str, Cell]:
