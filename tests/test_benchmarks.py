@@ -98,6 +98,16 @@ def test_the_document_says_where_fused_with_probed_stands(title: str) -> None:
             assert least <= float(share) <= most
 
 
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_what_is_said_of_the_real_model_holds(ratio: float) -> None:
+    record = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))["smollm2-135m"]
+    known = standing.perplexities(record["cells"], ratio)
+    probed = [method for method, policy in known if policy == "probed"]
+    assert sorted(probed) == ["a3", "fused", "latentllm", "modegpt"]
+    assert all(known[method, "probed"] < known[method, "uniform"] for method in probed)
+    assert min(known, key=known.__getitem__) == standing.OURS
+
+
 OF_THE_CACHE = {"care", "mha2mla", "transmla"}  # whose ratio is one of the KV cache
 
 

@@ -33,6 +33,7 @@ ROWS = (
     ("llm_pruner", "uniform"),
     ("bolaco", "uniform"),
     ("aa_svd", "uniform"),
+    ("clover", "uniform"),
 )
 # Methods whose ratio is that of the cache
 CACHED_ROWS = (
