@@ -34,6 +34,11 @@ ROWS = (
     ("bolaco", "uniform"),
     ("aa_svd", "uniform"),
     ("clover", "uniform"),
+    ("llm_surgeon", "probed"),
+    ("flap", "probed"),
+    ("llm_pruner", "probed"),
+    ("aa_svd", "probed"),
+    ("bolaco", "probed"),
 )
 # Methods whose ratio is that of the cache
 CACHED_ROWS = (
