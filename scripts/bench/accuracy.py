@@ -14,7 +14,7 @@ from lrcore.evaluation.settings import TaskSettings
 from lrcore.evaluation.tasks import answer
 
 from .page import DOCUMENT, ROOT, empty_cache, note, recipe_of, table, timed, write_section
-from .quality import keep, measured_factors, paired_error, read_record
+from .quality import keep, paired_error, read_record
 from .real import MODEL, reference_text
 
 RATIOS = (0.2, 0.4)
@@ -125,7 +125,7 @@ def take_times(model: lrcore.LoadedModel, every: Iterator[lrcore.Recipe]) -> Non
     cache; and of calibrating. What serves every ratio of a pairing is done once, and counts for
     each.
     """
-    left: dict[tuple[str, str], list[lrcore.Recipe]] = {}
+    left: dict[tuple[str, str], list[lrcore.Recipe]] = {}  # by pairing
     for recipe in every:
         if "seconds" not in known()[key(recipe)]:
             left.setdefault((recipe.method, recipe.policy), []).append(recipe)
@@ -135,13 +135,19 @@ def take_times(model: lrcore.LoadedModel, every: Iterator[lrcore.Recipe]) -> Non
         first = next(iter(left.values()))[0]
         calibration, took = timed(partial(lrcore.calibrate, model, first))
         put(DENSE, "seconds", round(took, 1))  # what calibration takes
-        for recipes in left.values():
+        for same in left.values():
             with empty_cache():
-                factors, shared = timed(partial(measured_factors, model, calibration, recipes[0]))
-                for recipe in recipes:
+                factors, shared = timed(partial(measured_factors, model, calibration, same[0]))
+                for recipe in same:
                     _, own = timed(partial(lrcore.compress, model, recipe, factors))
                     note(f"accuracy: {key(recipe)} in {shared:.1f} + {own:.1f} s")
                     put(key(recipe), "seconds", round(shared + own, 1))
+
+
+def measured_factors(model, calibration, recipe: lrcore.Recipe) -> lrcore.Factorisation:
+    """The factors of the recipe's method, with what its policy measures for every ratio."""
+    factors = lrcore.factorise(model, calibration, recipe.method)
+    return lrcore.measure_evidence(model, factors, recipe)
 
 
 def known() -> dict[str, Cell]:

@@ -151,13 +151,8 @@ def solve(only: list[str]) -> None:
 
 def solved(model, calibration, single: lrcore.Recipe) -> lrcore.LoadedModel:
     """The compressed model, its factors included, and the probes where its policy has some."""
-    return lrcore.compress(model, single, measured_factors(model, calibration, single))
-
-
-def measured_factors(model, calibration, single: lrcore.Recipe) -> lrcore.Factorisation:
-    """The factors of a method, with what the policy measures."""
     factors = lrcore.factorise(model, calibration, single.method)
-    return lrcore.measure_evidence(model, factors, single)
+    return lrcore.compress(model, single, factors)
 
 
 def read_record() -> dict[str, Any]:
