@@ -19,6 +19,7 @@ COLUMNS = (
     "name",
     "perplexity",
     "delta_nll",
+    "delta_error",
     "kl",
     "top1",
     "parameters",

@@ -49,16 +49,7 @@ class Comparison:
         """Standard error of `delta` over windows, nats/token: of the differences, since both models
         read the same tokens. NaN for fewer than two windows.
         """
-        rows = [(small - dense).double().sum(1) for dense, small in self.losses]
-        counts = [
-            dense.new_full((len(dense),), dense.shape[1]).double() for dense, _ in self.losses
-        ]
-        if sum(map(len, rows)) < 2:
-            return math.nan
-        change, tokens = torch.cat(rows), torch.cat(counts)
-        residual = change - tokens * (change.sum() / tokens.sum())
-        spread = len(change) / (len(change) - 1) * residual.square().sum()
-        return float(spread.sqrt() / tokens.sum())
+        return self.small.delta_error(self.dense)
 
     def __repr__(self) -> str:
         return (

@@ -47,8 +47,8 @@ class Evaluation:
     protocol: everything that the result depends on.
     bits_per_byte: of the UTF-8 text of the scored tokens; None where the tokenizer has no offsets.
     word_perplexity, byte_perplexity: only by protocols that count words.
-    window_nll: mean loss of every window, nats/token, for differences between models on the same
-    windows; no part of `to_dict`.
+    window_nll, window_tokens: mean loss of every window, nats/token, and its scored tokens, for
+    differences between models on the same windows, see `delta_error`; no part of `to_dict`.
     by_position: of windows of 512 tokens and more, the perplexity of the tokens up to a position,
     from half of it on: {"256": ..., "512": ..., "1024": ...}, the first from the beginning, the
     last to the end of the window. None of shorter windows, and where a loss is not finite.
@@ -66,12 +66,36 @@ class Evaluation:
     word_perplexity: float | None = None
     byte_perplexity: float | None = None
     window_nll: tuple[float, ...] = field(default=(), repr=False)
+    window_tokens: tuple[int, ...] = field(default=(), repr=False)
     by_position: dict[str, float] | None = None
+
+    def delta_error(self, dense: "Evaluation") -> float:
+        """Standard error of `nll` minus that of `dense` over windows, nats/token: of the
+        differences, since both models read the same tokens; that of a ratio where windows differ in
+        their tokens. Times the perplexity, it is that of the perplexity's difference. NaN for fewer
+        than two windows, and where a loss is not finite. Raises InputError for other windows.
+        """
+        if self.window_tokens != dense.window_tokens:
+            raise InputError(
+                f"One model was measured on {len(self.window_tokens)} windows and the other on "
+                f"{len(dense.window_tokens)}, or on windows of other lengths. Measure both with "
+                "the same settings."
+            )
+        if len(self.window_nll) < 2:
+            return math.nan
+        own, other, tokens = (
+            torch.tensor(one, dtype=torch.float64)
+            for one in (self.window_nll, dense.window_nll, self.window_tokens)
+        )
+        change = tokens * (own - other)
+        residual = change - tokens * (change.sum() / tokens.sum())
+        spread = len(change) / (len(change) - 1) * residual.square().sum()
+        return float(spread.sqrt() / tokens.sum())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""
         figures = asdict(self)
-        del figures["window_nll"]
+        del figures["window_nll"], figures["window_tokens"]
         if self.by_position is None:
             del figures["by_position"]
         return {
@@ -137,6 +161,7 @@ def summarise(
         word_perplexity=None if per_word is None else _exp(per_word),
         byte_perplexity=None if per_word is None or per_byte is None else _exp(per_byte),
         window_nll=tuple(float(one) for part in losses for one in part.mean(1)),
+        window_tokens=tuple(part.shape[1] for part in losses for _ in part),
         by_position=None if nonfinite or len(losses) > 1 else by_position(losses[0]),
     )
 

@@ -1,6 +1,6 @@
 """Several models compared with the first: quality, distance and cost, as rows and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ QUALITY = (
     "name",
     "perplexity",
     "delta_nll",
+    "delta_error",
     "kl",
     "top1",
     "bits_per_byte",
@@ -32,6 +33,7 @@ QUALITY = (
     "nonfinite",
 )
 MOST = 6  # models
+_ITSELF = {"delta": 0.0, "delta_error": None, "kl": 0.0, "top1": 1.0}  # a model beside itself
 
 
 def side_by_side(
@@ -43,10 +45,10 @@ def side_by_side(
 ) -> dict[str, Any]:
     """The first model and up to five others on the same tokens, as plain values.
 
-    "models": one row each, the first compared with itself; "protocol"; with `speed`, tokens per
-    second, measured in alternation; with `local`, "details": local errors and contributions of each
-    of the others. Raises InputError as `compare` does, and for fewer than two or more than `MOST`
-    models.
+    "models": one row each, the first compared with itself, delta_error the standard error of
+    delta_nll, None where there is none; "protocol"; with `speed`, tokens per second, measured in
+    alternation; with `local`, "details": local errors and contributions of each of the others.
+    Raises InputError as `compare` does, and for fewer than two or more than `MOST` models.
     """
     if not 2 <= len(models) <= MOST:
         raise InputError(f"{len(models)} models were given; two to {MOST} can be compared.")
@@ -57,9 +59,10 @@ def side_by_side(
         both = compare(dense, model, settings, progress=progress)
         seen = both.small.protocol.get("on_calibration_text")
         protocol |= both.dense.protocol | ({"on_calibration_text": True} if seen else {})
+        found = both.to_dict()
         if not rows:
-            rows.append(_row(dense, both.dense.to_dict(), 0.0, 1.0, 0.0))
-        rows.append(_row(model, both.small.to_dict(), both.kl, both.top1, both.delta))
+            rows.append(_row(dense, found["dense"], _ITSELF))
+        rows.append(_row(model, found["small"], found))
     context = min(256, (dense.context or 257) - 1)
     for row, model in zip(rows, models, strict=True):
         row |= measure_cost(model, context).to_dict()
@@ -78,15 +81,16 @@ def side_by_side(
 
 
 def _row(
-    model: LoadedModel, evaluation: dict[str, Any], kl: float, top1: float, delta: float
+    model: LoadedModel, evaluation: Mapping[str, Any], distance: Mapping[str, Any]
 ) -> dict[str, Any]:
     kept = ("perplexity", "nll", "bits_per_byte", "word_perplexity", "tokens", "nonfinite")
     return {
         "name": model.name,
         **{name: evaluation[name] for name in kept},
-        "delta_nll": delta,
-        "kl": kl,
-        "top1": top1,
+        "delta_nll": distance["delta"],
+        "delta_error": distance["delta_error"],
+        "kl": distance["kl"],
+        "top1": distance["top1"],
     }
 
 

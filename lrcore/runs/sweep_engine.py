@@ -120,7 +120,11 @@ def _run(
     if sweep.speed and cell.steps:
         costs = {**costs, "making_seconds": seconds}
     found = [
-        (one.title, _cached(account, model, one), store.measure(cell, model, one, progress))
+        (
+            one.title,
+            _cached(account, model, one),
+            store.measure(cell, model, models.dense, one, progress),
+        )
         for one in sweep.evaluations
     ]
     for one in sweep.tasks:

@@ -84,8 +84,9 @@ def _along(row: SweepRow, axis: str) -> float | None:
 
 
 def cross_table(rows: Rows) -> list[dict[str, Any]]:
-    """Calibrated on (down) against measured on (across): perplexities, one line per model; of the
-    settings that not every sweep has, those in which its models differ.
+    """Calibrated on (down) against measured on (across): perplexities, each beside its standard
+    error where that is known, one line per model; of the settings that not every sweep has, those
+    in which its models differ.
     """
     names = ["method", "policy", "ratio", "calibrated_on"]
     names += [
@@ -93,12 +94,15 @@ def cross_table(rows: Rows) -> list[dict[str, Any]]:
         for name in ("samples", "seed", "options", "then")
         if len({getattr(row, name) for row in rows if row.method != "dense"}) > 1
     ]
+    with_errors = any(row.perplexity_error is not None for row in rows)
     lines: dict[tuple, dict[str, Any]] = {}
     for row in rows:
         key = tuple(getattr(row, name) for name in names)
         titles = (name.replace("_", " ") for name in names)
         line = lines.setdefault(key, dict(zip(titles, key, strict=True)))
         line[f"on {row.measured_on}"] = row.perplexity
+        if with_errors:
+            line[f"± on {row.measured_on}"] = row.perplexity_error
     return list(lines.values())
 
 

@@ -76,6 +76,9 @@ class SweepRow:
     accuracy_error: float | None = _measured("standard error of accuracy", "share", True)
     chance: float | None = _measured("accuracy of random guessing", "share", True)
     perplexity: float | None = _measured("exp of nll")
+    perplexity_error: float | None = _measured(
+        "standard error of perplexity's difference to the dense model's, paired by window", "", True
+    )
     nll: float | None = _measured("mean loss of the predicted tokens", "nats/token")
     bits_per_byte: float | None = _measured("loss per byte of the text", "bits/byte")
     nonfinite: int | None = _measured("windows with a loss that is NaN or infinite", "windows")
@@ -99,8 +102,8 @@ class SweepRow:
         """A row of the model that some steps make, none for the dense one.
 
         account: size and cost by formula, under the names of the planned columns; figures: an
-        evaluation. Of both, only what is a column is read. more: columns that are in neither, such
-        as `measured_on` and `context`.
+        evaluation, with the `delta_error` of a comparison. Of both, only what is a column is read.
+        more: columns that are in neither, such as `measured_on` and `context`.
         """
         made: dict[str, Any] = {
             "calibrated_on": None,
@@ -112,6 +115,7 @@ class SweepRow:
             made = _made_by(steps)
         planned = {name: account.get(name) for name in named("planned")}
         results = {name: figures.get(name) for name in named("measured")}
+        results["perplexity_error"] = _in_perplexity(figures)
         return cls(**made, **{**planned, **results, **more})
 
     @property
@@ -144,6 +148,12 @@ COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(Sweep
 def named(kind: str) -> tuple[str, ...]:
     """The columns of a kind, in their order."""
     return tuple(name for name, column in COLUMNS.items() if column.kind == kind)
+
+
+def _in_perplexity(figures: Mapping[str, Any]) -> float | None:
+    """The standard error of a perplexity, by that of its logarithm."""
+    perplexity, error = figures.get("perplexity"), figures.get("delta_error")
+    return None if perplexity is None or error is None else perplexity * error
 
 
 def _made_by(steps: Chain) -> dict[str, Any]:

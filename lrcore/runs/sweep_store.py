@@ -1,10 +1,12 @@
 """Where a sweep keeps what it has made: `SweepStore`, and its cells as files, `CellFiles`."""
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from ..compression.factorise import Factorisation, factorise, method_options
 from ..compression.refit import refit_key
 from ..compression.write import asks_for_refit
 from ..evaluation.cost import measure_cost, measure_speed
-from ..evaluation.evaluate import evaluate
+from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.settings import EvaluationSettings, TaskSettings
 from ..evaluation.tasks import answer
 from ..files import cache_key, check_file, write_text
@@ -138,11 +140,33 @@ class SweepStore(ABC):
         return {}
 
     def measure(
-        self, cell: Cell, model: LoadedModel, settings: EvaluationSettings, progress: Progress
+        self,
+        cell: Cell,
+        model: LoadedModel,
+        dense: LoadedModel,
+        settings: EvaluationSettings,
+        progress: Progress,
     ) -> Mapping[str, Any]:
-        """The figures of one evaluation, by column; others are passed over."""
-        del cell
-        return evaluate(model, settings, progress=progress).to_dict()
+        """The figures of one evaluation, by column, and its `delta_error` against the dense model,
+        which is evaluated once; others are passed over.
+        """
+        if not cell.steps:
+            return self._on_dense(dense, settings, progress).to_dict()
+        own = evaluate(model, settings, progress=progress)
+        error = own.delta_error(self._on_dense(dense, settings, progress))
+        return own.to_dict() | {"delta_error": error if math.isfinite(error) else None}
+
+    def _on_dense(
+        self, dense: LoadedModel, settings: EvaluationSettings, progress: Progress
+    ) -> Evaluation:
+        key = (dense.fingerprint, settings)
+        if key not in self._dense:
+            self._dense[key] = evaluate(dense, settings, progress=progress)
+        return self._dense[key]
+
+    @cached_property
+    def _dense(self) -> dict[tuple[str, EvaluationSettings], Evaluation]:
+        return {}
 
     def answer(
         self, model: LoadedModel, settings: TaskSettings, progress: Progress

@@ -77,6 +77,25 @@ def test_a_model_agrees_with_itself(pair, story_file):
     assert one.to_dict()["delta_error"] is None  # one window says nothing of others
 
 
+def test_windows_of_unequal_length_weigh_by_their_tokens(pair, story_file):
+    settings = {"samples": 5, "seq_len": 20, "protocol": "strided", "stride": 8}
+    result = lrcore.compare(*pair, str(story_file), **settings)
+    tokens = torch.tensor(result.small.window_tokens).double()
+    assert len(set(result.small.window_tokens)) == 2  # the first window scores more
+    dense, small = (torch.cat([part[i].double().sum(1) for part in result.losses]) for i in (0, 1))
+    left = (small - dense) - tokens * result.delta
+    expected = math.sqrt(5 / 4 * float(left.square().sum())) / float(tokens.sum())
+    assert result.delta_error == pytest.approx(expected, rel=1e-6)
+    alone = [lrcore.evaluate(model, str(story_file), **settings) for model in pair]
+    assert alone[1].delta_error(alone[0]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_other_windows_have_no_difference(pair, story_file):
+    two, three = (lrcore.evaluate(pair[0], str(story_file), samples=n, seq_len=16) for n in (2, 3))
+    with pytest.raises(lrcore.InputError, match="2 windows and the other on 3"):
+        two.delta_error(three)
+
+
 def test_predictions_that_are_no_numbers_are_told(pair, story_file):
     plain = pair[1].network.forward
 

@@ -53,7 +53,8 @@ def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_
         evaluations=requested.evaluations,
     )
     assert lrcore.run_sweep(model, wider, tmp_path)[:5] == rows
-    assert counted == {"calibrate": 3, "factorise": 3, "compress": 6, "evaluate": 7}
+    # the dense model once more: new models have their standard error against its windows
+    assert counted == {"calibrate": 3, "factorise": 3, "compress": 6, "evaluate": 8}
 
 
 def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
@@ -70,6 +71,19 @@ def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
     cost = lrcore.measure_cost(small, row.measured_context)
     assert row.measured_flops_per_token == cost.flops_decode
     assert row.flops_per_token == small.account.model.flops_per_token
+
+
+def test_a_perplexity_has_the_standard_error_of_its_difference(requested, tmp_path):
+    model, one = lrcore.load(requested.base.model), requested.evaluations[0]
+    texts = (one, replace(one, samples=4, seq_len=24))
+    rows = lrcore.run_sweep(model, replace(requested, evaluations=texts), tmp_path)
+    assert [row.perplexity_error for row in rows[:2]] == [None, None]  # the dense model's
+    for method, ratio, own in (("a3", 0.2, rows[2:4]), ("svd", 0.4, rows[8:])):
+        small = lrcore.compress(model, requested.base.with_(method=method, ratio=ratio))
+        for row, settings in zip(own, texts, strict=True):
+            found = lrcore.compare(model, small, settings)
+            assert row.perplexity_error == pytest.approx(found.small.perplexity * found.delta_error)
+            assert row.perplexity_error > 0
 
 
 def test_another_seed_or_evaluation_is_another_cell(requested, tmp_path):
@@ -117,6 +131,8 @@ def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tm
     assert len(table) == 3
     for line in table:
         assert all(isinstance(line[f"on {data}:test"], float) for data in (story_file, other))
+        errors = [line[f"± on {data}:test"] for data in (story_file, other)]
+        assert all(error is None if line["method"] == "dense" else error > 0 for error in errors)
     with pytest.raises(lrcore.InputError, match="at least two"):
         lrcore.cross_calibration(base, ["stories"])
 
@@ -162,7 +178,8 @@ def test_another_store_is_run_by_the_same_engine(requested, counted, tmp_path):
     assert len(rows) == 4
     store.kept.popitem()
     assert lrcore.run_sweep(model, requested, store) == rows
-    assert (counted["compress"], counted["evaluate"]) == (4, 5)  # the kept model was measured again
+    # the kept model was measured again, the dense one once for all
+    assert (counted["compress"], counted["evaluate"]) == (4, 6)
     files = lrcore.run_sweep(model, requested, tmp_path)[1:]
     for own, other in zip(rows, files, strict=True):
         for name in (*named("setting"), *named("planned"), "perplexity", "nll"):

@@ -286,6 +286,8 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
         ):
             assert ours[name] == getattr(theirs, name), name
         assert ours["perplexity"] == pytest.approx(theirs.perplexity, rel=1e-6)
+        errors = ours.get("perplexity_error"), theirs.perplexity_error
+        assert errors == (None, None) or errors[0] == pytest.approx(errors[1], rel=1e-3)
         assert theirs.measured_context == 127
         assert "measured_context" not in ours
     again = JobRecord(job)

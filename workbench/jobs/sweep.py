@@ -137,11 +137,12 @@ class RunStore(lrcore.SweepStore):
         self,
         cell: lrcore.Cell,
         model: lrcore.LoadedModel,
+        dense: lrcore.LoadedModel,
         settings: lrcore.EvaluationSettings,
         progress: lrcore.Progress,
     ) -> Mapping[str, Any]:
         """The dense model's figures come with every run's."""
-        del model, progress
+        del model, dense, progress
         if self._run is None:
             return {}
         known = evaluation_of(self._run, settings)

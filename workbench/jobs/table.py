@@ -87,12 +87,15 @@ def folder(store: Store) -> Path:
 
 def lowest(rows: list[lrcore.SweepRow]) -> str:
     """How many rows there are, how many could not be made, and that of the lowest perplexity."""
-    known = [(row.perplexity, row.title) for row in rows if row.perplexity is not None]
+    known = [(row.perplexity, row) for row in rows if row.perplexity is not None]
     failed = sum(row.error is not None for row in rows)
     words = [f"{len(rows)} rows"] + ([f"{failed} could not be made"] if failed else [])
     if known:
-        perplexity, title = min(known)
-        words.append(f"lowest perplexity: {title}: {numbers.perplexity(perplexity)}")
+        perplexity, row = min(known, key=lambda one: one[0])
+        figure = numbers.perplexity(perplexity)
+        if row.perplexity_error is not None:
+            figure += f" ± {numbers.perplexity(row.perplexity_error)}"
+        words.append(f"lowest perplexity: {row.title}: {figure}")
     return "; ".join(words)
 
 
