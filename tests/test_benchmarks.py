@@ -128,7 +128,7 @@ def test_what_is_said_of_models_that_nothing_was_tuned_on_holds(name: str, ratio
 
 def test_a_rise_is_held_against_those_of_others() -> None:
     cells = {
-        f"{pair} params 0.3": {"perplexity": perplexity}
+        f"{pair} params 0.3": {"perplexity": perplexity, "error": 0.25}
         for pair, perplexity in {
             "fused probed": exp(1.1),
             "fused uniform": exp(1.2),
@@ -138,7 +138,8 @@ def test_a_rise_is_held_against_those_of_others() -> None:
         }.items()
     }
     (row,) = standing.rows_of({"dense": exp(1.0), "cells": cells}, (0.3,))
-    assert row == ["30%", "3.004", "2.858 svd probed", "+5.13%", "0.25", "0.40"]
+    figures = ["3.004 ± 0.250", "2.858 ± 0.250 svd probed", "+5.13%", "0.25", "0.40"]
+    assert row == ["30%", *figures]
     assert standing.share(2.0, 1.0, 1.5) == "–"
 
 

@@ -20,8 +20,10 @@ def test_a_cell_is_added_to_what_the_record_has_by_then(tmp_path, monkeypatch) -
 
 
 def test_a_row_of_healing_says_what_is_not_measured() -> None:
-    cells = {"a3 uniform 0.5": {"before": 2.5, "after": 2.25, "error": 0.125}}
-    assert healed.rows_of(cells) == [["a3", "uniform", "–", "–", "2.500", "2.250 ± 0.125"]]
+    before, after = {"perplexity": 2.5, "error": 0.5}, {"perplexity": 2.25, "error": 0.125}
+    cells = {"a3 uniform 0.5": {"before": before, "after": after}}
+    (row,) = healed.rows_of(cells)
+    assert row == ["a3", "uniform", "–", "–", "2.500 ± 0.500", "2.250 ± 0.125"]
 
 
 def test_a_table_of_training_compares_where_all_is_measured() -> None:
@@ -34,7 +36,7 @@ def test_a_table_of_training_compares_where_all_is_measured() -> None:
     own["trained"]["fused probed 0.5 trained"] = {"perplexity": 2.0 * 2**0.5, "error": 0.1}
     table = trained.section("toy", own)
     assert "| fused | probed | trained | – | – | – | 2.828 ± 0.100 |" in table
-    assert table.endswith("| 50% | 2.828 | 0.50 | 0.25 | 0.25 |")
+    assert table.endswith("| 50% | 2.828 ± 0.100 | 0.50 | 0.25 | 0.25 |")
     assert "\n| 30% |" not in table
     del cells["a3 uniform params 0.5"]
     assert "\n| 50% |" not in trained.section("toy", own)

@@ -9,7 +9,7 @@ import lrcore
 from .fresh import ARCHITECTURES, trained
 from .fresh import subject as fresh_subject
 from .page import Subject, note, subjects, table, write_section
-from .quality import error_of, evaluation
+from .quality import evaluation, figure
 
 RATIOS = (0.5, 0.75, 0.9)
 ROWS = {
@@ -54,8 +54,8 @@ def figures(
         except lrcore.InputError:
             yield "–"
             continue
-        own, parameters = evaluation(small, subject), f"{small.size.parameters:,}"
-        yield f"{own.perplexity:.3f} ± {error_of(own, dense):.3f}"
+        parameters = f"{small.size.parameters:,}"
+        yield figure(small, subject, dense)
     yield parameters
 
 

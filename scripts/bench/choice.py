@@ -5,7 +5,7 @@ from typing import Any
 
 import lrcore
 
-from .page import RATIOS, ROOT, table, write_section
+from .page import RATIOS, ROOT, table, with_error, write_section
 
 PAGE = ROOT / "docs" / "choosing.md"
 Cell = tuple[str, str, str]  # method, policy, budget
@@ -36,16 +36,15 @@ def choice_table(own: dict[str, Any]) -> str:
 
 
 def lowest(cells: dict[str, Any], ratio: float, allowed: Callable[[Cell], bool]) -> str:
-    """ "1.524 fused probed", of the pairings that are allowed; empty where there is none."""
+    """The least of the allowed pairings, "1.524 ± 0.001 fused probed"; empty of none."""
     known = []
     for key, cell in cells.items():
         method, policy, budget, share = key.split()
         if float(share) == ratio and allowed((method, policy, budget)):
-            known.append((cell["perplexity"], f"{method} {policy}"))
+            known.append((cell["perplexity"], f"{with_error(cell)} {method} {policy}"))
     if not known:
         return ""
-    perplexity, pairing = min(known)
-    return f"{perplexity:.3f} {pairing}"
+    return min(known)[1]
 
 
 def write_choice(title: str, own: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import lrcore
 
 from .page import note, subjects, table, write_section
-from .quality import perplexity
+from .quality import evaluation, figure
 
 HEADER = [
     "dropped by",
@@ -21,6 +21,7 @@ def depth(only: list[str]) -> None:
     """
     for subject in subjects(only):
         model, rows = lrcore.load(subject.recipe.model), []
+        dense = evaluation(model, subject)
         for by in ("influence", "loss"):
             for layers in (1, 2):
                 short = lrcore.shorten(model, subject.recipe, layers, by)
@@ -33,7 +34,7 @@ def depth(only: list[str]) -> None:
                         layers,
                         which,
                         f"{share:.1%}",
-                        f"{perplexity(short, subject):.3f}",
+                        figure(short, subject, dense),
                         short.size.kv_bytes,
                     ]
                 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import lrcore
 
-from .page import Subject, note, recipe_of, subjects, table, write_section
+from .page import Subject, note, recipe_of, subjects, table, with_error, write_section
 from .quality import error_of, evaluation, keep_cell, read_record
 from .real import reference_text
 from .real import subject as real_subject
@@ -21,9 +21,10 @@ PAIRS = (
     ("llm_surgeon", "uniform"),
 )
 RATIOS = (0.3, 0.5)
+WHEN = ("before", "after")
 STEPS = {"steps": 100, "batch": 8}
 REAL_STEPS = {"steps": 100, "batch": 2}  # of windows twice as long, in a model of 135 M
-Cell = dict[str, float]
+Cell = dict[str, dict[str, float]]  # before and after: perplexity and its standard error
 
 
 def healed(only: list[str]) -> None:
@@ -49,13 +50,19 @@ def _measure(one: Subject, steps: Mapping[str, int]) -> None:
             evaluation(it, one) for it in (small, lrcore.heal(small, settings, teacher=model))
         )
         cell = {
-            "before": round(before.perplexity, 4),
-            "after": round(after.perplexity, 4),
-            "error": round(error_of(after, dense), 4),
+            "before": cell_of(before, dense),
+            "after": cell_of(after, dense),
         }
         note(f"healed {one.title} {name} {cell}")
         own = keep_cell(one.title, "healed", name, cell)
         write_section(f"healed {one.title}", section(one, settings, dense.perplexity, own))
+
+
+def cell_of(own: lrcore.Evaluation, dense: lrcore.Evaluation) -> dict[str, float]:
+    return {
+        "perplexity": round(own.perplexity, 4),
+        "error": round(error_of(own, dense), 4),
+    }
 
 
 def _missing(one: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:
@@ -96,10 +103,6 @@ def rows_of(cells: Mapping[str, Cell]) -> list[list[Any]]:
         if any(own):
             row: list[Any] = [method, policy]
             for cell in own:
-                row += ["–", "–"] if cell is None else _figures(cell)
+                row += ["–" if cell is None else with_error(cell[when]) for when in WHEN]
             rows.append(row)
     return rows
-
-
-def _figures(cell: Cell) -> list[str]:
-    return [f"{cell['before']:.3f}", f"{cell['after']:.3f} ± {cell['error']:.3f}"]

@@ -3,7 +3,7 @@
 import lrcore
 
 from .page import note, subjects, table, write_section
-from .quality import perplexity
+from .quality import evaluation, figure
 
 SETTINGS = {"steps": 100, "batch": 4, "seq_len": 128}
 CELLS = (
@@ -23,14 +23,14 @@ def healing(only: list[str]) -> None:
     header = ["method", "removed", "trained", "d_r", "beta", "lr", "parameters", "before", "after"]
     subject = next(subjects(["demo-llama"]))
     model, rows = lrcore.load(subject.recipe.model), []
-    dense = perplexity(model, subject)
+    dense = evaluation(model, subject)
     for method, ratio, changes in CELLS:
         small = lrcore.compress(model, subject.recipe.with_(method=method, ratio=ratio))
         healing_settings = lrcore.Healing(**SETTINGS, test_samples=0, **changes)
         healed = lrcore.heal(small, healing_settings, teacher=model)
         healing_step, figures = (
             healed.step(lrcore.Healed),
-            [f"{perplexity(one, subject):.3f}" for one in (small, healed)],
+            [figure(one, subject, dense) for one in (small, healed)],
         )
         trained = f"{healing_step.train}, {healing_step.trained_parameters:,}"
         settings = [
@@ -44,8 +44,8 @@ def healing(only: list[str]) -> None:
         rows.append([method, *settings, *figures])
         note(f"healing {rows[-1]}")
         heading = (
-            f"**demo-llama**: dense perplexity {dense:.3f}; uniform ranks, `care` by the share of "
-            f"the KV cache. {healing_settings.steps} steps of "
+            f"**demo-llama**: dense perplexity {dense.perplexity:.3f}; uniform ranks, `care` by "
+            f"the share of the KV cache. {healing_settings.steps} steps of "
             f"{healing_settings.batch} windows of {healing_settings.seq_len} tokens out of "
             f"{healing_settings.samples} (`stories`, calibration split), "
             f"temperature {healing_settings.temperature:g}; perplexity on the first "

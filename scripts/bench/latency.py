@@ -8,7 +8,7 @@ import torch
 import lrcore
 
 from .page import Subject, machine, note, subjects, table, timed, write_section
-from .quality import perplexity
+from .quality import evaluation, figure
 from .real import reference_text
 from .real import subject as real_subject
 
@@ -49,18 +49,20 @@ def latency(only: list[str]) -> None:
 
 def _measure(subject: Subject, pairings: Iterable[tuple[str, str]], turns: int) -> None:
     model = lrcore.load(subject.recipe.model)
+    dense = evaluation(model, subject)
     rows = [
         row(
             model,
             subject,
             subject.recipe.with_(method=method, policy=policy, budget=budget, ratio=RATIO),
             turns,
+            dense,
         )
         for method, policy in pairings
         for budget in ("latency", "params")
     ]
     words = (
-        f"**{subject.title}**, dense perplexity {perplexity(model, subject):.3f}: a share of "
+        f"**{subject.title}**, dense perplexity {dense.perplexity:.3f}: a share of "
         f"{RATIO:.0%}, of the layers' time over one window of {subject.recipe.seq_len} tokens "
         "or of their parameters. Measured: the network without its output head, dense and "
         f"compressed in turn, median of {turns}; {machine()}."
@@ -68,7 +70,9 @@ def _measure(subject: Subject, pairings: Iterable[tuple[str, str]], turns: int) 
     write_section(f"latency {subject.title}", f"{words}\n\n{table(list(HEADER), rows)}")
 
 
-def row(model, subject: Subject, recipe: lrcore.Recipe, turns: int) -> list[str]:
+def row(
+    model, subject: Subject, recipe: lrcore.Recipe, turns: int, dense: lrcore.Evaluation
+) -> list[str]:
     note(f"latency {subject.title} {recipe.method} {recipe.policy} {recipe.budget}")
     name = f"{recipe.method}, {recipe.policy}"
     try:
@@ -84,7 +88,7 @@ def row(model, subject: Subject, recipe: lrcore.Recipe, turns: int) -> list[str]
         f"{account.removed_params:.1%}",
         promised,
         f"{removed_time(model, small, recipe.seq_len, turns):.0%}",
-        f"{perplexity(small, subject):.3f}",
+        figure(small, subject, dense),
     ]
 
 

@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,14 @@ def note(text: str) -> None:
 def table(header: list[str], rows: list[list]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def with_error(cell: Mapping[str, Any]) -> str:
+    """The perplexity of a cell ± the standard error of its difference to the dense one, paired by
+    window.
+    """
+    error = f" ± {cell['error']:.3f}" if "error" in cell else ""
+    return f"{cell['perplexity']:.3f}{error}"
 
 
 def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:

@@ -27,6 +27,7 @@ from .page import (
     subjects,
     table,
     timed,
+    with_error,
     write_section,
 )
 from .standing import write_standing
@@ -81,8 +82,10 @@ def evaluation(model, subject: Subject) -> lrcore.Evaluation:
     return lrcore.evaluate(model, subject.evaluation)
 
 
-def perplexity(model, subject: Subject) -> float:
-    return evaluation(model, subject).perplexity
+def figure(model, subject: Subject, dense: lrcore.Evaluation) -> str:
+    """The perplexity of a compressed model, with its standard error. dense: the dense model's."""
+    own = evaluation(model, subject)
+    return with_error({"perplexity": own.perplexity, "error": error_of(own, dense)})
 
 
 def error_of(small: lrcore.Evaluation, dense: lrcore.Evaluation) -> float:
@@ -243,12 +246,6 @@ def rows_of(own: dict[str, Any], budget: str, ratios: Sequence[float] = RATIOS) 
     return rows
 
 
-def with_error(cell: dict[str, Any]) -> str:
-    """A perplexity ± the standard error of its difference to the dense one, paired by window."""
-    error = f" ± {cell['error']:.3f}" if "error" in cell else ""
-    return f"{cell['perplexity']:.3f}{error}"
-
-
 def predicted_table(title: str, own: dict[str, Any]) -> str:
     """Predicted and actual perplexity under `probed`, the rank correlation over (method, ratio),
     and how far the predicted rises of the loss are off.
@@ -257,11 +254,12 @@ def predicted_table(title: str, own: dict[str, Any]) -> str:
     for method in lrcore.methods():
         cells = [own["cells"].get(f"{method['name']} probed params {ratio}") for ratio in RATIOS]
         if all(cell and cell.get("predicted_rise") is not None for cell in cells):
-            own_pairs = [
-                (dense * math.exp(cell["predicted_rise"]), cell["perplexity"]) for cell in cells
-            ]
-            rows.append([method["name"], *(f"{one:.3f} / {two:.3f}" for one, two in own_pairs)])
-            pairs += own_pairs
+            predicted = [dense * math.exp(cell["predicted_rise"]) for cell in cells]
+            both = list(zip(predicted, cells, strict=True))
+            rows.append(
+                [method["name"], *(f"{one:.3f} / {with_error(cell)}" for one, cell in both)]
+            )
+            pairs += [(one, cell["perplexity"]) for one, cell in both]
     words = (
         f"**{title}**, predicted / actual; Spearman rank correlation over the {len(pairs)} pairs: "
         f"{spearman(pairs):.3f}; median error of the predicted rise of the loss: "

@@ -118,4 +118,6 @@ def what(row: lrcore.SweepRow, choice: str | None = None) -> str:
 def figure(row: lrcore.SweepRow) -> str:
     if row.perplexity is None:
         return "refused" if row.error else "–"
-    return f"{row.perplexity:.2f}" if row.perplexity < MOST else f"{row.perplexity:.1e}"
+    shape = ".2f" if row.perplexity < MOST else ".1e"
+    error = "" if row.perplexity_error is None else f" ± {row.perplexity_error:{shape}}"
+    return f"{row.perplexity:{shape}}{error}"

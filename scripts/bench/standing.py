@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .page import table, write_section
+from .page import table, with_error, write_section
 
 OURS = ("fused", "probed")
 # The policies of a method in its own paper, besides uniform ranks
@@ -43,14 +43,16 @@ def rows_of(own: Mapping[str, Any], ratios: Sequence[float]) -> Iterator[list[st
         if OURS not in known or others is None:  # not measured yet
             continue
         ours = known[OURS]
-        (method, policy), least = min(
-            ((pair, one) for pair, one in known.items() if pair != OURS), key=lambda one: one[1]
-        )
+        lowest = min((pair for pair in known if pair != OURS), key=known.__getitem__)
+        shown = [
+            with_error(own["cells"][f"{method} {policy} params {ratio}"])
+            for method, policy in (OURS, lowest)
+        ]
         yield [
             f"{ratio:.0%}",
-            f"{ours:.3f}",
-            f"{least:.3f} {method} {policy}",
-            f"{ours / least - 1:+.2%}",
+            shown[0],
+            f"{shown[1]} {' '.join(lowest)}",
+            f"{ours / known[lowest] - 1:+.2%}",
             *(share(ours, one, own["dense"]) for one in others),
         ]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import lrcore
 
-from .page import Subject, note, recipe_of, subjects, table, write_section
-from .quality import error_of, evaluation, keep_cell, read_record, with_error
+from .page import Subject, note, recipe_of, subjects, table, with_error, write_section
+from .quality import error_of, evaluation, keep_cell, read_record
 from .real import reference_text
 from .real import subject as real_subject
 from .standing import OURS, least_of_others, perplexities, share
@@ -106,4 +106,4 @@ def _standing(own: Mapping[str, Any]) -> Iterator[list[str]]:
             continue
         before, after = (cell["perplexity"] for cell in cells if cell)
         of = [share(after, least, own["dense"]) for least in (before, *others)]
-        yield [f"{ratio:.0%}", f"{after:.3f}", *of]
+        yield [f"{ratio:.0%}", with_error(cells[1]), *of]

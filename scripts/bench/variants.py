@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import lrcore
 
 from .page import Subject, note, subjects, table, write_section
-from .quality import perplexity
+from .quality import evaluation, figure
 
 RATIOS = (0.2, 0.4)
 CHANGES = {
@@ -31,19 +31,23 @@ def variants(only: list[str]) -> None:
     for subject in subjects(only):
         model = lrcore.load(subject.recipe.model)
         calibration = lrcore.calibrate(model, subject.recipe)
-        rows = [row for method in CHANGES for row in measured(model, calibration, subject, method)]
-        dense = (
-            f"dense perplexity {perplexity(model, subject):.3f}, {model.size.kv_bytes} KV bytes "
-            f"per token, {model.size.megabytes:.2f} MB"
-        )
+        dense = evaluation(model, subject)
+        rows = [
+            row
+            for method in CHANGES
+            for row in measured(model, calibration, subject, method, dense)
+        ]
         words = (
-            f"**{subject.title}**: {dense}. The last two columns are those of the model at "
-            f"{RATIOS[-1]:.0%}."
+            f"**{subject.title}**: dense perplexity {dense.perplexity:.3f}, {model.size.kv_bytes} "
+            f"KV bytes per token, {model.size.megabytes:.2f} MB. The last two columns are those of "
+            f"the model at {RATIOS[-1]:.0%}."
         )
         write_section(f"variants {subject.title}", f"{words}\n\n{table(header, rows)}")
 
 
-def measured(model, calibration, subject: Subject, method: str) -> Iterator[list]:
+def measured(
+    model, calibration, subject: Subject, method: str, dense: lrcore.Evaluation
+) -> Iterator[list]:
     """The rows of a method.
 
     A variant with the default's own figures (it has no part in this model) is left out.
@@ -57,7 +61,7 @@ def measured(model, calibration, subject: Subject, method: str) -> Iterator[list
             small = lrcore.compress(
                 model, subject.recipe.with_(method=method, ratio=ratio, options=options), factors
             )
-            cells.append(f"{perplexity(small, subject):.3f}")
+            cells.append(figure(small, subject, dense))
         cells += [small.size.kv_bytes, f"{small.size.megabytes:.2f}"]
         note(f"variants {subject.title} {method} {change} {cells}")
         default = default or cells

@@ -5,7 +5,7 @@ tables.
 import lrcore
 
 from .page import RATIOS, note, subjects, table, write_section
-from .quality import perplexity
+from .quality import evaluation, figure
 
 HEADER = [
     "rotations",
@@ -22,11 +22,12 @@ def width(only: list[str]) -> None:
     """
     for subject in subjects(only):
         model, rows = lrcore.load(subject.recipe.model), []
+        dense = evaluation(model, subject)
         for rotations in ("block", "one"):
             perplexities = []
             for ratio in RATIOS:
                 small = lrcore.slice_hidden(model, subject.recipe.with_(ratio=ratio), rotations)
-                perplexities.append(f"{perplexity(small, subject):.3f}")
+                perplexities.append(figure(small, subject, dense))
                 note(
                     f"width {subject.title} {rotations} {ratio:.0%} "
                     f"{small.step(lrcore.Sliced).width} {perplexities[-1]}"
