@@ -14,6 +14,7 @@ import lrcore
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
 from bench import fresh, other_steps, pareto, recipes, standing  # noqa: E402 (its folder is no package)
+from bench.by_policy import METHODS, by_policy  # noqa: E402 (its folder is no package)
 from bench.page import DOCUMENT, RATIOS, Subject  # noqa: E402 (its folder is no package)
 from bench.quality import Cells, median_error, read_record  # noqa: E402 (its folder is no package)
 
@@ -94,6 +95,30 @@ def test_the_document_says_where_fused_with_probed_stands(title: str) -> None:
     for row in standing.rows_of(record, RATIOS[1:]):
         for (least, most), share in zip(SHARES[title], row[-2:], strict=True):
             assert least <= float(share) <= most
+
+
+def test_policies_are_told_beside_uniform_ranks_as_the_record_has_them() -> None:
+    written = by_policy(read_record())
+    assert written in DOCUMENT.read_text(encoding="utf-8")
+    row = next(line for line in written.splitlines() if line.startswith("| `probed` |"))
+    assert float(row.split("|")[6].strip(" %")) <= 0.2  # never more above uniform ranks
+
+
+def test_a_policy_is_held_against_uniform_ranks_and_probed() -> None:
+    cells = {
+        f"{method} {policy} params {ratio}": {"perplexity": perplexity}
+        for method in METHODS
+        for ratio in RATIOS
+        for policy, perplexity in (("uniform", 4.0), ("probed", 2.0), ("owl", 3.0))
+    }
+    cells["svd owl params 0.5"] = {"perplexity": 5.0}
+    cells["a3 mix params 0.5"] = {"perplexity": 1.0}  # of one cell nothing is said
+    rows = by_policy({"toy": {"cells": cells}, "other": {"cells": {}}}).splitlines()
+    assert rows[0] == "| policy | toy | best against uniform | worst | better than `probed` |"
+    assert rows[2:] == [
+        "| `owl` | 29 of 30 | -25.0% | +25.0% | 0 of 30 |",
+        "| `probed` | 30 of 30 | -50.0% | -50.0% | – |",
+    ]
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

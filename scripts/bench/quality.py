@@ -17,6 +17,7 @@ from typing import Any
 
 import lrcore
 
+from .by_policy import write_by_policy
 from .choice import write_choice
 from .page import (
     DOCUMENT,
@@ -76,6 +77,7 @@ def quality(only: list[str], wanted: Cells) -> None:
                 own["cells"][name] = cell
                 keep(record)
         write_tables(subject.title, own)
+    write_by_policy(record)
 
 
 def evaluation(model, subject: Subject) -> lrcore.Evaluation:
