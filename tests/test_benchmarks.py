@@ -104,6 +104,25 @@ def test_policies_are_told_beside_uniform_ranks_as_the_record_has_them() -> None
     assert float(row.split("|")[6].strip(" %")) <= 0.2  # never more above uniform ranks
 
 
+@pytest.mark.parametrize("title", ["demo-llama", "demo-opt", "stories260K"])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_what_is_said_of_policies_of_five_further_papers_holds(title: str, ratio: float) -> None:
+    cells = read_record()[title]["cells"]
+    own = {
+        policy: cells[f"svd_llm {policy} params {ratio}"]["perplexity"]
+        for policy in ("uniform", "probed", "duo_svd", "zs_svd", "d_rank", "flat", "swift_svd")
+    }
+    demo = title != "stories260K"
+    beside = {policy: one / own["probed"] - 1 for policy, one in own.items()}
+    least, most = (-0.001, 0.001) if demo else (-0.08, 0.05)
+    assert least <= beside["duo_svd"] <= most
+    assert max(own["flat"], own["swift_svd"]) < own["uniform"]
+    if demo and ratio <= 0.2:
+        assert abs(beside["zs_svd"]) <= 0.001
+    if not demo:
+        assert own["d_rank"] > own["uniform"]
+
+
 def test_a_policy_is_held_against_uniform_ranks_and_probed() -> None:
     cells = {
         f"{method} {policy} params {ratio}": {"perplexity": perplexity}
