@@ -150,6 +150,12 @@ def test_what_is_said_of_the_real_model_holds(ratio: float) -> None:
     assert min(known, key=known.__getitem__) == standing.OURS
 
 
+@pytest.mark.parametrize("title", read_record())
+def test_every_perplexity_has_a_standard_error(title: str) -> None:
+    cells = read_record()[title]["cells"]
+    assert [name for name, cell in cells.items() if not cell["error"] >= 0] == []
+
+
 OF_THE_CACHE = {"care", "mha2mla", "transmla"}  # whose ratio is one of the KV cache
 
 

@@ -38,8 +38,7 @@ def with_error(cell: Mapping[str, Any]) -> str:
     """The perplexity of a cell ± the standard error of its difference to the dense one, paired by
     window.
     """
-    error = f" ± {cell['error']:.3f}" if "error" in cell else ""
-    return f"{cell['perplexity']:.3f}{error}"
+    return f"{cell['perplexity']:.3f} ± {cell['error']:.3f}"
 
 
 def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:

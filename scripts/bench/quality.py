@@ -41,7 +41,7 @@ Recipes = Iterator[lrcore.Recipe]
 @dataclass(frozen=True)
 class Cells:
     """Which cells to measure: those of some methods and policies, all where none is named; missing:
-    only those that the record lacks, or has without a standard error.
+    only those that the record lacks.
     """
 
     methods: Sequence[str] = ()
@@ -71,8 +71,7 @@ def quality(only: list[str], wanted: Cells) -> None:
         for method in (row["name"] for row in lrcore.methods()):
             if wanted.methods and method not in wanted.methods:
                 continue
-            whole = tuple(name for name, cell in own["cells"].items() if "error" in cell)
-            recipes = wanted.recipes(subject.recipe, method, whole)
+            recipes = wanted.recipes(subject.recipe, method, tuple(own["cells"]))
             for name, cell in measure(model, recipes, subject, dense):
                 own["cells"][name] = cell
                 keep(record)
