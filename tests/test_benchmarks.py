@@ -145,7 +145,7 @@ def test_what_is_said_of_the_real_model_holds(ratio: float) -> None:
     record = read_record()["smollm2-135m"]
     known = standing.perplexities(record["cells"], ratio)
     probed = [method for method, policy in known if policy == "probed"]
-    assert sorted(probed) == ["a3", "fused", "latentllm", "modegpt"]
+    assert sorted(probed) == ["a3", "flap", "fused", "latentllm", "llm_pruner", "modegpt"]
     assert all(known[method, "probed"] < known[method, "uniform"] for method in probed)
     assert min(known, key=known.__getitem__) == standing.OURS
 
