@@ -99,7 +99,7 @@ def sweep(
     files = sweep_page.write_tables(rows, planned.to_dict(), out)
     if tracker:
         tracker.log_sweep(rows, planned.to_dict())
-    shown = [row.to_dict() if as_json else sweep_page.plain(row) for row in rows]
+    shown = [row.to_dict() for row in rows] if as_json else sweep_page.plain(rows)
     show(as_json, {"files": files}, "rows", shown)
 
 

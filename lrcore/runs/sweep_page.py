@@ -9,7 +9,7 @@ from typing import Any
 from ..as_json import json_text
 from ..evaluation import report
 from ..files import write_text
-from .sweep_rows import SweepRow
+from .sweep_rows import COLUMNS, SweepRow
 
 AXES = {
     "parameters": "parameters",
@@ -41,18 +41,22 @@ def tables(rows: Rows, sweep: Mapping[str, Any]) -> dict[str, str]:
     return {"table.csv": to_csv(rows), "table.json": as_json, "report.html": html(rows, sweep)}
 
 
-def plain(row: SweepRow) -> dict[str, Any]:
-    """A row without its protocol, for a table."""
-    return {name: value for name, value in row.to_dict().items() if name != "protocol"}
+def plain(rows: Rows) -> list[dict[str, Any]]:
+    """The rows without their protocols, for a table: of every row the columns that any of them has,
+    in the order of `COLUMNS`.
+    """
+    every = [row.to_dict() for row in rows]
+    names = [name for name in COLUMNS if any(name in one for one in every) and name != "protocol"]
+    return [{name: one.get(name) for name in names} for one in every]
 
 
 def to_csv(rows: Rows) -> str:
     """One line per cell and evaluation, under the names of all columns."""
-    columns = list(dict.fromkeys(name for row in rows for name in plain(row)))
+    lines = plain(rows)
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer = csv.DictWriter(out, list(lines[0]) if lines else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(plain(row) for row in rows)
+    writer.writerows(lines)
     return out.getvalue()
 
 
@@ -122,7 +126,7 @@ def html(rows: Rows, sweep: Mapping[str, Any]) -> str:
             if drawn:
                 figure = report.scatter(drawn, name, "perplexity", log_y=True)
                 parts.append(report.section(f"{measured_on}: perplexity against {name}", figure))
-    parts.append(report.section("All cells", report.table([plain(row) for row in rows])))
+    parts.append(report.section("All cells", report.table(plain(rows))))
     for measured_on in sets:
         own = [row for row in rows if row.measured_on == measured_on]
         known = [row.protocol for row in own if row.protocol]

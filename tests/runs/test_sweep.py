@@ -326,8 +326,13 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
         )
         == 0
     )
-    assert "modegpt" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "modegpt" in shown
+    assert "perplexity_error" in shown  # which the dense model, the first row, has not
     lines = list(csv.DictReader((out / "table.csv").open()))
+    assert list(lines[0]) == [name for name in COLUMNS if name in lines[0]]
+    assert float(lines[1]["perplexity_error"]) > 0
+    assert lines[0]["perplexity_error"] == ""
     rows = json.loads((out / "table.json").read_text())["rows"]
     assert (
         [line["method"] for line in lines]
