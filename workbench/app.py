@@ -25,6 +25,7 @@ from . import (
 )
 from .access import login
 from .assets import STYLE, script
+from .ended_streams import EndedStreams
 from .events import QUIET, bind, present_browser
 from .first_script import FirstScript
 from .form import START
@@ -51,6 +52,7 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
         Middleware(PlotlyFile),
         Middleware(FirstScript),
         Middleware(GoneListeners),
+        Middleware(EndedStreams),
     ]
     return {
         "mcp_server": find_spec("mcp") is not None and not password,  # comes with gradio[mcp]
