@@ -9,7 +9,7 @@ from typing import Any
 import lrcore
 
 from .page import Subject, note, recipe_of, subjects, table, with_error, write_section
-from .quality import error_of, evaluation, keep_cell, read_record
+from .quality import evaluation, figures_of, keep_cell, read_record
 from .real import reference_text
 from .real import subject as real_subject
 
@@ -50,19 +50,12 @@ def _measure(one: Subject, steps: Mapping[str, int]) -> None:
             evaluation(it, one) for it in (small, lrcore.heal(small, settings, teacher=model))
         )
         cell = {
-            "before": cell_of(before, dense),
-            "after": cell_of(after, dense),
+            "before": figures_of(before, dense),
+            "after": figures_of(after, dense),
         }
         note(f"healed {one.title} {name} {cell}")
         own = keep_cell(one.title, "healed", name, cell)
         write_section(f"healed {one.title}", section(one, settings, dense.perplexity, own))
-
-
-def cell_of(own: lrcore.Evaluation, dense: lrcore.Evaluation) -> dict[str, float]:
-    return {
-        "perplexity": round(own.perplexity, 4),
-        "error": round(error_of(own, dense), 4),
-    }
 
 
 def _missing(one: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:

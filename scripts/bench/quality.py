@@ -85,19 +85,19 @@ def evaluation(model, subject: Subject) -> lrcore.Evaluation:
 
 def figure(model, subject: Subject, dense: lrcore.Evaluation) -> str:
     """The perplexity of a compressed model, with its standard error. dense: the dense model's."""
-    own = evaluation(model, subject)
-    return with_error({"perplexity": own.perplexity, "error": error_of(own, dense)})
+    return with_error(figures_of(evaluation(model, subject), dense))
 
 
-def error_of(small: lrcore.Evaluation, dense: lrcore.Evaluation) -> float:
-    """Standard error of the perplexity's difference to the dense one: paired by window, all of
-    which are equally long.
-    """
-    return paired_error(small, dense.window_nll)
+def figures_of(small: lrcore.Evaluation, dense: lrcore.Evaluation) -> dict[str, float]:
+    """A perplexity, and the standard error of its difference to the dense one, paired by window."""
+    error = small.perplexity * small.delta_error(dense)
+    return {"perplexity": round(small.perplexity, 4), "error": round(error, 4)}
 
 
 def paired_error(small: lrcore.Evaluation, dense: Sequence[float]) -> float:
-    """`error_of` where of the dense model only the losses of its windows were kept."""
+    """The error of `figures_of` where of the dense model only the losses of its windows were kept,
+    all of which are equally long.
+    """
     steps = [one - two for one, two in zip(small.window_nll, dense, strict=True)]
     return small.perplexity * statistics.stdev(steps) / math.sqrt(len(steps))
 
@@ -119,10 +119,8 @@ def measure(
             note(f"{name}: {error}")
             continue
         summary = small.account.to_dict()
-        actual = evaluation(small, subject)
         cell = {
-            "perplexity": round(actual.perplexity, 4),
-            "error": round(error_of(actual, dense), 4),
+            **figures_of(evaluation(small, subject), dense),
             "predicted": summary["predicted_perplexity"],
             "predicted_rise": None if increase is None else round(increase, 6),
             "parameters": small.size.parameters,

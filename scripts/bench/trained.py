@@ -8,7 +8,7 @@ from typing import Any
 import lrcore
 
 from .page import Subject, note, recipe_of, subjects, table, with_error, write_section
-from .quality import error_of, evaluation, keep_cell, read_record
+from .quality import evaluation, figures_of, keep_cell, read_record
 from .real import reference_text
 from .real import subject as real_subject
 from .standing import OURS, least_of_others, perplexities, share
@@ -43,11 +43,7 @@ def _measure(one: Subject) -> None:
     dense = evaluation(model, one)
     for name, recipe in missing:
         small = lrcore.compress(model, recipe)
-        actual = evaluation(small, one)
-        cell = {
-            "perplexity": round(actual.perplexity, 4),
-            "error": round(error_of(actual, dense), 4),
-        }
+        cell = figures_of(evaluation(small, one), dense)
         note(f"trained {one.title} {name} {cell}")
         own = keep_cell(one.title, "trained", name, cell)
         write_section(f"trained {one.title}", section(one.title, own))
