@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import export, markup, run_markup, target_text, text
+from ... import export, markup, run_markup, run_text, target_text, text
 from ...assets import script
 from ...components import Textbox, download, panel, small_button
 from ...events import DRAWN, QUIET, bind, listen
@@ -142,9 +142,7 @@ def measured(run: lrcore.Run) -> str:
     before = last["dense_perplexity"]
     change = f"{markup.less(last['perplexity'], before)} ({before:.4f}) · " if before else ""
     below = change + text.protocol(last["protocol"])
-    error = last.get("delta_error")
-    spread = "" if error is None else f" ± {last['perplexity'] * error:.4f}"
-    return markup.cell(text.MEASURED_PERPLEXITY, f"{last['perplexity']:.4f}{spread}", below)
+    return markup.cell(text.MEASURED_PERPLEXITY, run_text.figure(last), below)
 
 
 def as_target(store: Store, run_id: str) -> dict[str, Any]:
