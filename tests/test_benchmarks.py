@@ -171,6 +171,19 @@ def test_every_perplexity_has_a_standard_error(title: str) -> None:
     assert [name for name, cell in cells.items() if not cell["error"] >= 0] == []
 
 
+@pytest.mark.parametrize("title", ["stories260K", "demo-llama", "demo-opt", "smollm2-135m"])
+def test_the_refit_of_all_projections_is_that_of_the_tables(title: str) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8").split("**Every projection in the refit.**")[1]
+    rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[1].splitlines()[2:]]
+    own = [row for row in rows if row[0].lower() == title.lower()]
+    cells = read_record()[title]["cells"]
+    assert own
+    for _, removed, *_, every in own:
+        cell = cells[f"fused uniform params {float(removed.strip(' %')) / 100}"]
+        digits = len(every.split(" ± ")[0].split(".")[1])
+        assert every == f"{cell['perplexity']:.{digits}f} ± {cell['error']:.{digits}f}"
+
+
 OF_THE_CACHE = {"care", "mha2mla", "transmla"}  # whose ratio is one of the KV cache
 
 
