@@ -284,9 +284,10 @@ def _against(
     )
 
 
-def ranking(results: Sequence[tuple[float, str, str, bool]], held_out: bool = True) -> str:
-    """Measured (perplexity, method, policy, whether on show) at one budget, given lowest first;
-    nothing for fewer than two. held_out: whether that was on text that calibration has not seen.
+def ranking(results: Sequence[tuple[float, str, str, bool, float]], held_out: bool = True) -> str:
+    """Measured (perplexity, method, policy, whether on show, standard error of the share above the
+    lowest) at one budget, given lowest first; nothing for fewer than two. held_out: whether that
+    was on text that calibration has not seen.
     """
     if len(results) < 2:
         return ""
@@ -300,11 +301,17 @@ def ranking(results: Sequence[tuple[float, str, str, bool]], held_out: bool = Tr
     rows = "".join(
         f"<tr class='{'shown' if shown else ''}'><td>{escape(method)}</td>"
         f"<td>{escape(policy)}</td><td>{numbers.perplexity(value)}</td>"
-        f"<td>{'lowest' if value == best[0] else numbers.share(value / best[0] - 1)}</td></tr>"
-        for value, method, policy, shown in [*results[:MOST_RANKED], *rest]
+        f"<td>{'lowest' if value == best[0] else _above(value / best[0] - 1, error)}</td></tr>"
+        for value, method, policy, shown, error in [*results[:MOST_RANKED], *rest]
     )
     head = "<tr><th>method</th><th>policy</th><th>perplexity</th><th>above the lowest</th></tr>"
     return f"{note(sentence)}<table class='changes'>{head}{rows}</table>"
+
+
+def _above(share: float, error: float) -> str:
+    """A share ± its standard error, where that is known."""
+    spread = "" if math.isnan(error) else f" ± {numbers.percent(error)}"
+    return f"{numbers.share(share)}{spread}"
 
 
 def changes(changed: Sequence[Change], plan: Any, alone: Any) -> str:

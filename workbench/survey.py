@@ -9,7 +9,7 @@ from typing import NamedTuple
 import lrcore
 
 from .keys import UNIFORM, plan_key
-from .live import LiveRequest, figure_key
+from .live import Figure, LiveRequest, figure_key
 from .store import Store
 
 
@@ -35,14 +35,16 @@ class Survey:
 
 
 class Measurement(NamedTuple):
-    """A measured perplexity; shown: whether these are the ranks on show; held_out: whether it was
-    measured on text that calibration has not seen.
+    """A measured perplexity; shown: whether these are the ranks on show; error: the standard error
+    of its share above the lowest, paired by window, NaN for fewer than two; held_out: whether it
+    was measured on text that calibration has not seen.
     """
 
     perplexity: float
     method: str
     policy: str
     shown: bool
+    error: float
     held_out: bool
 
 
@@ -69,17 +71,25 @@ def measurements(store: Store, recipe: lrcore.Recipe | None) -> list[Measurement
         return []
     by_method = _lines_by_method(store, recipe)
     counted = next((line.budget for line in (by_method[recipe.method] or {}).values()), None)
-    figures: dict[str, Measurement] = {}
+    figures: dict[str, tuple[float, str, str, Figure]] = {}  # by the key of the line
     for method, lines in by_method.items():
         ordered = sorted((lines or {}).items(), key=lambda one: _place(one[0], recipe))
         for policy, line in ordered:
             figure = store.live.peek(line.key) if line.budget == counted else None
             if figure is not None and figure.perplexity is not None and line.key not in figures:
-                shown = (method, policy) == (recipe.method, recipe.policy)
-                figures[line.key] = Measurement(
-                    figure.perplexity, method, policy, shown, figure.held_out
-                )
-    return sorted(figures.values())
+                figures[line.key] = figure.perplexity, method, policy, figure
+    ranked = sorted(figures.values(), key=lambda one: one[:3])
+    return [
+        Measurement(
+            perplexity,
+            method,
+            policy,
+            (method, policy) == (recipe.method, recipe.policy),
+            figure.above(ranked[0][3])[1],
+            figure.held_out,
+        )
+        for perplexity, method, policy, figure in ranked
+    ]
 
 
 def _place(policy: str, recipe: lrcore.Recipe) -> int:

@@ -2,6 +2,7 @@
 gives.
 """
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -148,10 +149,11 @@ def test_ranks_on_show_are_held_against_even_ones():
 
 
 def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
-    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 48) for i in range(50))
+    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 48, 0.012) for i in range(50))
     message = markup.ranking(result)
     assert "a3 with p0 is lowest" in message
     assert "a3 with p48, shown above, is 32.0% above it" in message
+    assert "+0.7% ± 1.2%</td>" in message  # of p1
     assert message.count("<tr class") == markup.MOST_RANKED + 1
     assert 2 * len(lrcore.methods()) <= markup.MOST_RANKED  # every method by a policy and uniform
     assert markup.ranking(result[:1]) == ""
@@ -166,7 +168,10 @@ def test_no_verdict_rests_on_calibration_text():
     assert text.ON_CALIBRATION_TEXT in cell
     assert "held-out" not in cell
     assert "held-out" in markup.actual("p", Figure(2.3, 1.5, {"source": "a.txt:test"}))
-    ranked = markup.ranking([(1.5, "a3", "uniform", True), (1.6, "a3", "softmax", False)], False)
+    both = (1.5, "a3", "uniform", True, math.nan), (1.6, "a3", "softmax", False, math.nan)
+    ranked = markup.ranking(both, held_out=False)
+    assert "%</td>" in ranked
+    assert "±" not in ranked  # of a single window
     assert text.NOT_RANKED in ranked
     assert "a3 with uniform is lowest" not in ranked
 

@@ -49,7 +49,9 @@ def test_order_and_words_and_columns_are_the_browsers():
     assert [run.id for run in in_order(runs, View(sort="perplexity", falling=True))] == [*"bca"]
     found = listed(runs, View.of({"words": "PAPER b", "columns": ["name", "perplexity", "x"]}))
     assert found["rows"] == "1 run"
-    assert "3.0000" in found["html"]
+    assert ">3.0000</td>" in found["html"]
+    runs[0].evaluations[-1]["delta_error"] = 0.01
+    assert ">3.0000 ± 0.0300</td>" in listed(runs, View.of({}))["html"]
     assert "Tags" not in found["html"]
     assert run_text.NO_SUCH_RUNS in listed(runs, View.of({"words": "none"}))["html"]
 

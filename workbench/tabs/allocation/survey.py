@@ -32,4 +32,4 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[Any, str]:
 def ranking(store: Store, recipe: lrcore.Recipe | None) -> str:
     """The measured perplexities at this budget as a table, lowest first."""
     rows = measurements(store, recipe)
-    return markup.ranking([one[:4] for one in rows], all(one.held_out for one in rows))
+    return markup.ranking([one[:5] for one in rows], all(one.held_out for one in rows))

@@ -19,8 +19,8 @@ class Column:
     """A column of the table.
 
     value: of a run, what is sorted by; None: unknown. shown: the value as words. number: whether
-    it stands at the right. usual: whether it is
-    there until somebody chooses others.
+    it stands at the right. usual: whether it is there until somebody chooses others. whole: the
+    words of a known value that take more of the run than the value.
     """
 
     label: str
@@ -28,6 +28,7 @@ class Column:
     shown: Callable[[Any], str] = str
     number: bool = False
     usual: bool = True
+    whole: Callable[[lrcore.Run], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,12 @@ def of_account(name: str) -> Callable[[lrcore.Run], Any]:
 FOUR = "{:.4f}".format
 COLUMNS = {
     "name": Column("Name", lambda run: run.name),
-    "perplexity": Column("Perplexity", lambda run: last(run).get("perplexity"), FOUR, True),
+    "perplexity": Column(
+        "Perplexity",
+        lambda run: last(run).get("perplexity"),
+        number=True,
+        whole=lambda run: run_text.figure(last(run)),
+    ),
     "change": Column("vs dense", change, numbers.share, True),
     "size": Column("Size", of_account("megabytes"), numbers.megabytes, True),
     "base": Column(
@@ -185,7 +191,9 @@ def cell(run: lrcore.Run, name: str) -> str:
     """A value; the run's name is a button, and what was shortened is whole on hover."""
     column = COLUMNS[name]
     value = column.value(run)
-    shown = "–" if value is None else column.shown(value)
+    shown = "–"
+    if value is not None:
+        shown = column.whole(run) if column.whole else column.shown(value)
     words = escape(shown)
     if name == "name":
         words = f"<button type='button' class='open'>{words}</button>"
