@@ -76,6 +76,11 @@ class Figure:
             return self.perplexity
         return math.exp(statistics.fmean(self.losses[: len(other.losses)]))
 
+    def on_those_of(self, other: "Figure") -> "Figure":
+        """The same on the windows that another figure has as well."""
+        losses = self.losses[: len(other.losses)]
+        return replace(self, perplexity=self.beside(other), losses=losses)
+
     @property
     def held_out(self) -> bool:
         """Whether calibration has not seen the windows: only then a verdict may rest on it."""

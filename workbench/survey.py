@@ -2,7 +2,8 @@
 where that was measured.
 """
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,25 +72,36 @@ def measurements(store: Store, recipe: lrcore.Recipe | None) -> list[Measurement
         return []
     by_method = _lines_by_method(store, recipe)
     counted = next((line.budget for line in (by_method[recipe.method] or {}).values()), None)
-    figures: dict[str, tuple[float, str, str, Figure]] = {}  # by the key of the line
+    figures: dict[str, tuple[str, str, Figure]] = {}  # by the key of the line
     for method, lines in by_method.items():
         ordered = sorted((lines or {}).items(), key=lambda one: _place(one[0], recipe))
         for policy, line in ordered:
             figure = store.live.peek(line.key) if line.budget == counted else None
             if figure is not None and figure.perplexity is not None and line.key not in figures:
-                figures[line.key] = figure.perplexity, method, policy, figure
-    ranked = sorted(figures.values(), key=lambda one: one[:3])
-    return [
+                figures[line.key] = method, policy, figure
+    return ranked([*figures.values()], (recipe.method, recipe.policy))
+
+
+def ranked(figures: Sequence[tuple[str, str, Figure]], shown: tuple[str, str]) -> list[Measurement]:
+    """Measured figures by method and policy, lowest first, all on the windows that each of them
+    has: one of them may have been measured on more. shown: the method and policy on show.
+    """
+    if not figures:
+        return []
+    fewest = min((figure for *_, figure in figures), key=lambda one: len(one.losses))
+    alike = [(*names, figure.on_those_of(fewest)) for *names, figure in figures]
+    lowest = min((figure for *_, figure in alike), key=lambda one: one.perplexity or math.inf)
+    return sorted(
         Measurement(
-            perplexity,
+            figure.perplexity or math.inf,
             method,
             policy,
-            (method, policy) == (recipe.method, recipe.policy),
-            figure.above(ranked[0][3])[1],
+            (method, policy) == shown,
+            figure.above(lowest)[1],
             figure.held_out,
         )
-        for perplexity, method, policy, figure in ranked
-    ]
+        for method, policy, figure in alike
+    )
 
 
 def _place(policy: str, recipe: lrcore.Recipe) -> int:

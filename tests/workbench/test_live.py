@@ -25,6 +25,7 @@ from workbench.live import (
     tokens_run,
 )
 from workbench.objects import ObjectCache
+from workbench.survey import ranked
 from workbench.tabs.allocation import handlers
 
 MODEL = "demo-llama"
@@ -157,6 +158,16 @@ def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
     assert message.count("<tr class") == markup.MOST_RANKED + 1
     assert 2 * len(lrcore.methods()) <= markup.MOST_RANKED  # every method by a policy and uniform
     assert markup.ranking(result[:1]) == ""
+
+
+def test_a_figure_of_more_windows_is_ranked_on_those_that_all_have():
+    few, many = measured(2.0, 0.01), measured(1.9, 0.02)
+    many = replace(many, perplexity=2.4, losses=(*many.losses, *[log(3.0)] * 4))
+    low, high = ranked([("a3", "uniform", few), ("a3", "softmax", many)], ("a3", "softmax"))
+    assert (low.perplexity, high.perplexity) == (pytest.approx(1.9), 2.0)
+    assert (low.policy, low.shown, low.error) == ("softmax", True, 0)
+    assert high.error == pytest.approx(few.above(many)[1])
+    assert ranked([], ("a3", "softmax")) == []
 
 
 def test_no_verdict_rests_on_calibration_text():
