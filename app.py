@@ -3,7 +3,7 @@
 import os
 
 import workbench
-from workbench.start import keep_in_storage, main
+from workbench.app.start import keep_in_storage, main
 
 keep_in_storage(os.environ)  # before the page imports what reads it
 

@@ -1,6 +1,4 @@
-"""What pyproject.toml cannot say: the folder assets/ is installed inside the packages that read it,
-and workbench/ under a name that no other project has.
-"""
+"""Packages of the wheel: assets/ is installed inside them, workbench/ as low_rank_workbench."""
 
 from setuptools import find_packages, setup
 
@@ -15,8 +13,8 @@ setup(
     ],
     package_dir={PAGE: "workbench", "lrcore.assets": "assets", f"{PAGE}.static": "assets"},
     package_data={
-        "lrcore": ["py.typed", "recipes/*.yaml"],
-        "lrcore.assets": ["demo-*/*", "evidence/*/*"],
-        f"{PAGE}.static": ["*.js", "*.css", "*.html", "*.safetensors", "plotly/*"],
+        "lrcore": ["py.typed", "evaluation/report.html", "runs/tables/*.yaml"],
+        "lrcore.assets": ["demo-*/*", "evidence/*/*", "stories/*"],
+        f"{PAGE}.static": ["*.js", "*.css", "*.safetensors", "plotly/*"],
     },
 )

@@ -1,9 +1,8 @@
-// A panel's buttons: a click on an element with data-action reports all its data-* through
-// `select`.
-// The listeners on the root survive every redraw of the inside.
-// Runs as js_on_load of a gr.HTML, which gives element, props, trigger and watch.
+// Buttons of a panel: a click on an element with data-action reports all its data-* by the event
+// `select`. The listeners are on the root, so they survive a redraw of the content.
+// Runs as js_on_load of a gr.HTML, which provides element, props, trigger and watch.
 const button = (e) => e.target.closest('[data-action]');
-// One with data-pressed says at once that it was pressed, before the server has answered.
+// A button with data-pressed shows that text at once, before the server answers.
 const report = (pressed) => {
   trigger('select', { ...pressed.dataset });
   if (!pressed.dataset.pressed) return;
@@ -15,7 +14,7 @@ element.addEventListener('click', (e) => {
   e.preventDefault();
   report(button(e));
 });
-// The browser makes no click where the button was drawn anew between press and release.
+// The browser sends no click if the button was redrawn between press and release.
 let down = null;
 element.addEventListener('pointerdown', (e) => {
   down = button(e);

@@ -1,4 +1,4 @@
-// An open sidebar covers a narrow page: close it there.
+// Close the sidebar on a narrow page, which it would cover.
 () => {
   if (window.innerWidth <= 768) document.querySelector('.sidebar.open .toggle-button')?.click();
 };

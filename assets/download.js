@@ -1,4 +1,4 @@
-// Saves what is written into the value, {name, text}, as a file in the browser.
+// Saves the value, {name, text}, as a file in the browser.
 watch('value', () => {
   if (!props.value) return;
   const file = JSON.parse(props.value),

@@ -1,58 +1,58 @@
-// Reports `tick` while the page may have something new to show, and `wake` in case an answer got
-// lost: see heartbeat() in workbench/components.py.
-// Runs as js_on_load of a gr.HTML, which gives element, props, trigger, watch and server.
-const EVERY = 1000, // milliseconds: while something runs, or a person does something
-  AT_REST = 5000,
+// Sends `tick` while the content of the page may change, and `wake` in case an answer was lost: see
+// heartbeat() in workbench/widgets/components.py.
+// Runs as js_on_load of a gr.HTML, which provides element, props, trigger, watch and server.
+const ACTIVE = 1000, // milliseconds between requests while a job runs or the user acts
+  IDLE = 5000,
   AFTER_INPUT = 5000,
-  AT_LEAST = 15000,
+  LONGEST = 15000,
   WAKE = 3000;
-let known = null,
+let lastVersion = null,
   runs = true,
-  active = performance.now() + AFTER_INPUT,
+  activeUntil = performance.now() + AFTER_INPUT,
   ticked = 0,
   woken = 0,
   timer = 0,
-  asks = false;
-// A screen reader presses a button with nothing but a click.
+  isAsking = false;
+// A screen reader presses a button by a click without pointer events.
 for (const name of ['pointerdown', 'keydown', 'click', 'input', 'change'])
   document.addEventListener(
     name,
     () => {
-      const rested = performance.now() > active;
-      active = performance.now() + AFTER_INPUT;
-      if (rested) again();
+      const wasIdle = performance.now() > activeUntil;
+      activeUntil = performance.now() + AFTER_INPUT;
+      if (wasIdle) schedule();
     },
     true,
   );
-// A page that nobody sees asks nothing; once it is seen again, it asks at once.
+// A hidden page sends no requests; when it becomes visible again, it sends one at once.
 document.addEventListener('visibilitychange', () => {
   if (!document.hidden) beat();
 });
-function again() {
+function schedule() {
   clearTimeout(timer);
-  const soon = runs || performance.now() < active;
-  timer = setTimeout(beat, soon ? EVERY : AT_REST);
+  const soon = runs || performance.now() < activeUntil;
+  timer = setTimeout(beat, soon ? ACTIVE : IDLE);
 }
 async function beat() {
-  if (asks || document.hidden) return;
-  asks = true;
-  let version = known;
+  if (isAsking || document.hidden) return;
+  isAsking = true;
+  let version = lastVersion;
   try {
     [version, runs] = await server.version_now();
   } catch {
-    /* the server is away; Gradio says so */
+    /* the server is not reachable; Gradio shows a message */
   }
-  asks = false;
+  isAsking = false;
   const now = performance.now();
   if (ticked > woken && now - woken > WAKE) {
     woken = now;
     trigger('wake');
   }
-  if (version !== known || now < active || now - ticked > AT_LEAST) {
-    known = version;
+  if (version !== lastVersion || now < activeUntil || now - ticked > LONGEST) {
+    lastVersion = version;
     ticked = now;
     trigger('tick');
   }
-  again();
+  schedule();
 }
 beat();

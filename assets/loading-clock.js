@@ -1,22 +1,22 @@
-// Ends the clock of Gradio's "Loading..." sign, which goes on after the sign is gone (Gradio 6.31)
-// and makes a page at rest draw 60 frames per second. Runs before Gradio's own scripts, which keep
-// the requestAnimationFrame that they find. The clock asks for a frame within each frame, so the
-// first two after the tabs stand show whether it still runs.
+// Stops the clock of Gradio's "Loading..." sign. It continues after the sign has disappeared
+// (Gradio 6.31) and makes an idle page draw 60 frames per second. This script runs before the
+// scripts of Gradio, which store the requestAnimationFrame that they find. The clock requests a
+// frame within each frame, so the first two frames after the tabs appear show whether it runs.
 (() => {
-  const ask = window.requestAnimationFrame.bind(window);
-  let looking = true,
-    counting = false;
+  const requestFrame = window.requestAnimationFrame.bind(window);
+  let isWatching = true,
+    isCounting = false;
   const stop = () => {
-    looking = false;
+    isWatching = false;
   };
   window.requestAnimationFrame = (draw) => {
-    if (!looking || !document.getElementById('tabs')) return ask(draw);
+    if (!isWatching || !document.getElementById('tabs')) return requestFrame(draw);
     if (String(draw).includes('performance.now()')) {
       stop();
       return 0;
     }
-    if (!counting) ask(() => ask(stop));
-    counting = true;
-    return ask(draw);
+    if (!isCounting) requestFrame(() => requestFrame(stop));
+    isCounting = true;
+    return requestFrame(draw);
   };
 })();

@@ -1,18 +1,18 @@
-// Lays a slider with a logarithmic scale over one of Gradio's, $SLIDER, whose own is linear: a
-// temperature spans decades. A mark stands at the number that its explanation names after $MARKED.
+// Lays a slider with a logarithmic scale over $SLIDER, a linear slider of Gradio: a temperature
+// spans decades. A mark shows the number after $MARKED in the slider's explanation.
 // Runs as js_on_load of a gr.HTML that is shown together with the slider.
-const PLACES = 1000, // of the thumb
-  KEY = 1.1; // what a key multiplies the value by, at least by a step
-let plain = null,
-  over = null,
+const POSITIONS = 1000, // of the thumb
+  KEY = 1.1; // factor of an arrow key, which moves by at least one step
+let linear = null,
+  overlay = null,
   mark = null,
-  sent = null; // what the thumb was put to last: value and ends of the slider below
+  sent = null; // last value and ends of the slider below
 
 const read = () => {
-  const [low, high, step, value] = ['min', 'max', 'step', 'value'].map((name) => +plain[name]);
+  const [low, high, step, value] = ['min', 'max', 'step', 'value'].map((name) => +linear[name]);
   return { low, high, step, value };
 };
-const now = () => Object.values(read()).join();
+const state = () => Object.values(read()).join();
 const shareOf = (value) => {
   const { low, high } = read();
   return Math.min(1, Math.max(0, Math.log(value / low) / Math.log(high / low)));
@@ -20,72 +20,73 @@ const shareOf = (value) => {
 function put(value) {
   const { low, high, step } = read(),
     near = Math.round(Math.min(high, Math.max(low, value)) / step) * step,
-    own = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value');
-  own.set.call(plain, +near.toPrecision(12));
-  sent = now();
-  plain.dispatchEvent(new Event('input', { bubbles: true }));
-  tell();
+    descriptor = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value');
+  descriptor.set.call(linear, +near.toPrecision(12));
+  sent = state();
+  linear.dispatchEvent(new Event('input', { bubbles: true }));
+  announceValue();
 }
-const released = () => plain.dispatchEvent(new Event('pointerup', { bubbles: true }));
-function tell() {
-  over.style.setProperty('--range_progress', (100 * over.value) / PLACES + '%');
-  over.setAttribute('aria-valuetext', plain.value);
+const released = () => linear.dispatchEvent(new Event('pointerup', { bubbles: true }));
+function announceValue() {
+  overlay.style.setProperty('--range_progress', (100 * overlay.value) / POSITIONS + '%');
+  overlay.setAttribute('aria-valuetext', linear.value);
 }
-// What stands after $MARKED in the explanation; NaN where nothing does.
-function marked() {
-  const texts = document.createTreeWalker(plain.closest('.block'), NodeFilter.SHOW_TEXT);
+// The number after $MARKED in the explanation; NaN without one.
+function markedValue() {
+  const texts = document.createTreeWalker(linear.closest('.block'), NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
-    const named = texts.currentNode.data.split($MARKED)[1];
-    if (named) return parseFloat(named);
+    const number = texts.currentNode.data.split($MARKED)[1];
+    if (number) return parseFloat(number);
   }
   return NaN;
 }
-// The thumb follows what is typed, and what the server says.
+// Move the thumb after the user types a value or the server sets one.
 function follow() {
-  const at = marked();
-  over.disabled = plain.disabled;
+  const at = markedValue();
+  overlay.disabled = linear.disabled;
   mark.hidden = !(at > 0);
   if (at > 0) mark.style.setProperty('--at', shareOf(at));
-  if (now() === sent) return;
-  sent = now();
-  over.value = PLACES * shareOf(+plain.value);
-  tell();
+  if (state() === sent) return;
+  sent = state();
+  overlay.value = POSITIONS * shareOf(+linear.value);
+  announceValue();
 }
 function lay() {
-  plain = document.querySelector('#' + $SLIDER + ' input[type=range]');
-  if (!plain) {
+  linear = document.querySelector('#' + $SLIDER + ' input[type=range]');
+  if (!linear) {
     setTimeout(lay, 50);
     return;
   }
   const box = document.createElement('span');
   box.className = 'log-slider';
-  over = document.createElement('input');
-  Object.assign(over, { type: 'range', min: 0, max: PLACES, step: 1, className: plain.className });
-  [over.id, plain.id] = [plain.id, '']; // a click on the name goes to the slider that is seen
-  over.setAttribute('aria-label', plain.getAttribute('aria-label') + $LABEL);
+  overlay = document.createElement('input');
+  Object.assign(overlay, { type: 'range', min: 0, max: POSITIONS, step: 1 });
+  overlay.className = linear.className;
+  [overlay.id, linear.id] = [linear.id, '']; // a click on the label focuses the visible slider
+  overlay.setAttribute('aria-label', linear.getAttribute('aria-label') + $LABEL);
   mark = document.createElement('i');
-  box.append(mark, over);
-  plain.parentElement.querySelector('.log-slider')?.remove(); // of a page that showed it before
-  plain.after(box);
-  plain.tabIndex = -1;
-  plain.setAttribute('aria-hidden', 'true');
-  over.addEventListener('input', () => {
+  box.append(mark, overlay);
+  linear.parentElement.querySelector('.log-slider')?.remove(); // from an earlier display of the tab
+  linear.after(box);
+  linear.tabIndex = -1;
+  linear.setAttribute('aria-hidden', 'true');
+  overlay.addEventListener('input', () => {
     const { low, high } = read();
-    put(low * (high / low) ** (over.value / PLACES));
+    put(low * (high / low) ** (overlay.value / POSITIONS));
   });
-  over.addEventListener('pointerup', released);
-  over.addEventListener('keydown', (e) => {
+  overlay.addEventListener('pointerup', released);
+  overlay.addEventListener('keydown', (e) => {
     const way = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1 }[e.key];
     if (!way) return;
     e.preventDefault();
     const { value, step } = read();
     put(way > 0 ? Math.max(value + step, value * KEY) : Math.min(value - step, value / KEY));
-    over.value = PLACES * shareOf(+plain.value);
-    tell();
+    overlay.value = POSITIONS * shareOf(+linear.value);
+    announceValue();
   });
   const observer = new MutationObserver(follow);
-  observer.observe(plain, { attributes: true });
-  observer.observe(plain.closest('.block'), {
+  observer.observe(linear, { attributes: true });
+  observer.observe(linear.closest('.block'), {
     characterData: true,
     childList: true,
     subtree: true,

@@ -1,51 +1,51 @@
-// Fills cells that become known later than the panel they stand in. The value maps plan keys to
-// HTML; each cell names its plan, so one of an earlier slider position has no place to go.
-const known = {};
-let seen = null;
-// A cell that was measured on more windows takes the place of one with fewer, or none.
+// Fills cells whose figures arrive later than their panel. The value maps keys to HTML. Each cell
+// has the key of its plan, so a cell of an earlier slider position is not filled.
+const htmlByKey = {};
+let observedPanel = null;
+// The number of windows of a cell: a cell with more windows replaces one with fewer or none.
 function windows(html) {
   const made = document.createElement('template');
   made.innerHTML = html;
   return Number(made.content.firstElementChild.dataset.windows);
 }
-function place() {
+function fillCells() {
   for (const cell of document.querySelectorAll('[data-plan]')) {
-    const html = known[cell.dataset.plan];
+    const html = htmlByKey[cell.dataset.plan];
     if (html && windows(html) > Number(cell.dataset.windows)) cell.outerHTML = html;
   }
   continuation();
 }
-// The continuation of the ranks before stays, pale, until that of those on show is there.
+// The continuation of the previous plan stays, dimmed, until the displayed plan's arrives.
 let written = '';
 function continuation() {
   const panel = document.querySelector('#continuation');
-  const html = known.continuation;
+  const html = htmlByKey.continuation;
   if (!panel || !html) return;
   if (html !== written || !panel.querySelector('[data-of]')) {
     panel.querySelector('.note, [data-of]').outerHTML = html;
     written = html;
   }
-  const shown = document.querySelector('.cell.actual')?.dataset.plan;
-  // on what is drawn here: Gradio writes the classes of its panels anew
-  const said = panel.querySelector('[data-of]');
-  said.classList.toggle('stale', said.dataset.of !== shown);
+  const displayed = document.querySelector('.cell.actual')?.dataset.plan;
+  // set on the content, because Gradio rewrites the classes of its panels
+  const text = panel.querySelector('[data-of]');
+  text.classList.toggle('stale', text.dataset.of !== displayed);
 }
-// What becomes known before the tab was opened waits for it: Gradio mounts a tab when it is opened.
+// Figures that arrive before the tab is opened wait: Gradio mounts a tab when it is opened.
 function follow() {
   const panel = document.getElementById('size-and-cost');
-  if (!panel || panel === seen || !document.getElementById('continuation')) return;
-  seen = panel;
-  // Gradio changes what a cell says, or puts another one in its place
-  const what = { childList: true, subtree: true, attributeFilter: ['data-plan'] };
-  new MutationObserver(place).observe(panel, what);
-  place();
+  if (!panel || panel === observedPanel || !document.getElementById('continuation')) return;
+  observedPanel = panel;
+  // Gradio changes the text of a cell or replaces the cell
+  const options = { childList: true, subtree: true, attributeFilter: ['data-plan'] };
+  new MutationObserver(fillCells).observe(panel, options);
+  fillCells();
 }
 let tabs = null;
 watch('value', () => {
   if (!props.value) return;
-  Object.assign(known, JSON.parse(props.value));
+  Object.assign(htmlByKey, JSON.parse(props.value));
   follow();
-  place();
+  fillCells();
   if (tabs) return;
   tabs = document.getElementById('tabs');
   new MutationObserver(follow).observe(tabs, { childList: true, subtree: true });

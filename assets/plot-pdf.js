@@ -1,23 +1,23 @@
-// The saved picture of a plot as PDF: paths stay paths and words stay words, for a paper.
-// `pictureAsPdf(svg, mm)` gives a Blob; plot-saving.js asks for it. Once for all plots of the page.
+// The picture of a plot as a PDF with paths and text, for a paper. `pictureAsPdf(svg, mm)` returns
+// a Blob; plot-saving.js calls it. Loaded once for all plots of the page.
 //
-// The picture is put into the page, unseen, so that the browser says where everything stands and
-// in which colour. What is drawn there is what plotly draws: paths, rectangles, lines, words,
-// clips and the gradient of a colour bar. Words are in Helvetica, which every reader has.
+// The picture is inserted into the page, hidden, so that the browser computes positions and colors.
+// Supported are the elements that plotly draws: paths, rectangles, lines, text, clips and the
+// gradient of a color bar. Text is in Helvetica, which every PDF viewer has.
 window.pictureAsPdf = (() => {
-  const POINTS = 72 / 25.4, // in a millimetre
+  const POINTS = 72 / 25.4, // per millimeter
     STRIPS = 64, // of a gradient
     WIN = { '–': 150, '−': 150, '—': 151, '…': 133, '“': 147, '”': 148, '’': 146, '•': 149 };
   const short = (value) => String(+value.toFixed(3));
   const matrix = ({ a, b, c, d, e, f }) => `${[a, b, c, d, e, f].map(short).join(' ')} cm`;
 
-  /* Red, green, blue and opacity in [0, 1] of a colour as the browser says it; null: none. */
-  function colour(words) {
+  /* Red, green, blue and opacity in [0, 1] of a CSS color; null for none. */
+  function color(words) {
     const [r, g, b, a = 1] = (words.match(/[\d.]+/g) || []).map(Number);
-    return /^rgb/.test(words) && a > 0 ? { ink: [r, g, b].map((one) => one / 255), a } : null;
+    return /^rgb/.test(words) && a > 0 ? { ink: [r, g, b].map((value) => value / 255), a } : null;
   }
 
-  /* A string of PDF in the encoding of its own fonts. */
+  /* A PDF string in the encoding of the standard fonts. */
   function encoded(words) {
     const codes = [...words.replaceAll('→', '->').replaceAll('\u202f', ' ')].map((letter) => {
       const code = WIN[letter] ?? letter.codePointAt(0);
@@ -26,7 +26,7 @@ window.pictureAsPdf = (() => {
     return codes.map((code) => code.toString(16).padStart(2, '0')).join('');
   }
 
-  /* An arc of SVG as curves: its centre first, then a curve for each quarter at most. */
+  /* An SVG arc as curves, at most a quarter each, after its center. */
   function arc([x0, y0], [rx, ry, turn, large, sweep, x, y]) {
     const at = (turn * Math.PI) / 180,
       [cos, sin] = [Math.cos(at), Math.sin(at)];
@@ -58,7 +58,7 @@ window.pictureAsPdf = (() => {
     });
   }
 
-  /* A path of SVG in the operators of PDF. */
+  /* An SVG path as PDF operators. */
   function path(d) {
     const lengths = { M: 2, L: 2, H: 1, V: 1, C: 6, Q: 4, A: 7, Z: 0 },
       out = [];
@@ -113,7 +113,7 @@ window.pictureAsPdf = (() => {
     return box[2] > 0 && box[3] > 0 ? `${box.map(short).join(' ')} re` : '';
   }
 
-  /* The page's drawing, as a list of operators; states: the opacities that it names. */
+  /* The drawing as a list of PDF operators. states: collects the opacities that they use. */
   function drawing(root, states) {
     const toRoot = root.getScreenCTM().inverse(),
       placed = (one) => toRoot.multiply(one.getScreenCTM()),
@@ -156,7 +156,7 @@ window.pictureAsPdf = (() => {
           [one, two] = [stops[after - 1], stops[after]],
           [low, high] = [one.offset.baseVal, two.offset.baseVal],
           part = (share - low) / (high - low || 1);
-        const inks = [one, two].map((stop) => colour(getComputedStyle(stop).stopColor).ink);
+        const inks = [one, two].map((stop) => color(getComputedStyle(stop).stopColor).ink);
         return inks[0].map((value, i) => value + part * (inks[1][i] - value));
       };
       return [...Array(STRIPS).keys()].map((i) => {
@@ -169,8 +169,8 @@ window.pictureAsPdf = (() => {
 
     function filled(shape, look, opacity) {
       const line = outline(shape),
-        fill = colour(look.fill),
-        stroke = colour(look.stroke),
+        fill = color(look.fill),
+        stroke = color(look.stroke),
         wide = parseFloat(look.strokeWidth),
         out = [];
       if (!line) return out;
@@ -202,7 +202,7 @@ window.pictureAsPdf = (() => {
       let first = 0;
       for (let words = nodes.nextNode(); words; words = nodes.nextNode()) {
         const look = getComputedStyle(words.parentElement),
-          fill = colour(look.fill);
+          fill = color(look.fill);
         if (first < shape.getNumberOfChars() && fill && words.data.trim()) {
           const { x, y } = shape.getStartPositionOfChar(first),
             font = +look.fontWeight >= 600 ? 'F2' : 'F1';
@@ -229,7 +229,7 @@ window.pictureAsPdf = (() => {
     });
   }
 
-  /* A file of one page that shows the picture, `mm` wide. */
+  /* A PDF file with one page, `mm` wide. */
   async function pdf(svg, mm) {
     const unseen = document.createElement('div'),
       states = {};
@@ -273,14 +273,14 @@ window.pictureAsPdf = (() => {
       new Blob([words]).stream().pipeThrough(new CompressionStream('deflate')),
     ).arrayBuffer();
 
-  /* The objects of a PDF, numbered from 1, with the table of where each begins. */
+  /* The objects of a PDF, numbered from 1, with the table of their offsets. */
   function filed(objects) {
     const parts = ['%PDF-1.4\n'],
       begins = [];
     let length = parts[0].length;
     const add = (part) => {
       parts.push(part);
-      length += part.byteLength ?? part.length; // all letters are ASCII
+      length += part.byteLength ?? part.length; // all characters are ASCII
     };
     objects.forEach((object, i) => {
       begins.push(length);

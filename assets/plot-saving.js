@@ -1,10 +1,10 @@
-// Saves a plot as a picture for a paper, as wide as one or two of its columns and with the caption
-// below, or its numbers as CSV. Shares the scope of plot.js; plot-pdf.js makes the PDF.
-const PIXELS = 96 / 25.4; // of CSS in a millimetre
+// Saves a plot as a picture for a paper, one or two columns wide, with the caption below, or its
+// numbers as CSV. Shares the scope of plot.js; plot-pdf.js makes the PDF.
+const PIXELS = 96 / 25.4; // CSS pixels per millimeter
 const DPI = 300;
 const PAPER = {
   family: 'Helvetica, Arial, sans-serif',
-  size: 9, // pixels of CSS: 6.75 points
+  size: 9, // CSS pixels: 6.75 points
   text: '#1a1a1a',
   soft: '#4d4d4d',
   grid: '#d4d4d4',
@@ -14,7 +14,7 @@ const PAPER = {
 const FOOT = { size: 8, line: 11, edge: 8 };
 const SVG = 'http://www.w3.org/2000/svg';
 
-/* The figure with small letters, dark on white, at its whole range. */
+/* The figure with small text, dark on white, at its full range. */
 function onPaper(width) {
   const small = (key, value) =>
     /font$/.test(key) && value.size ? { ...value, size: Math.min(value.size, PAPER.size) } : value;
@@ -22,17 +22,17 @@ function onPaper(width) {
   painted(layout, PAPER);
   layout.paper_bgcolor = layout.plot_bgcolor = PAPER.background;
   layout.width = width;
-  layout.height = Math.round(layout.height * (width < 600 ? 0.85 : 1)) + ofLegend(width);
+  layout.height = Math.round(layout.height * (width < 600 ? 0.85 : 1)) + legendHeight(width);
   layout.margin = { ...layout.margin, l: 40, r: 12 };
-  for (const name of Object.keys(layout).filter((one) => /^yaxis/.test(one)))
+  for (const name of Object.keys(layout).filter((key) => /^yaxis/.test(key)))
     layout[name].automargin = true;
   for (const title of layout.annotations || [])
-    title.font = { ...title.font, size: thatFits(title, width - 80) };
+    title.font = { ...title.font, size: fittingSize(title, width - 80) };
   return { data: data.filter((trace) => trace.mode !== 'text' || fits(trace, width)), layout };
 }
 
-/* The size of the letters of a title whose longest line has so much room. */
-function thatFits(title, room) {
+/* The font size at which the longest line of a title fits the width in pixels. */
+function fittingSize(title, room) {
   const pen = document.createElement('canvas').getContext('2d'),
     lines = title.text.split('<br>').map((line) => line.replace(/<[^>]*>/g, '')),
     size = title.font?.size ?? PAPER.size;
@@ -41,7 +41,7 @@ function thatFits(title, room) {
   return Math.min(size, (size * room) / longest);
 }
 
-// Whether numbers in cells have room beside each other, about 24 pixels for each.
+// Whether the numbers in cells fit next to each other, at about 24 pixels each.
 const fits = (trace, width) => width - 110 > 24 * new Set(trace.x).size;
 
 function node(name, attributes, text = '') {
@@ -51,7 +51,7 @@ function node(name, attributes, text = '') {
   return made;
 }
 
-/* The words in lines that fit a width in pixels. */
+/* The words as lines that fit a width in pixels. */
 function wrapped(words, width) {
   const pen = document.createElement('canvas').getContext('2d');
   pen.font = `${FOOT.size}px ${PAPER.family}`;
@@ -59,7 +59,7 @@ function wrapped(words, width) {
   for (const word of words.split(' ')) {
     const longer = `${lines.at(-1)} ${word}`.trim();
     if (pen.measureText(longer).width * 1.04 <= width) lines[lines.length - 1] = longer;
-    else lines.push(word); // the 4 %: another reader's letters are a little wider
+    else lines.push(word); // 4 %: in other viewers, letters may be slightly wider
   }
   return lines;
 }
@@ -74,23 +74,23 @@ async function picture(mm) {
   await sharpen(plot, drawn.data);
   const lines = wrapped(figure.caption || '', width - 2 * FOOT.edge);
   const height = size.height + lines.length * FOOT.line + FOOT.edge;
-  const whole = node('svg', {
+  const image = node('svg', {
     viewBox: `0 0 ${width} ${height}`,
     width: `${mm}mm`,
     height: `${((mm * height) / width).toFixed(2)}mm`,
   });
-  whole.append(node('rect', { width, height, fill: PAPER.background }), plot);
+  image.append(node('rect', { width, height, fill: PAPER.background }), plot);
   const style = { 'font-family': PAPER.family, 'font-size': FOOT.size, fill: PAPER.soft };
   lines.forEach((line, i) =>
-    whole.append(
+    image.append(
       node('text', { x: FOOT.edge, y: size.height + (i + 1) * FOOT.line - 2, ...style }, line),
     ),
   );
-  return new XMLSerializer().serializeToString(whole);
+  return new XMLSerializer().serializeToString(image);
 }
 
-/* plotly draws the cells of a heatmap as a picture of one dot for each pixel of the page, which is
-   a blur in print: rectangles of the same colours take its place. */
+/* plotly draws the cells of a heatmap as a bitmap with the resolution of the page, which is blurred
+   in print. Rectangles of the same colors replace it. */
 async function sharpen(plot, data) {
   const cells = data.find((trace) => trace.type === 'heatmap'),
     drawn = plot.querySelector('.hm image');
@@ -128,15 +128,15 @@ async function dots(svg, mm) {
   return new Blob(withDensity(await made.arrayBuffer()), { type: 'image/png' });
 }
 
-/* A PNG that says how many dots it has in a metre, so that LaTeX and Word set it at its width. */
+/* Add the dots per meter to a PNG, so that LaTeX and Word show it at its width. */
 function withDensity(png) {
   const chunk = new DataView(new ArrayBuffer(21)),
-    each = Math.round(DPI / 0.0254),
-    head = 33; // bytes of the signature and the first chunk, before which no other may come
+    perMeter = Math.round(DPI / 0.0254),
+    head = 33; // bytes of the signature and of the chunk that must be the first
   chunk.setUint32(0, 9);
   [...'pHYs'].forEach((letter, i) => chunk.setUint8(4 + i, letter.charCodeAt(0)));
-  chunk.setUint32(8, each);
-  chunk.setUint32(12, each);
+  chunk.setUint32(8, perMeter);
+  chunk.setUint32(12, perMeter);
   chunk.setUint8(16, 1);
   chunk.setUint32(17, crc(new Uint8Array(chunk.buffer, 4, 13)));
   return [png.slice(0, head), chunk.buffer, png.slice(head)];
@@ -169,7 +169,7 @@ function csv() {
   return rows.map((r) => r.map(quote).join(',')).join('\n') + '\n';
 }
 
-function give(blob, ending) {
+function saveFile(blob, ending) {
   const link = document.createElement('a');
   link.href = URL.createObjectURL(blob);
   link.download = element.parentElement.closest('[id]').id + ending;
@@ -188,7 +188,7 @@ menu.addEventListener('click', async (e) => {
   const { save: kind, mm } = e.target.closest('[data-save]')?.dataset ?? {};
   if (!kind) return;
   menu.open = false;
-  give(await SAVERS[kind](+mm), `${mm ? `-${mm}mm` : ''}.${kind}`);
+  saveFile(await SAVERS[kind](+mm), `${mm ? `-${mm}mm` : ''}.${kind}`);
 });
 menu.addEventListener('keydown', (e) => {
   if (e.key === 'Escape') menu.open = false;

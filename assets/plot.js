@@ -1,40 +1,40 @@
-// What a plot does in the browser: draw in the page's colours, keep its zoom, report clicks, mark
-// the selected slot.
-// Runs as js_on_load of a gr.HTML, which gives element, props, trigger and watch.
+// A plot in the browser: draws in the page's colors, keeps the zoom, reports clicks, and marks the
+// selected slot.
+// Runs as js_on_load of a gr.HTML, which provides element, props, trigger and watch.
 //
-// Colours come from the page at drawing time, so that one figure serves light and dark. A plot
-// drawn while its tab was hidden has no width: the observer redraws it once it has one. What a
-// figure's layout.meta says:
-//   mark: how to show the selected slot: "cell" of a heatmap, "bar", "point", "block", or "layer"
-//     (a band across). Of cells and points, a slot that is hovered in one plot is marked in the
-//     others.
-//   columns: for blocks, component -> where its column begins and ends
-//   axes: for bars, component -> its y axis, where it begins from the middle of its layer, and how
-//     wide it is, in layers
-//   steps: component -> [least step of a rank]: the selected bar gets a handle
-// The figure's caption stands above the plot, and below it where it is saved (plot-saving.js).
+// Colors come from the page when a figure is drawn, so that a figure fits light and dark mode. A
+// plot that is drawn while its tab is hidden has no width; the observer redraws it once it has one.
+// Fields of a figure's layout.meta:
+//   mark: the mark of the selected slot: "cell" of a heatmap, "bar", "point", "block", or "layer"
+//     (a band across). A cell or point that is hovered over in one plot is marked in all plots.
+//   columns: for blocks, component -> begin and end of its column
+//   axes: for bars, component -> [y axis, begin relative to the middle of the layer, width], both
+//     in layers
+//   steps: component -> [smallest step of a rank]: the selected bar gets a handle
+// The caption is above the plot, and below it in a saved file (plot-saving.js).
 const host = element.querySelector('.plot'),
   head = element.querySelector('.plot-head');
 const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
 let figure = null,
   handle = null,
   dragged = null,
-  hovered = null, // the slot that is hovered in another plot
-  width = 0; // of the plot once it is drawn: asking the browser anew has the page laid out
+  hovered = null, // the slot under the pointer in another plot
+  width = 0; // of the drawn plot: reading it from the browser would force a layout of the page
 
-// A circle of 9 pixels around a point, as a path: of a circle with corners at -9 and 9 plotly takes
-// the logarithm where an axis is logarithmic, and draws a quarter of it.
+// A circle of 9 pixels around a point, as a path: on a logarithmic axis, plotly takes the logarithm
+// of the corners of a circle and draws only a quarter of it.
 const RING = 'M9,0C9,5 5,9 0,9C-5,9 -9,5 -9,0C-9,-5 -5,-9 0,-9C5,-9 9,-5 9,0Z';
+const CELL_KEYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const LINKED = ['cell', 'point'];
 
 function marks() {
   const mark = (figure.layout.meta || {}).mark,
-    beside = LINKED.includes(mark) ? around(mark, hovered, 'hovered') : [];
-  return [...around(mark, window.selectedSlot, 'selected'), ...beside];
+    hoverMarks = LINKED.includes(mark) ? shapesAround(mark, hovered, 'hovered') : [];
+  return [...shapesAround(mark, window.selectedSlot, 'selected'), ...hoverMarks];
 }
 
-// The shapes that mark a slot, under a name.
-function around(mark, at, name) {
+// The shapes that mark a slot, with a name.
+function shapesAround(mark, at, name) {
   if (!at || !mark) return [];
   const dash = name === 'hovered' ? 'dot' : 'solid',
     line = { color: style('--select'), width: 2.5, dash },
@@ -66,9 +66,9 @@ function around(mark, at, name) {
     const ring = { type: 'path', path: RING, line, name, xsizemode: 'pixel', ysizemode: 'pixel' };
     return point ? [{ ...ring, xanchor: point.x, yanchor: point.y }] : [];
   }
-  const own = figure.layout.meta.axes[at.component];
-  if (!own) return [];
-  const [yref, begin, width] = own,
+  const axis = figure.layout.meta.axes[at.component];
+  if (!axis) return [];
+  const [yref, begin, width] = axis,
     x0 = at.layer + begin;
   return [{ ...box, yref, x0, x1: x0 + width, y0: 0, y1: 1.03 }];
 }
@@ -80,13 +80,14 @@ function pointOf(at) {
   return null;
 }
 
-function markAnew() {
-  if (figure && figure.layout.meta.mark)
-    Plotly.relayout(host, { shapes: [...(figure.layout.shapes || []), ...marks()] }).then(place);
+function redrawMarks() {
+  if (!figure || !figure.layout.meta.mark) return;
+  const shapes = [...(figure.layout.shapes || []), ...marks()];
+  Plotly.relayout(host, { shapes }).then(placeHandle);
 }
 
-// Tells the other plots which slot is hovered in this one; null: none any longer.
-function tellHovered(slot) {
+// Announce the slot under the pointer to the other plots; null: none.
+function announceHover(slot) {
   if (figure && LINKED.includes(figure.layout.meta.mark))
     window.dispatchEvent(new CustomEvent('lrw-hovered', { detail: { host, slot } }));
 }
@@ -94,7 +95,49 @@ function hoveredElsewhere({ detail }) {
   const linked = detail.host !== host && figure && LINKED.includes(figure.layout.meta.mark);
   if (!linked || JSON.stringify(detail.slot) === JSON.stringify(hovered)) return;
   hovered = detail.slot;
-  markAnew();
+  redrawMarks();
+}
+
+/* The keyboard: arrow keys mark a cell of a heatmap, Enter selects it. */
+function moveCell(key) {
+  const { x, y, customdata } = figure.data[0],
+    rows = y.filter((_, row) => customdata[row].length), // without the gap between groups
+    from = hovered || window.selectedSlot || {},
+    [right, down] = CELL_KEYS[key],
+    inside = (i, count) => Math.min(count - 1, Math.max(0, i));
+  hovered = {
+    layer: x[inside(x.indexOf(from.layer) + right, x.length)],
+    component: rows[inside(rows.indexOf(from.component) + down, rows.length)],
+  };
+  announceHover(hovered);
+  redrawMarks();
+}
+function cellKey(event) {
+  if (!figure || figure.layout.meta.mark !== 'cell') return;
+  const isEnter = event.key === 'Enter' || event.key === ' ';
+  if (!isEnter && !CELL_KEYS[event.key]) return;
+  event.preventDefault();
+  if (!isEnter) moveCell(event.key);
+  const at = hovered || window.selectedSlot,
+    [row, column] = [figure.data[0].y.indexOf(at?.component), figure.data[0].x.indexOf(at?.layer)];
+  if (row < 0 || column < 0) return;
+  const custom = figure.data[0].customdata[row][column],
+    more = event.ctrlKey || event.metaKey;
+  host.setAttribute('aria-label', `${$CELLS} ${custom[0]} · ${custom[1]}: ${custom[2]}`);
+  if (isEnter) trigger('select', { x: at.layer, y: at.component, z: custom[2], custom, more });
+}
+function leaveCells() {
+  if (!figure || figure.layout.meta.mark !== 'cell') return;
+  hovered = null;
+  announceHover(null);
+  redrawMarks();
+}
+function makeFocusable() {
+  host.tabIndex = 0;
+  host.setAttribute('role', 'application'); // so that screen readers pass arrow keys on
+  host.setAttribute('aria-label', $CELLS);
+  host.addEventListener('keydown', cellKey);
+  host.addEventListener('blur', leaveCells);
 }
 
 function selectedBar() {
@@ -106,8 +149,8 @@ function selectedBar() {
   return null;
 }
 
-/* The handle on the selected bar: a slider for the mouse, for fingers and for the keyboard. */
-function place() {
+/* The handle on the selected bar: a slider for mouse, touch and keyboard. */
+function placeHandle() {
   const bar = handle && figure && figure.layout.meta.steps && selectedBar();
   if (!handle) return;
   handle.hidden = !bar || !host._fullLayout;
@@ -144,7 +187,7 @@ function near(rank, bar) {
 let burst = null,
   waiting = null,
   sent = 0;
-// At most one edit in 80 ms, and always the last one. Edits of one gesture (a drag, a burst of
+// Send at most one edit in 80 ms, and always the last one. Edits of one gesture (a drag, a burst of
 // keys) are undone together.
 function edit(rank, gesture) {
   clearTimeout(waiting);
@@ -158,15 +201,15 @@ function edit(rank, gesture) {
   );
 }
 const QUIET = 1000; // ms without a key that end a burst
-// While keys are pressed the handle runs ahead of the bar: an answer to the first press must not
-// take back the third.
+// While keys are pressed, the handle is ahead of the bar: the answer to the first press must not
+// undo the third.
 const keyed = () =>
   burst && burst.slot === JSON.stringify(window.selectedSlot) && Date.now() - burst.last < QUIET;
-function ofKeys() {
+function keyGesture() {
   const now = Date.now(),
     slot = JSON.stringify(window.selectedSlot);
   burst = keyed() ? { ...burst, last: now } : { name: 'keys' + now, last: now, slot };
-  setTimeout(place, QUIET + 20);
+  setTimeout(placeHandle, QUIET + 20);
   return burst.name;
 }
 function makeHandle() {
@@ -205,7 +248,7 @@ function makeHandle() {
     });
   handle.addEventListener('blur', () => {
     burst = null;
-    place();
+    placeHandle();
   });
   handle.addEventListener('keydown', (e) => {
     const bar = selectedBar(),
@@ -230,7 +273,7 @@ function makeHandle() {
       bar,
     );
     put(bar, rank);
-    edit(rank, ofKeys());
+    edit(rank, keyGesture());
   });
 }
 
@@ -241,7 +284,7 @@ const CONFIG = {
   modeBarButtonsToRemove: ['toImage', 'lasso2d', 'select2d', 'autoScale2d'],
 };
 
-const ofPage = () => ({
+const pageLook = () => ({
   family: getComputedStyle(element).fontFamily,
   size: 12,
   text: style('--body-text-color'),
@@ -251,14 +294,14 @@ const ofPage = () => ({
   select: style('--select'),
 });
 
-// Puts fonts and colours into a layout, and returns it.
+// Set the fonts and colors of a layout, and return it.
 function painted(layout, look) {
   const font = { family: look.family, color: look.text, size: look.size };
   const lines = { gridcolor: look.grid, zerolinecolor: look.grid, linecolor: look.grid };
   layout.font = { ...font, ...layout.font };
   layout.hoverlabel = { font, bgcolor: look.background, bordercolor: look.grid };
   layout.modebar = { ...layout.modebar, color: look.soft, activecolor: look.text };
-  for (const name of Object.keys(layout).filter((one) => /^[xy]axis/.test(one))) {
+  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
     const axis = (layout[name] = { ...lines, ...layout[name] });
     if (axis.title) axis.title = { ...axis.title, font: { size: look.size, ...axis.title.font } };
   }
@@ -267,14 +310,13 @@ function painted(layout, look) {
   return layout;
 }
 
-// On a narrow page a long legend takes several lines: they come on top of the height that the axes
-// need.
-function ofLegend(width) {
+// The height of a long legend on a narrow page, where it takes several lines.
+function legendHeight(width) {
   const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
   return width < 600 && named > 4 ? 20 * Math.ceil(named / 2) : 0;
 }
 
-// Whether the numbers in cells have room beside each other, about 7 pixels for a letter.
+// Whether the numbers in cells fit next to each other, at about 7 pixels per character.
 function readable(trace) {
   if (trace.mode !== 'text' || !trace.text.length) return true;
   const letters = Math.max(...trace.text.map((words) => String(words).length)),
@@ -296,9 +338,9 @@ function draw() {
     return;
   }
   figure = JSON.parse(props.value);
-  const layout = painted(figure.layout, ofPage());
+  const layout = painted(figure.layout, pageLook());
   layout.meta ||= {};
-  layout.height += ofLegend(window.innerWidth);
+  layout.height += legendHeight(window.innerWidth);
   host.style.height = layout.height + 'px';
   head.firstElementChild.textContent = head.firstElementChild.title = figure.caption || '';
   Plotly.react(
@@ -309,11 +351,12 @@ function draw() {
   ).then(() => {
     host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
     if (figure && figure.layout.meta.steps && !handle) makeHandle();
-    place();
+    placeHandle();
     if (host.wired) return;
     host.wired = true;
-    // Where a page has a <base>, plotly names clips and gradients by the address at the first
-    // drawing, and loses them when that changes.
+    if (layout.meta.mark === 'cell') makeFocusable();
+    // On a page with a <base>, plotly refers to clips and gradients by the address of the first
+    // drawing, and loses them when the address changes.
     if (host._context._baseUrl) {
       host._context._baseUrl = '';
       Plotly.redraw(host);
@@ -323,19 +366,19 @@ function draw() {
       const more = e.event && (e.event.ctrlKey || e.event.metaKey);
       trigger('select', { x: p.x, y: p.y, z: p.z, custom: p.customdata, more: !!more });
     });
-    host.on('plotly_relayout', place);
+    host.on('plotly_relayout', placeHandle);
     host.on('plotly_hover', (e) => {
       const [layer, component] = e.points[0].customdata || [];
-      if (component) tellHovered({ layer, component });
+      if (component) announceHover({ layer, component });
     });
-    host.on('plotly_unhover', () => tellHovered(null));
-    window.addEventListener('lrw-selected', markAnew);
+    host.on('plotly_unhover', () => announceHover(null));
+    window.addEventListener('lrw-selected', redrawMarks);
     window.addEventListener('lrw-hovered', hoveredElsewhere);
     width = host.clientWidth;
     new ResizeObserver(() => {
       if (host.clientWidth && host.clientWidth !== width) {
         width = host.clientWidth;
-        Plotly.Plots.resize(host).then(place);
+        Plotly.Plots.resize(host).then(placeHandle);
         if (figure && figure.data.filter(readable).length !== host.data.length) draw();
       }
     }).observe(host);

@@ -1,2 +1,2 @@
-// Keeps the value, the id of a run or "", in the address bar.
+// Stores the value, the id of a run or "", in the address.
 watch('value', () => address({ run: props.value }));

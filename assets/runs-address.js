@@ -1,2 +1,2 @@
-// Keeps the ids of the chosen runs in the address bar.
+// Stores the ids of the selected runs in the address.
 (ids) => address({ runs: (ids || []).join(',') });

@@ -1,57 +1,59 @@
-// The table of runs: asks the server for one page of rows whenever the view or the runs change and
-// the table is on show. Columns, order and words are kept in the browser.
-// Runs as js_on_load of a gr.HTML, which gives element, props, trigger, watch and server. The
-// value: JSON of [stamp of the runs, ids chosen to compare, id of the run on show].
+// The table of runs: requests a page of rows when the view or the runs change while the table is
+// visible. Columns, order and search terms are stored in the browser.
+// Runs as js_on_load of a gr.HTML, which provides element, props, trigger, watch and server. The
+// value is JSON of [stamp of the runs, ids of the selected runs, id of the opened run].
 const KEY = 'runs-table',
   MOST = $MOST,
-  AGAIN = 2000; // milliseconds
+  RETRY = 2000; // milliseconds
 const root = element.querySelector('.runs'),
   tools = root.querySelector('.runs-tools'),
   words = tools.querySelector('[type=search]'),
   rows = root.querySelector('.runs-page');
-const usual = { columns: JSON.parse(root.dataset.usual), sort: 'date', falling: true, words: '' };
-let view = { ...usual, ...kept(), page: 0 },
-  onShow = false,
-  stale = true,
-  asked = 0,
+const usualColumns = JSON.parse(root.dataset.usual);
+const defaults = { columns: usualColumns, sort: 'date', falling: true, words: '' };
+let view = { ...defaults, ...stored(), page: 0 },
+  isVisible = false,
+  isStale = true,
+  requests = 0,
   typing = null,
-  ticked = null, // the runs that are ticked, until the server has them; null: those of the value
-  sent = []; // JSON of the lists sent that were not yet in the value
+  selected = null, // the selected runs, until the server has them; null: those of the value
+  sent = []; // JSON of sent lists that the value does not have yet
 
-function kept() {
+function stored() {
   try {
     return JSON.parse(localStorage.getItem(KEY)) || {};
   } catch {
     return {};
   }
 }
-function shown() {
+function state() {
   const [stamp, chosen, opened] = JSON.parse(props.value || '[]');
-  return { stamp, chosen: ticked || chosen || [], opened };
+  return { stamp, chosen: selected || chosen || [], opened };
 }
 function change(parts) {
   view = { ...view, page: 0, ...parts };
-  const { page, ...rest } = view;
+  const { page, ...settings } = view;
   try {
-    localStorage.setItem(KEY, JSON.stringify(rest));
+    localStorage.setItem(KEY, JSON.stringify(settings));
   } catch {
-    /* a browser that keeps nothing */
+    /* a browser without storage */
   }
-  ask();
+  requestRows();
 }
-async function ask() {
-  stale = true;
-  if (!onShow) return;
-  const mine = ++asked;
+async function requestRows() {
+  isStale = true;
+  if (!isVisible) return;
+  const number = ++requests;
   let answer;
   try {
     answer = await server.runs_listed(view);
   } catch {
-    setTimeout(() => mine === asked && ask(), AGAIN); // the server is away; Gradio says so
+    // the server is not reachable; Gradio shows a message
+    setTimeout(() => number === requests && requestRows(), RETRY);
     return;
   }
-  if (mine !== asked) return;
-  stale = false;
+  if (number !== requests) return;
+  isStale = false;
   view.page = answer.page;
   tools.hidden = !answer.rows;
   const focus = rows.contains(document.activeElement) && document.activeElement.dataset.sort;
@@ -62,9 +64,9 @@ async function ask() {
   tools.querySelector("[data-turn='1']").disabled = !answer.more;
   mark();
 }
-/* The ticks and the run on show. */
+/* The selected runs and the opened run. */
 function mark() {
-  const { chosen, opened } = shown();
+  const { chosen, opened } = state();
   for (const row of rows.querySelectorAll('tr[data-run]')) {
     const box = row.querySelector('[type=checkbox]');
     box.checked = chosen.includes(row.dataset.run);
@@ -83,8 +85,8 @@ words.addEventListener('input', () => {
 tools.addEventListener('change', (e) => {
   const name = e.target.dataset.column;
   if (!name) return;
-  const others = view.columns.filter((one) => one !== name);
-  change({ columns: e.target.checked ? [...others, name] : others });
+  const columns = view.columns.filter((column) => column !== name);
+  change({ columns: e.target.checked ? [...columns, name] : columns });
 });
 tools.addEventListener('click', (e) => {
   const turn = e.target.closest('[data-turn]');
@@ -104,32 +106,32 @@ rows.addEventListener('click', (e) => {
 });
 rows.addEventListener('change', (e) => {
   const { run } = e.target.closest('tr').dataset,
-    others = shown().chosen.filter((one) => one !== run);
-  ticked = e.target.checked ? [...others, run] : others;
-  sent.push(JSON.stringify(ticked));
-  trigger('choose', { runs: ticked });
+    otherRuns = state().chosen.filter((id) => id !== run);
+  selected = e.target.checked ? [...otherRuns, run] : otherRuns;
+  sent.push(JSON.stringify(selected));
+  trigger('choose', { runs: selected });
   mark();
 });
-/* Of ticks in a row, what the server says of the earlier ones is not what is wanted. */
-function heard() {
-  const place = sent.indexOf(JSON.stringify(JSON.parse(props.value || '[]')[1] || []));
-  sent = place < 0 ? [] : sent.slice(place + 1);
-  if (!sent.length) ticked = null;
+/* After several selections, the answers to the earlier ones are ignored. */
+function acknowledge() {
+  const position = sent.indexOf(JSON.stringify(JSON.parse(props.value || '[]')[1] || []));
+  sent = position < 0 ? [] : sent.slice(position + 1);
+  if (!sent.length) selected = null;
 }
-let stamp = shown().stamp;
+let stamp = state().stamp;
 watch('value', () => {
-  heard();
-  const now = shown().stamp;
-  if (now !== stamp) ask();
-  stamp = now;
+  acknowledge();
+  const newStamp = state().stamp;
+  if (newStamp !== stamp) requestRows();
+  stamp = newStamp;
   mark();
 });
-// On show: in the open tab, scrolled to or not. A busy page tells several changes at once; the last
-// is what is now.
+// Visible: in the open tab, scrolled to or not. A busy page reports several changes at once; the
+// last one is current.
 new IntersectionObserver(
   (changes) => {
-    onShow = changes.at(-1).isIntersecting;
-    if (onShow && stale) ask();
+    isVisible = changes.at(-1).isIntersecting;
+    if (isVisible && isStale) requestRows();
   },
   { rootMargin: '100000px' },
 ).observe(root);

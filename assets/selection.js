@@ -1,41 +1,40 @@
-// The value, [layer, component, chosen by a person], is the selected slot. The plots listen for
-// lrw-selected and draw their own marks, so a selection needs no figure from the server.
-function spread() {
-  const [layer, component, chosen] = JSON.parse(props.value || '[]');
+// The value, [layer, component, whether a user selected it], is the selected slot. The plots listen
+// for lrw-selected and draw their marks, so a selection needs no figure from the server.
+function announceSelection() {
+  const [layer, component, byUser] = JSON.parse(props.value || '[]');
   if (component === undefined) return;
   window.selectedSlot = { layer, component };
   window.dispatchEvent(new Event('lrw-selected'));
-  if (chosen) address({ layer: String(layer), component });
+  if (byUser) address({ layer: String(layer), component });
 }
-watch('value', spread);
-spread();
-// A tab that a person opens is a step in the browser's history: Back and Forward go from tab to
-// tab.
-let shown = null,
-  first = null,
-  returned = null; // the tab that the browser went back to, until it is open
+watch('value', announceSelection);
+announceSelection();
+// A tab that the user opens is a step in the browser's history: Back and Forward switch tabs.
+let openTab = null,
+  firstTab = null,
+  pendingTab = null; // the tab of a Back or Forward step, until it is open
 function remember() {
   const tab = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
-  if (tab && shown && tab !== shown && tab !== returned)
+  if (tab && openTab && tab !== openTab && tab !== pendingTab)
     address({ tab }, navigator.userActivation?.isActive);
-  if (tab === returned) returned = null;
-  if (tab) shown = tab;
-  first ||= tab;
+  if (tab === pendingTab) pendingTab = null;
+  if (tab) openTab = tab;
+  firstTab ||= tab;
 }
 window.addEventListener('popstate', () => {
-  const tab = new URL(window.location).searchParams.get('tab') || first;
-  addressAfterStep({ tab }); // all else stays as it is on show
-  if (tab === shown) return;
-  returned = tab;
-  const named = [
+  const tab = new URL(window.location).searchParams.get('tab') || firstTab;
+  addressAfterStep({ tab });
+  if (tab === openTab) return;
+  pendingTab = tab;
+  const buttons = [
     ...document.querySelectorAll('#tabs [role=tab], .overflow-dropdown button'),
-  ].filter((one) => one.textContent.trim() === tab);
-  (named.find((one) => one.offsetParent) || named.at(-1))?.click();
+  ].filter((button) => button.textContent.trim() === tab);
+  (buttons.find((button) => button.offsetParent) || buttons.at(-1))?.click();
 });
-(function look() {
+(function observeTabs() {
   const tabs = document.querySelector('#tabs');
   if (!tabs) {
-    setTimeout(look, 50);
+    setTimeout(observeTabs, 50);
     return;
   }
   new MutationObserver(remember).observe(tabs, {

@@ -1,6 +1,6 @@
-// Ticks on the tabs, and the button of the next step, which reports its tab, such as `compare`.
-// data-steps: titles of tabs; data-next: [[tab, [label, next tab]], ...]; the value: which steps
-// are done.
+// Check marks on the tabs, and the button of the next step, which sends an event with the name of
+// its tab, such as `compare`. data-steps: titles of tabs. data-next: [[tab, [label, next tab]],
+// ...]. The value lists which steps are done.
 const guide = element.querySelector('.guide'),
   go = guide.querySelector('.next'),
   steps = JSON.parse(guide.dataset.steps);
@@ -11,15 +11,15 @@ const tabs = () => [
 const current = () =>
   document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
 function open(title) {
-  const named = tabs().filter((b) => b.textContent.trim() === title);
-  named.find((b) => b.offsetParent)?.click() ?? named.at(-1)?.click();
+  const buttons = tabs().filter((b) => b.textContent.trim() === title);
+  buttons.find((b) => b.offsetParent)?.click() ?? buttons.at(-1)?.click();
 }
 function draw() {
   const at = current(),
     done = JSON.parse(props.value || '[]');
   tabs().forEach((tab) => {
-    const ticked = !!done[steps.indexOf(tab.textContent.trim())];
-    if (ticked !== tab.hasAttribute('data-done')) tab.toggleAttribute('data-done', ticked);
+    const isDone = !!done[steps.indexOf(tab.textContent.trim())];
+    if (isDone !== tab.hasAttribute('data-done')) tab.toggleAttribute('data-done', isDone);
   });
   go.hidden = !next[at] || !done[steps.indexOf(at)];
   if (next[at]) {
@@ -31,10 +31,10 @@ function draw() {
   }
 }
 watch('value', draw);
-(function look() {
+(function observeTabs() {
   const tabs = document.querySelector('#tabs');
   if (!tabs) {
-    setTimeout(look, 50);
+    setTimeout(observeTabs, 50);
     return;
   }
   new MutationObserver(draw).observe(tabs, {

@@ -1,21 +1,19 @@
-"""The process of `python -m lrcore` and of the command `lrcore`."""
+"""Entry point of `python -m lrcore` and of the command `lrcore`."""
 
 import signal
 import sys
 
 
 def run() -> int:
-    """`cli.main`, with Ctrl+C at any moment answered as it is there: also before it is imported,
-    and when it has its answer.
-    """
+    """Run `cli.main`, and handle Ctrl+C during its import and after its end as it does."""
     try:
-        from .cli import main  # seconds, in which somebody may have thought better of it
+        from .cli import main  # takes seconds
 
         code = main()
     except KeyboardInterrupt:
-        print("cancelled", file=sys.stderr)
+        print("canceled", file=sys.stderr)
         code = 130
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on there is nothing to put in order
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no cleanup is needed from here on
     return code
 
 

@@ -1,7 +1,7 @@
-"""Write docs/api.md: the public API of lrcore, the commands, and the endpoints of the page.
+"""Write docs/api.md: functions and classes of lrcore, commands, and endpoints of the page.
 
-python scripts/api.py [--check]: everything is read from signatures, docstrings, the command line
-parser and the page; --check only compares.
+python scripts/api.py [--check]: the contents come from signatures, docstrings, the command-line
+parser and the page. --check only compares.
 """
 
 import inspect
@@ -32,32 +32,32 @@ more: shapes, units, and the exceptions raised (`help(lrcore.compress)`).
 
 
 def first_sentence(text: str | None) -> str:
-    """The first sentence of a docstring, on one line and safe in a table."""
+    """Return the first sentence of a docstring in a line, escaped for a table."""
     paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
     sentence = re.match(r".{25,}?[.](?=\s[A-Z`]|$)|.*", paragraph)[0]
     return sentence.replace("|", "\\|")
 
 
 def call(name: str, function: Any) -> str:
-    """`name(parameter, option=default)` with names and defaults only."""
+    """Return `name(parameter, option=default)`, with names and defaults only."""
     parts = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "self":
             continue
         star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         default = parameter.default
-        shown = getattr(default, "__name__", None) or repr(default)
-        parts.append(star + parameter.name + ("" if default is parameter.empty else f"={shown}"))
+        value = getattr(default, "__name__", None) or repr(default)
+        parts.append(star + parameter.name + ("" if default is parameter.empty else f"={value}"))
     return f"{name}({', '.join(parts)})"
 
 
 def attributes(kind: type) -> list[str]:
-    """Fields, properties and methods of a class that a caller may use, own ones first."""
-    own = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    own += [name for name in vars(kind) if name not in own]
+    """Return public fields, properties and methods of a class, without inherited members."""
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    names += [name for name in vars(kind) if name not in names]
     return [
         f"{name}()" if is_method(inspect.getattr_static(kind, name, None)) else name
-        for name in own
+        for name in names
         if not name.startswith("_")
     ]
 
@@ -67,22 +67,22 @@ def is_method(member: Any) -> bool:
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 
 def members(value: Any) -> list[str]:
-    """The names in a table of names, or in a union of classes."""
-    return [getattr(own, "__name__", own) for own in (get_args(value) or value)]
+    """Return the names in a table of names, or in a union of classes."""
+    return [getattr(member, "__name__", member) for member in (get_args(value) or value)]
 
 
 def package() -> str:
-    """The names of `lrcore.__all__`: functions, classes, and tables of names."""
+    """Return the section about `lrcore.__all__`: functions, classes and tables of names."""
     public = {name: getattr(lrcore, name) for name in lrcore.__all__}
     functions = {name: value for name, value in public.items() if inspect.isroutine(value)}
     classes = {name: value for name, value in public.items() if isinstance(value, type)}
-    rest = {name: public[name] for name in public if name not in functions | classes}
+    constants = {name: public[name] for name in public if name not in functions | classes}
     return (
         "## Functions of lrcore\n\n"
         + table(
@@ -99,7 +99,7 @@ def package() -> str:
                 (
                     f"`lrcore.{name}`",
                     first_sentence(kind.__doc__),
-                    ", ".join(f"`{own}`" for own in attributes(kind)),
+                    ", ".join(f"`{attribute}`" for attribute in attributes(kind)),
                 )
                 for name, kind in classes.items()
             ),
@@ -108,30 +108,30 @@ def package() -> str:
         + table(
             ("constant", "names"),
             (
-                (f"`lrcore.{name}`", ", ".join(f"`{own}`" for own in members(value)))
-                for name, value in rest.items()
+                (f"`lrcore.{name}`", ", ".join(f"`{member}`" for member in members(value)))
+                for name, value in constants.items()
             ),
         )
     )
 
 
 def commands() -> Iterator[tuple[str, str, str]]:
-    """(command with its arguments, help, flags) of every command of `python -m lrcore`."""
+    """Yield (command with arguments, help, flags) of each command of `python -m lrcore`."""
     import typer
 
     from lrcore.cli.commands import app
 
     def walk(command: Any, path: str) -> Iterator[tuple[str, str, str]]:
         if hasattr(command, "commands"):
-            for name, own in command.commands.items():
-                yield from walk(own, f"{path} {name}".strip())
+            for name, subcommand in command.commands.items():
+                yield from walk(subcommand, f"{path} {name}".strip())
             if not command.invoke_without_command:
                 return
         arguments = [
-            own if p.required or own.startswith("[") else f"[{own}]"
+            name if p.required or name.startswith("[") else f"[{name}]"
             for p in command.params
             if p.param_type_name == "argument"
-            for own in [p.metavar or p.name.upper()]
+            for name in [p.metavar or p.name.upper()]
         ]
         flags = [max(p.opts, key=len) for p in command.params if p.param_type_name == "option"]
         yield (
@@ -144,7 +144,7 @@ def commands() -> Iterator[tuple[str, str, str]]:
 
 
 def columns() -> Iterator[tuple[str, ...]]:
-    """Name, meaning, unit and kind of the columns of a sweep's table."""
+    """Yield name, meaning, unit and kind of each column of a sweep's table."""
     from lrcore.runs.sweep_rows import COLUMNS
 
     for name, column in COLUMNS.items():
@@ -152,23 +152,23 @@ def columns() -> Iterator[tuple[str, ...]]:
 
 
 def endpoints() -> Iterator[tuple[str, str]]:
-    """(call, description) of every public endpoint of the page."""
+    """Yield (call, description) of each public endpoint of the page."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"LRCORE_CACHE": folder, "LRCORE_RUNS": f"{folder}/runs"}
         from workbench import build_app
 
         described: Mapping[str, Any] = build_app().get_api_info()["named_endpoints"]
     for name, endpoint in described.items():
-        given = [
-            f"{own['parameter_name']}: {own['python_type']['type']}"
-            + (f" = {own['parameter_default']!r}" if own["parameter_has_default"] else "")
-            for own in endpoint["parameters"]
+        parameters = [
+            f"{p['parameter_name']}: {p['python_type']['type']}"
+            + (f" = {p['parameter_default']!r}" if p["parameter_has_default"] else "")
+            for p in endpoint["parameters"]
         ]
-        yield f"`{name}({', '.join(given)})`", first_sentence(endpoint["description"])
+        yield f"`{name}({', '.join(parameters)})`", first_sentence(endpoint["description"])
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of docs/api.md."""
     return wrap(
         HEAD
         + package()

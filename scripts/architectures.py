@@ -1,8 +1,8 @@
-"""Write docs/architectures.md from the rows of the table and the outcomes of their tests.
+"""Write docs/architectures.md from the rows of the table and the results of their tests.
 
-python scripts/architectures.py [--measure [FAMILY ...] | --check]: --measure runs the tests of
-every row (minutes), or of some, and keeps their outcomes in docs/architectures.json; --check only
-compares the page.
+python scripts/architectures.py [--measure [FAMILY ...] | --check]: --measure runs the tests of all
+rows (minutes) or of the named families and stores the results in docs/architectures.json; --check
+only compares the page.
 """
 
 import json
@@ -17,11 +17,24 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+import transformers  # noqa: E402
 from prose import wrap  # noqa: E402
+from transformers import CONFIG_MAPPING  # noqa: E402
+from transformers.models.auto.modeling_auto import (  # noqa: E402
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
+from lrcore.compression.step_rules import MATRIX_METHODS  # noqa: E402
 from lrcore.models.architecture import Architecture  # noqa: E402 (the project need not be installed)
-from lrcore.models.architectures import ARCHITECTURES, BOTH_WAYS, MISFITS, MULTIMODAL  # noqa: E402
+from lrcore.models.architectures import (  # noqa: E402
+    ARCHITECTURES,
+    BIDIRECTIONAL_IMAGES,
+    MULTIMODAL,
+    UNSUPPORTED_FAMILIES,
+)
+from lrcore.models.by_structure import refusal  # noqa: E402
 
+TYPES = ROOT / "docs" / "causal_types.json"  # the causal types of a version of transformers
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
 CHECKS = {
     "a": "test_unchanged_layers_written_back_leave_the_logits_bit_identical",
@@ -30,51 +43,65 @@ CHECKS = {
     "d": "test_compressed_in_a_left_padded_batch_or_alone_is_the_same",
     "e": "test_an_export_moved_away_gives_the_same_logits_without_this_project",
 }
+# Causal types without a row that the check before a calibration refuses, with the reason
+REFUSED = {
+    "inkling2_loop_text": "the model reads attributes of its layers",
+    "inkling2_text": "the model reads attributes of its layers",
+    "rwkv": "layers pass a state to each other",
+    "trocr": "no input reaches the attention to an encoder",
+    "xlm": "the states differ",
+}
 UNMEASURED = (
     "{}: in the table of families but not yet measured. Run `python scripts/architectures.py "
-    "--measure`, which tests every family (see 'A model family' in docs/extending.md)."
+    "--measure`, which tests all families (see 'A model family' in docs/extending.md)."
 )
 HEAD = """# Model families
 
-Written by `scripts/architectures.py` from the rows in `lrcore/models/architectures.py` and from the
-outcomes of their tests; do not edit by hand. How to add a family: [extending.md](extending.md).
+`scripts/architectures.py` writes this page from the rows in `lrcore/models/architectures.py` and
+the results of their tests; do not edit it by hand. How to add a family:
+[extending.md](extending.md).
 
-For every row the tests make a tiny random-weight model of that family. Columns *a* to *e* count the
-methods, one of every structure that a layer can get (`STRUCTURES` in `tests/tiny_models.py`; none
-that caches latents where attention is kept) and each with its default options, for which a check
-passed:
+* *model_type*: `model_type` in `config.json`.
+* *QK, OV, MLP*: how methods for components solve this part. *free*: by any linear map per head.
+  *pairs*: by complete rotary pairs. *neurons*: by selecting neurons. *unchanged*: not compressed.
+  Methods for matrices factorize all projections of all families.
+* *fused*: matrices that the checkpoint stores together. They are read as their parts, and remain
+  split in the compressed model only if a part has changed.
+* *standard*: an export whose only change is narrower MLPs loads without the code of this project.
+* *scores*: special treatment of attention scores.
+* *runs with*: attention implementation of transformers.
+* *a* to *e*: number of methods that passed a check, as described below.
 
-* (a) unchanged layers written back give bit-identical logits (no method has a part in this one);
-* (b) at full rank the logits are those of the dense model;
-* (c) compressed to 70 % of its ranks, the model gives the same logits with and without KV cache,
-* (d) and the same alone or in a left-padded batch;
-* (e) with 30 % of what a ratio counts removed, exported, moved and loaded in a process that cannot
-  import this project, it is bit-identical. Models with experts are the exception: their grouped
-  products differ in the last bit with the place of a weight in memory.
+For each row the tests make a tiny model of that family with random weights. Columns *a* to *e*
+count methods with their default options, one for each structure of a compressed layer (`STRUCTURES`
+in `tests/tiny_models.py`; no method that caches latents if attention is unchanged). A method passes
 
-(a) to (d) are in `tests/models/test_architectures.py`, (e) is in
-`tests/checkpoints/test_export_families.py`. More is tested there: compressed attention with whole
-heads is the native attention, and a model rebuilt from its description is the same.
+* (a) if unchanged layers, written back, give bit-identical logits (without any method);
+* (b) if at full rank the logits equal those of the dense model;
+* (c) if a model compressed to 70 % of its ranks gives the same logits with and without KV cache;
+* (d) if that model gives the same logits for a single prompt and in a left-padded batch;
+* (e) if a model with a ratio of 30 % removed, exported, moved and loaded in a process that cannot
+  import this project, is bit-identical. Models with experts are the exception: the last bit of
+  their grouped products depends on the memory address of a weight.
 
-`model_type` is that of `config.json`. *QK, OV, MLP* say how the methods on components solve them:
-*free* by any linear map per head, *pairs* by whole rotary pairs, *kept* not at all. Methods on
-matrices factorise every projection of every family. *Fused* matrices are read as their parts, and
-stay split in the compressed model only where one of the parts has changed. *Stock*: an export with
-nothing but narrower MLPs loads without code of this project.
+`tests/models/test_architectures.py` contains (a) to (d),
+`tests/checkpoints/test_export_families.py` contains (e). Further tests check that compressed
+attention with complete heads equals the native attention, and that a model rebuilt from its
+description is the same.
 
-| model_type | QK | OV | MLP | fused | stock | scores | runs with | a | b | c | d | e | notes |
+| model_type | QK | OV | MLP | fused | standard | scores | runs with | a | b | c | d | e | notes |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def measure(families: Collection[str]) -> dict[str, dict[str, list[int]]]:
-    """How many of a family's tests passed, of how many, by family and check.
+    """Run the tests of the families; return passed and total counts by family and check.
 
-    Raises SystemExit where the tests could not be run, or there is no such family.
+    Raises SystemExit if pytest fails to run or a family is unknown.
     """
     if unknown := sorted({*families} - ARCHITECTURES.keys()):
         sys.exit(f"no family of the table: {', '.join(unknown)}")
-    # as the tests are named: of one family alone, not of those that its name begins
+    # matches the family exactly, not families whose names start with its name
     chosen = " or ".join(f"[{name}- or [{name}]" for name in families)
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder) / "outcomes.xml"
@@ -87,7 +114,7 @@ def measure(families: Collection[str]) -> dict[str, dict[str, list[int]]]:
             cwd=ROOT,
             check=False,
         )
-        if ran.returncode > 1:  # 1 is tests that failed, and the table says which
+        if ran.returncode > 1:  # 1: failed tests, which the table shows
             sys.exit(ran.returncode)
         cases = list(ElementTree.parse(outcomes).iter("testcase"))
     letters = {test: letter for letter, test in CHECKS.items()}
@@ -103,26 +130,32 @@ def measure(families: Collection[str]) -> dict[str, dict[str, list[int]]]:
 
 
 def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
-    """One family as a row of the table."""
-    qk = "kept" if row.norms or row.kept else "pairs" if row.position == "rotary" else "free"
+    """Return the table row of a family."""
+    qk = (
+        "unchanged"
+        if row.norms or row.native_attention
+        else "pairs"
+        if row.position == "rotary"
+        else "free"
+    )
     fused = [
         part
-        for part, there in (
-            ("qkv", row.qkv != "apart"),
+        for part, is_fused in (
+            ("qkv", row.qkv != "separate"),
             ("gate and up", row.gate is not None and row.gate == row.up),
         )
-        if there
+        if is_fused
     ]
     scores = ["capped"] if row.softcap else []
-    scores += ["windows of its own"] if row.window else []
+    scores += ["separate windows"] if row.window else []
     passed = [f"{passed}/{total}" for passed, total in checks.values()]
     cells = [
         f"`{name}`",
         qk,
-        "kept" if row.kept else "free",
-        "neurons of every expert" if row.experts else "neurons",
+        "unchanged" if row.native_attention else "free",
+        "neurons of each expert" if row.experts else "neurons",
         ", ".join(fused) or "-",
-        "yes" if row.width or row.expert_width else "no",
+        "yes" if (row.expert_width if row.experts else row.width) else "no",
         ", ".join(scores) or "-",
         row.kernel,
         *passed,
@@ -131,51 +164,111 @@ def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+def causal_types() -> dict[str, str | dict[str, str]]:
+    """Return the version of the installed transformers and its types of causal language models.
+
+    Each type has the reason for which a model with the default config is refused, or "".
+    """
+    reasons = {}
+    for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        try:
+            reasons[name] = refusal(CONFIG_MAPPING[name]())
+        except Exception:  # a config without defaults
+            reasons[name] = ""
+    return {"transformers": transformers.__version__, "types": reasons}
+
+
+def types_table() -> str:
+    """Return the support of all causal types."""
+    record = json.loads(TYPES.read_text(encoding="utf-8"))
+    groups: dict[str, list[str]] = {}
+    for name, reason in record["types"].items():
+        if name in ARCHITECTURES:
+            support = "row"
+        elif name in MULTIMODAL:
+            support = "row of the language model"
+        elif name in UNSUPPORTED_FAMILIES:
+            support = "unsupported, see below"
+        elif reason := reason or REFUSED.get(name, ""):
+            support = f"refused: {reason}"
+        else:
+            support = "matrices"
+        groups.setdefault(support, []).append(f"`{name}`")
+    lines = [f"| {support} | {', '.join(names)} |\n" for support, names in groups.items()]
+    return (
+        f"transformers {record['transformers']} has {len(record['types'])} types of causal "
+        "language models:\n\n| support | model_type |\n|---|---|\n" + "".join(sorted(lines))
+    )
+
+
 def page() -> str:
-    """The whole page. Raises SystemExit with one sentence where a family was not measured."""
+    """Return the text of the page. Raises SystemExit if a family was not measured."""
     checks = json.loads(RECORD.read_text(encoding="utf-8"))
     if missing := [name for name in ARCHITECTURES if name not in checks]:
         sys.exit(UNMEASURED.format(", ".join(missing)))
-    refused = [
-        f"- `{name}` only with "
-        + ", ".join(f"`{one}` {' or '.join(map(repr, row.supported(one)))}" for one in row.requires)
+    conditions = [
+        f"- `{name}` unless "
+        + ", ".join(
+            f"`{field}` is {' or '.join(map(repr, row.supported(field)))}" for field in row.requires
+        )
         for name, row in ARCHITECTURES.items()
         if row.requires
     ]
-    unfit = [f"- `{name}`: {why}" for name, why in MISFITS.items()]
-    whole = ", ".join(
+    unsupported = [f"- `{name}`: {reason}" for name, reason in UNSUPPORTED_FAMILIES.items()]
+    never_sliced = ", ".join(
         f"`{name}`" for name, row in ARCHITECTURES.items() if row.sequential is None or row.experts
     )
-    only = "".join(
+    sliced_if = "".join(
         f", of `{name}` unless "
         f"{' and '.join(f'`{field}` is {value!r}' for field, value in row.sequential.items())}"
         for name, row in ARCHITECTURES.items()
         if row.sequential
     )
-    more = ", ".join(f"`{name}`" for name, row in ARCHITECTURES.items() if row.adds_more)
+    methods = ", ".join(f"`{name}`" for name in MATRIX_METHODS[:-1])
+    additions = ", ".join(
+        f"`{name}`" for name, row in ARCHITECTURES.items() if row.has_further_updates
+    )
     return (
         HEAD
         + "".join(line(name, row, checks[name]) for name, row in ARCHITECTURES.items())
         + wrap(
             "\n## Images and text\n\n"
             + ", ".join(f"`{name}`" for name in MULTIMODAL)
-            + ": the language model inside, of a family above, is found and compressed; the rest "
-            "is left as it is to the bit (`tests/models/test_multimodal.py`). Calibration and "
-            "tasks read images as well, perplexity text alone ([questions with "
-            "images](evaluation.md#questions-with-images)). The patches of an image are tokens, "
-            "whose rows the vision tower and the projector give: logits are those of transformers "
-            "on the image, to the bit (`tests/models/test_images.py`: `llava`, `vipllava`, "
-            "`llava_next`; the processors of `llava_onevision` and `mistral3` need torchvision, "
-            "with which they were not run). "
-            + " and ".join(f"`{name}`" for name in BOTH_WAYS)
-            + " let the patches of an image see one another in both directions and are calibrated "
-            "and measured on text alone.\n\n## What is refused\n\n"
-            "One line says so, before anything is computed:\n\n"
-            + "\n".join(refused + unfit)
-            + f"\n- the sequential refit for {more}: a layer adds more to the stream than what its "
-            "attention and its MLP give\n"
-            f"- slicing the residual stream of {whole}{only}, and of models of images and text: it "
-            "takes layers that are an attention and then an MLP, each `x + f(norm(x))`\n"
+            + ": the language model, of a family above, is compressed; the remaining weights are "
+            "bit-identical (`tests/models/test_multimodal.py`). Calibration and tasks also read "
+            "images, perplexity only text ([questions with "
+            "images](evaluation.md#questions-with-images)). The patches of an image are tokens "
+            "whose embeddings come from the vision tower and the projector. The logits are "
+            "bit-identical to those of transformers on the same image "
+            "(`tests/models/test_images.py`: `llava`, `vipllava`, `llava_next`; the processors of "
+            "`llava_onevision` and `mistral3` need torchvision and were not tested). "
+            + " and ".join(f"`{name}`" for name in BIDIRECTIONAL_IMAGES)
+            + " use bidirectional attention between the patches of an image and are calibrated "
+            "and measured on text only.\n\n## Families without a row\n\n"
+            "Of a causal language model without a row, the decoder layers are the list of modules "
+            "with the most parameters, and their matrices all linear modules in them, named by "
+            "their paths. "
+            f"{methods} and `{MATRIX_METHODS[-1]}` compress these matrices, with "
+            "all policies, budgets of parameters and FLOPs, quantization, sparsity, fine-tuning, "
+            "analysis and `--offload`; an export contains its code. Routers and routed experts "
+            "stay dense. The KV cache counts the outputs of `k_proj` and `v_proj` only, and FLOPs "
+            "the matrices only. Methods for components, other targets, shared bases and layer "
+            "removal need a row.\n\nBefore a calibration, the model runs layer by layer on a few "
+            "tokens. It is refused if the states differ from those of the complete model, if a "
+            "token attends to later tokens, if a layer runs more than once, or if no input reaches "
+            "a matrix. `tests/models/test_by_structure.py` contains the tests of a family of each "
+            "kind: attention, state space, convolution, and linear attention with experts.\n\n"
+        )
+        + types_table()
+        + wrap(
+            "\n## Unsupported models\n\n"
+            "These models raise an error before any computation:\n\n"
+            + "\n".join(conditions + unsupported)
+            + f"\n- the sequential refit for {additions}: a layer adds more terms to the stream "
+            "than the outputs of its attention and its MLP\n"
+            f"- slicing the residual stream of {never_sliced}{sliced_if}, and of models of images "
+            "and text: it needs layers that are an attention and then an MLP, each "
+            "`x + f(norm(x))`\n"
         )
     )
 
@@ -185,7 +278,10 @@ if __name__ == "__main__":
         sys.exit(PAGE.read_text(encoding="utf-8") != page())
     if "--measure" in sys.argv:
         named = sys.argv[sys.argv.index("--measure") + 1 :] or list(ARCHITECTURES)
-        known = json.loads(RECORD.read_text(encoding="utf-8")) | measure(named)
-        kept = {name: known[name] for name in ARCHITECTURES if name in known}
-        RECORD.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        results = json.loads(RECORD.read_text(encoding="utf-8")) | measure(named)
+        current = {name: results[name] for name in ARCHITECTURES if name in results}
+        TYPES.write_text(
+            json.dumps(causal_types(), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        RECORD.write_text(json.dumps(current, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

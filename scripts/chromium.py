@@ -1,10 +1,10 @@
-"""The Chromium that scripts and the browser tests drive; CHROMIUM names another one."""
+"""Path and flags of Chromium for scripts and browser tests; CHROMIUM overrides the path."""
 
 import os
 import shutil
 
 PATH = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-# it runs in containers, too, and asks nobody for anything
+# It must run in containers, without dialogs.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

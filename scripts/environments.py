@@ -1,5 +1,6 @@
-"""What the scripts share that call themselves in another environment: their arguments, and virtual
-environments. It is imported there, too, where there may be nothing but Python.
+"""Arguments and virtual environments of scripts that run themselves in a second environment.
+
+It is also imported in that environment, where only Python may be installed.
 """
 
 import argparse
@@ -11,12 +12,14 @@ from sysconfig import get_path
 from typing import Any
 
 
-def parser_of(words: str | None, **inside: Any) -> argparse.ArgumentParser:
-    """FOLDER, which keeps the environments, the models, and `--inside`, which says that this is
-    another environment. words: the docstring of the script; inside: what argparse is told of it.
+def parser_of(description: str | None, **inside: Any) -> argparse.ArgumentParser:
+    """Return a parser with the arguments FOLDER, MODEL and `--inside`.
+
+    FOLDER holds the environments; `--inside` marks a call in that environment. description:
+    docstring of the script. inside: options of argparse for `--inside`.
     """
     parser = argparse.ArgumentParser(
-        description=words, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="*")
@@ -25,26 +28,26 @@ def parser_of(words: str | None, **inside: Any) -> argparse.ArgumentParser:
 
 
 def add_only(parser: argparse.ArgumentParser) -> None:
-    """`--only`, of scripts that need not try all structures."""
+    """Add `--only`, which selects structures."""
     parser.add_argument("--only", action="append", default=[], help="a structure; repeatable")
 
 
 def environment(
-    folder: Path, installed: Sequence[str], removed: Sequence[str] = (), alone: bool = False
+    folder: Path, installed: Sequence[str], removed: Sequence[str] = (), isolated: bool = False
 ) -> Path:
-    """The Python of a virtual environment, made where it is not there yet.
+    """Return the Python of a virtual environment, which is created if it does not exist.
 
-    installed: by pip; removed: what of that is broken, or not needed. alone: it sees no package of
-    the environment that this runs in.
+    installed: packages for pip. removed: installed packages that are broken or not needed.
+    isolated: hide the packages of the current environment.
     """
     python = folder / "bin" / "python"
     if python.exists():
         return python
-    how = () if alone else ("--without-pip",)
-    subprocess.run([sys.executable, "-m", "venv", *how, folder], check=True)
-    if not alone:
-        (place,) = folder.glob("lib/python*/site-packages")
-        (place / "this-project.pth").write_text(f"{get_path('purelib')}\n", encoding="utf-8")
+    options = () if isolated else ("--without-pip",)
+    subprocess.run([sys.executable, "-m", "venv", *options, folder], check=True)
+    if not isolated:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "this-project.pth").write_text(f"{get_path('purelib')}\n", encoding="utf-8")
     pip = [python, "-m", "pip"]
     subprocess.run([*pip, "install", "-q", *installed], check=True)
     if removed:

@@ -1,8 +1,8 @@
-"""Install requirement files into the environment of this Python: `python install.py -r FILE ...`.
+"""Install requirement files into the current environment: `python install.py -r FILE ...`.
 
-By uv, which takes 10 s for what takes pip 50, and by pip where uv cannot be had or fails. uv does
-not read pip's settings (a mirror, a folder of wheels, certificates); they are handed over here, so
-that both find the same packages.
+uv needs 10 s and pip 50 s; pip is used if uv is not available or fails. uv does not read pip's
+settings (a mirror, a folder of wheels, certificates), so they are passed as flags and both find the
+same packages.
 """
 
 import os
@@ -13,7 +13,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
 def pip_settings() -> dict[str, str]:
-    """What pip was told by its files and by the environment, which comes last and wins."""
+    """Return pip's settings from files and from the environment, which has precedence."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True)
     settings: dict[str, str] = {}
     for line in sorted(listed.stdout.splitlines(), key=lambda line: line.startswith(":env:")):
@@ -24,7 +24,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def for_uv(settings: dict[str, str]) -> list[str]:
-    """The same as flags of uv, to take the best version of all indexes, as pip does."""
+    """Return pip's settings as flags of uv, which then searches all indexes, as pip does."""
     flags = ["--index-strategy", "unsafe-best-match"]
     names = {
         "index-url": "--default-index",
@@ -41,7 +41,7 @@ def for_uv(settings: dict[str, str]) -> list[str]:
 
 
 def by_uv(arguments: list[str]) -> bool:
-    """Whether uv could be installed and did it. Without its cache, which would be a second copy."""
+    """Install with uv, without a cache; return False if uv is not available or fails."""
     if subprocess.run([*PIP, "install", "--quiet", "uv"], capture_output=True).returncode:
         return False
     settings = pip_settings()
@@ -56,7 +56,7 @@ def by_uv(arguments: list[str]) -> bool:
 def main(arguments: list[str]) -> int:
     if by_uv(arguments):
         return 0
-    # Bytecode is written where a module is imported, not for all that is installed.
+    # Bytecode is compiled on import, not for all installed modules.
     by_pip = [*PIP, "install", "--quiet", "--no-compile", *arguments]
     return subprocess.run(by_pip).returncode
 

@@ -1,9 +1,9 @@
-"""The page with the spectra of a model larger than the machine:
-`python scripts/large_model.py --port 7860`.
+"""Serve the page with the spectra of a very large model: `python scripts/large_model.py --port
+7860`.
 
-80 layers with the shapes of a 70-billion-parameter Llama (8192 wide, 64 query and 8 key-value heads
-of 128, 28672 neurons). The singular values are made up: what is looked at is how the page copes
-with their number. Nothing can be compressed there.
+The model has 80 layers with the shapes of a 70-billion-parameter Llama (8192 wide, 64 query and 8
+key-value heads of 128, 28672 neurons). Its singular values are synthetic: the script shows how the
+page handles their number. The model cannot be compressed.
 """
 
 import argparse
@@ -16,21 +16,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import lrcore
-from lrcore.account import LayerWork
-from lrcore.analyse import Analysis
-from lrcore.calibration.calibrate import Calibration
-from lrcore.compression.factorise import Factorisation
-from lrcore.evidence import Evidence
-from lrcore.plan import Shape
-from lrcore.spectra import Cost, Spectrum
-from workbench.app import LAUNCH, build_app
+from lrcore.compression.analyze import Analysis
+from lrcore.compression.calibration.calibrate import Calibration
+from lrcore.compression.solve.factorize import Factorization
+from lrcore.layers.account import LayerWork
+from lrcore.layers.spectra import Cost, Spectrum
+from lrcore.ranks.evidence import Evidence
+from lrcore.ranks.plan import Shape
+from lrcore.runs.runs import runs_folder
+from workbench.app.app import build_app
 from workbench.jobs import KINDS
-from workbench.keys import calibration_key, factor_key
-from workbench.store import Store
+from workbench.server.host_names import HostNames
+from workbench.server.web_app import page_server, web_app
+from workbench.state.keys import calibration_key, factor_key
+from workbench.state.store import Store
 
 LAYERS, WIDE, QUERY, KV, HEAD, NEURONS = 80, 8192, 64, 8, 128, 28672
 HEADS = {"qk": (QUERY, HEAD), "ov": (QUERY, HEAD)}
-ONE = {
+COUNTS = {
     "mlp": NEURONS,
     "q": WIDE,
     "k": KV * HEAD,
@@ -44,7 +47,7 @@ INFLUENCE = [0.05 + 0.002 * layer for layer in range(LAYERS)]
 
 
 class Influenced(Calibration):
-    """A calibration of which nothing is kept but the influences."""
+    """A calibration that contains influences only."""
 
     @property
     def influence(self) -> dict[str, list[float]]:
@@ -52,12 +55,12 @@ class Influenced(Calibration):
 
 
 def values(count: int, layer: int) -> torch.Tensor:
-    """A power law that is steeper in later layers. [count], float64, descending"""
+    """Return a power law, steeper in later layers: [count], float64, descending."""
     return torch.arange(1, count + 1, dtype=torch.float64) ** -(0.4 + layer / 100)
 
 
 def analysis() -> Analysis:
-    shapes = HEADS | {name: (1, count) for name, count in ONE.items()}
+    shapes = HEADS | {name: (1, count) for name, count in COUNTS.items()}
     spectra = {
         (layer, name, kind): values(count, layer + 10 * (kind == "aware")).repeat(heads, 1)
         for layer in range(LAYERS)
@@ -67,10 +70,8 @@ def analysis() -> Analysis:
     return Analysis(spectra, INFLUENCE, {}, LAYERS)
 
 
-def factors() -> Factorisation:
-    """What the sliders need of method a3: a cost and a loss curve for every slot, and no factors
-    behind them.
-    """
+def factors() -> Factorization:
+    """Return costs and loss curves of all slots of method a3, without factors."""
     attention = WIDE * (QUERY + KV)
     costs = {
         "qk": Cost(HEAD, attention, attention * HEAD, step=2, kv_per_rank=KV, kv_dense=KV * HEAD),
@@ -88,15 +89,15 @@ def factors() -> Factorisation:
     shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, kv, 32000 * WIDE, work)
     calibration = Influenced(Path(tempfile.gettempdir()), "made up", LAYERS, {})
     evidence = Evidence(spectra, calibration.influence)
-    return Factorisation("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)
+    return Factorization("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)
 
 
 def store() -> Store:
-    """One that holds the large model in the place of the model the page opens with."""
-    one, recipe = Store(lrcore.runs_root(), KINDS), lrcore.Recipe()
-    one.objects.put("analysis", calibration_key(recipe), analysis())
-    one.objects.put("factors", factor_key(recipe), factors())
-    return one
+    """Return a store with the large model instead of the model that the page opens with."""
+    large, recipe = Store(runs_folder(), KINDS), lrcore.Recipe()
+    large.objects.put("analysis", calibration_key(recipe), analysis())
+    large.objects.put("factors", factor_key(recipe), factors())
+    return large
 
 
 def main() -> None:
@@ -104,7 +105,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--port", type=int, default=7860)
-    build_app(store()).launch(server_port=options.parse_args().port, **LAUNCH)
+    app = web_app(build_app(store()), HostNames())
+    page_server(app, "127.0.0.1", options.parse_args().port).run()
 
 
 if __name__ == "__main__":

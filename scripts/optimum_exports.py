@@ -1,12 +1,12 @@
-"""What optimum makes of exports, for ONNX Runtime and for OpenVINO: tried, and written to
-docs/serving.md.
+"""Test conversions of exports by optimum, to ONNX Runtime and OpenVINO, for docs/serving.md.
 
-    python scripts/optimum_exports.py FOLDER [MODEL ...]     demo-llama and smollm2-135m by default;
+    python scripts/optimum_exports.py FOLDER [MODEL ...]     default: demo-llama and smollm2-135m;
                                                              needs 2 GB of disk
 
-FOLDER keeps a virtual environment for each library, which sees the packages of this one: each wants
-a release of transformers of its own. Every structure of a model is exported with and without code,
-and converted there. `--inside` is what the script calls itself with there.
+FOLDER holds a virtual environment per library, which also contains the packages of this
+environment: each library needs another release of transformers. Each structure of a model is
+exported with and without custom code, and converted. `--inside` marks the call in a virtual
+environment.
 """
 
 import sys
@@ -21,13 +21,15 @@ import transformers_versions as releases
 from environments import add_only, environment, parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
-SEEN = f"torch=={torch.__version__.partition('+')[0]}"  # no other may come
+SEEN = f"torch=={torch.__version__.partition('+')[0]}"  # pins the installed torch
 
 
 @dataclass(frozen=True)
 class Library:
-    """title: of its rows. installed: by pip; removed: what of that is broken beside a torch for
-    CPUs. named: whose versions the document says.
+    """A library that converts exports.
+
+    title: of its rows. installed: packages for pip. removed: installed packages that do not work
+    with a torch for CPUs. named: packages whose versions the document lists.
     """
 
     title: str
@@ -45,7 +47,7 @@ LIBRARIES = {
     ),
     "openvino": Library(
         "`OVModelForCausalLM`",
-        ("optimum-intel[openvino]==2.2.0", "datasets"),  # the datasets of here wants a newer hub
+        ("optimum-intel[openvino]==2.2.0", "datasets"),  # the installed datasets needs a newer hub
         ("torchvision",),
         ("optimum-intel", "optimum", "transformers", "openvino"),
     ),
@@ -53,78 +55,80 @@ LIBRARIES = {
 
 
 def converted(name: str, folder: Path) -> tuple[Any, Any]:
-    """In the environment of a library: an export in its form, in float32, and its tokenizer."""
+    """Convert an export in float32, in the environment of a library; return it and its
+    tokenizer."""
     from transformers import AutoTokenizer
 
-    how: dict[str, Any] = {"export": True, "trust_remote_code": True}
+    options: dict[str, Any] = {"export": True, "trust_remote_code": True}
     if name == "onnx":
         from optimum.onnxruntime import ORTModelForCausalLM as Model
     else:
         from optimum.intel import OVModelForCausalLM as Model
 
-        how |= {"load_in_8bit": False, "ov_config": {"EXECUTION_MODE_HINT": "ACCURACY"}}
-    network = Model.from_pretrained(folder, **how)
+        options |= {"load_in_8bit": False, "ov_config": {"EXECUTION_MODE_HINT": "ACCURACY"}}
+    network = Model.from_pretrained(folder, **options)
     return network, AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 
 
 def exports(
-    name: str, place: Path, only: list[str]
+    name: str, parent: Path, only: list[str]
 ) -> Iterator[tuple[str, list[Path], dict[str, list[Any]]]]:
-    """(structure, its export without code and that with code, the answers of the model here)."""
-    from where_it_runs import structures
+    """Yield structure, exports without and with custom code, and expected answers."""
+    from export_targets import structures
 
     import lrcore
 
     for title, model in structures(name, only=only):
-        stock = lrcore.export(model, place / f"{title} stock", stock=True)
-        coded = lrcore.export(model, place / f"{title} with code")
-        yield title, [stock, coded], releases.answers(model.network, model.tokenizer)
+        standard = lrcore.export(model, parent / f"{title} standard", standard=True)
+        coded = lrcore.export(model, parent / f"{title} with code")
+        yield title, [standard, coded], releases.answers(model.network, model.tokenizer)
 
 
-def written(name: str, pythons: dict[str, Path], only: list[str]) -> None:
-    """Try structures of a model, all unless some are named, in every library; write its table."""
-    from bench.page import note, table, write_section
-    from where_it_runs import PAGE
+def write(name: str, pythons: dict[str, Path], only: list[str]) -> None:
+    """Test structures of a model in all libraries and write its table."""
+    from export_targets import PAGE
 
-    kinds = ("stock", "with code")
+    from benchmarks.report import log, table, write_section
+
+    kinds = ("standard", "with code")
     rows = {(library, kind): list[str]() for library in LIBRARIES for kind in kinds}
-    known: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     titles: list[str] = []
-    with tempfile.TemporaryDirectory() as place:
-        for title, folders, expected in exports(name, Path(place), only):
+    with tempfile.TemporaryDirectory() as parent:
+        for title, folders, expected in exports(name, Path(parent), only):
             titles.append(title)
             for library, python in pythons.items():
                 call = [python, __file__, *folders, "--inside", library]
-                said = releases.asked(call, Path(place))
-                words = [f"{own} {version}" for own, version in said["versions"].items()]
-                known[library] = f"{LIBRARIES[library].title} with {', '.join(words)}"
-                for kind, found in zip(kinds, said["found"], strict=True):
-                    rows[library, kind].append(releases.verdict(found, expected))
-                    note(f"{name}, {title}, {library}, {kind}: {rows[library, kind][-1]}")
-    cells = [[f"{LIBRARIES[one].title}, {kind}", *own] for (one, kind), own in rows.items()]
-    text = f"**{name}** in float32 on a CPU; {'; '.join(known.values())}."
+                answer = releases.run_inside(call, Path(parent))
+                words = [f"{package} {version}" for package, version in answer["versions"].items()]
+                descriptions[library] = f"{LIBRARIES[library].title} with {', '.join(words)}"
+                for kind, result in zip(kinds, answer["found"], strict=True):
+                    rows[library, kind].append(releases.verdict(result, expected))
+                    log(f"{name}, {title}, {library}, {kind}: {rows[library, kind][-1]}")
+    cells = [[f"{LIBRARIES[key].title}, {kind}", *row] for (key, kind), row in rows.items()]
+    text = f"**{name}** in float32 on a CPU; {'; '.join(descriptions.values())}."
     write_section(f"optimum {name}", f"{text}\n\n{table(['', *titles], cells)}", PAGE)
 
 
 def main() -> None:
-    """Read the arguments; go on in the environment of a library where asked to."""
+    """Run in the virtual environment of each library."""
     parser = parser_of(__doc__, metavar="LIBRARY", help="all arguments are exports")
     add_only(parser)
-    given = parser.parse_args()
-    if name := given.inside:
-        folders = [given.folder, *map(Path, given.models)]
+    arguments = parser.parse_args()
+    if name := arguments.inside:
+        folders = [arguments.folder, *map(Path, arguments.models)]
         releases.inside(folders, LIBRARIES[name].named, lambda folder: converted(name, folder))
         return
     sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-    from where_it_runs import MODELS
+    from export_targets import MODELS
 
-    folder = given.folder.expanduser().absolute()
+    folder = arguments.folder.expanduser().absolute()
     pythons = {
-        name: environment(folder / name, (*one.installed, SEEN), one.removed)
-        for name, one in LIBRARIES.items()
+        name: environment(folder / name, (*library.installed, SEEN), library.removed)
+        for name, library in LIBRARIES.items()
     }
-    for name in given.models or MODELS:
-        written(name, pythons, given.only)
+    for name in arguments.models or MODELS:
+        write(name, pythons, arguments.only)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Wrap the prose of Markdown files at 100 columns.
+"""Wrap the text of Markdown files at 100 columns.
 
-python scripts/prose.py [--check] FILE...: --check changes nothing and names the lines that would
-change. Tables, code blocks, headings, comments and front matter stay as they are.
+python scripts/prose.py [--check] FILE...: --check changes no file and lists files that are not
+wrapped. Tables, code blocks, headings, comments and front matter are not changed.
 """
 
 import re
@@ -11,22 +11,22 @@ from pathlib import Path
 
 WIDTH = 100
 ITEM = re.compile(r"(\s*)([*-]|\d+\.) ")
-KEPT = re.compile(r"\s*(\||#|<!--|!\[|$)")
-BULLET = re.compile(r" (?=(?:\d+\.|[-*+#|]) )")  # at the start of a line it would begin an item
+UNWRAPPED = re.compile(r"\s*(\||#|<!--|!\[|$)")
+BULLET = re.compile(r" (?=(?:\d+\.|[-*+#|]) )")  # at the start of a line, it would begin an item
 CODE = re.compile(r"`[^`]+`")
-LONGEST = 90  # columns of a code span that is not broken
+MAX_CODE = 90  # columns of a code span that is not broken
 
 
 def wrap(text: str) -> str:
-    """The text with every paragraph and list item filled to 100 columns."""
+    """Return the text with paragraphs and list items wrapped at 100 columns."""
     lines, paragraph, fenced = [], [], False
     body = text.splitlines()
-    if body and body[0] == "---":  # front matter, as Spaces read it
+    if body and body[0] == "---":  # front matter
         end = body.index("---", 1) + 1
         lines, body = body[:end], body[end:]
     for line in body:
         fence = line.lstrip().startswith("```")
-        if fence or fenced or KEPT.match(line):
+        if fence or fenced or UNWRAPPED.match(line):
             lines += [*fill(paragraph), line]
             paragraph, fenced = [], fenced != fence
         elif ITEM.match(line):
@@ -37,20 +37,20 @@ def wrap(text: str) -> str:
     return "\n".join(lines + fill(paragraph)) + ("\n" if text.endswith("\n") else "")
 
 
-def glued(span: re.Match[str]) -> str:
-    """A code span whose spaces do not break, unless it would hardly fit on a line."""
-    return span[0].replace(" ", "\0") if len(span[0]) <= LONGEST else span[0]
+def unbroken(span: re.Match[str]) -> str:
+    """Protect the spaces of a code span from line breaks, unless the span is long."""
+    return span[0].replace(" ", "\0") if len(span[0]) <= MAX_CODE else span[0]
 
 
 def fill(paragraph: list[str]) -> list[str]:
-    """One paragraph or list item as lines; short code spans are not broken."""
+    """Return a paragraph or list item as lines, without breaks in short code spans."""
     if not paragraph:
         return []
     item = ITEM.match(paragraph[0])
     mark = item[0].lstrip() if item else ""
     indent = " " * (item.end() if item else len(paragraph[0]) - len(paragraph[0].lstrip()))
     words = " ".join(line.strip() for line in paragraph)[len(mark) :]
-    words = CODE.sub(glued, words)
+    words = CODE.sub(unbroken, words)
     words = mark + BULLET.sub("\0", words)
     filled = textwrap.wrap(
         words,
@@ -64,7 +64,7 @@ def fill(paragraph: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Wrap the files, or with --check count those that are not wrapped."""
+    """Wrap the files, or with --check return the number of files that are not wrapped."""
     check, unwrapped = "--check" in arguments, 0
     for path in (Path(name) for name in arguments if name != "--check"):
         text = path.read_text(encoding="utf-8")

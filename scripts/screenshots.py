@@ -1,9 +1,10 @@
-"""Pictures of every tab, of a laptop and 390 pixels wide, both light and dark:
-`python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
+"""Take screenshots of all tabs, on a laptop and 390 pixels wide, light and dark.
 
---readme also renews the three in assets/pictures, from the runs that the workbench has. Without
---url it starts a workbench of its own. Needs playwright and a Chromium (CHROMIUM names it;
-/usr/bin/chromium by default).
+    python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]
+
+--readme also updates the three pictures in assets/pictures, from the runs of the workbench. Without
+--url the script starts a server. It needs playwright and Chromium (CHROMIUM overrides the path
+/usr/bin/chromium).
 """
 
 import argparse
@@ -22,7 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
-VIEWS = {  # and the theme of each
+VIEWS = {  # width, height and theme
     "light": (1440, 900, "light"),
     "dark": (1440, 900, "dark"),
     "narrow": (390, 844, "light"),
@@ -31,14 +32,14 @@ VIEWS = {  # and the theme of each
 HEIGHT = "Math.ceil(document.documentElement.scrollHeight)"
 SWEPT = ("svd", "svd_llm", "modegpt", "a3")
 README = ("light-spectra", "light-compare", "dark-spectra")
-TALLEST = 1500  # pixels of a picture in README
+MAX_HEIGHT = 1500  # pixels of a picture in README
 
 
 @contextmanager
 def server() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     process = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -55,7 +56,7 @@ def server() -> Iterator[str]:
 
 
 def prepare(page: Page) -> None:
-    """A sweep of runs to show, where there are none yet."""
+    """Compress with a sweep if there are no runs, and compare two runs."""
     page.wait_for_selector("#bars .plot, #heatmap .js-plotly-plot", timeout=120_000)
     open_tab(page, "Compress")
     page.wait_for_timeout(1500)
@@ -70,10 +71,10 @@ def prepare(page: Page) -> None:
         page.click("#start-sweep")
         page.wait_for_selector(".job.done", timeout=900_000)
     open_tab(page, "Runs & export")
-    for number in (2, 6):  # two methods at one ratio
+    for number in (2, 6):  # two methods at the same ratio
         page.locator("#runs-table [role=row]").nth(number).locator("input").click()
         page.wait_for_timeout(1000)
-    page.get_by_text("Compare ticked").click()
+    page.get_by_text("Compare selected").click()
     page.wait_for_timeout(1500)
 
 
@@ -102,7 +103,7 @@ def shoot(page: Page, folder: Path, view: str) -> None:
                 timeout=60_000,
             )
             page.locator("#policies").scroll_into_view_if_needed()
-            page.wait_for_timeout(1500)  # the ranking follows within a second
+            page.wait_for_timeout(1500)  # the ranking follows after a second
         if title == "Compare":
             page.click("#generate")
             page.get_by_role("button", name="Loss, token by token").click()
@@ -116,12 +117,13 @@ def shoot(page: Page, folder: Path, view: str) -> None:
         page.mouse.move(5, 5)
         page.evaluate("window.scrollTo(0, 0)")
         page.wait_for_timeout(400)
-        picture_whole(page, folder / f"{view}-{name}.png")
+        picture_page(page, folder / f"{view}-{name}.png")
 
 
-def picture_whole(page: Page, path: Path) -> None:
-    """The whole page, in a window as high as it is: Chromium leaves out the bars of a plot that
-    stays in view where it makes a picture of more than the window.
+def picture_page(page: Page, path: Path) -> None:
+    """Take a screenshot of the complete page in a window of its height.
+
+    In a screenshot beyond the window, Chromium omits the bars of plots.
     """
     width, height = page.viewport_size["width"], page.viewport_size["height"]
     page.set_viewport_size({"width": width, "height": page.evaluate(HEIGHT)})
@@ -138,7 +140,8 @@ def main() -> None:
     options.add_argument("--views", nargs="*", default=list(VIEWS))
     arguments = options.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    with server() if not arguments.url else given(arguments.url) as url, sync_playwright() as play:
+    url = arguments.url
+    with server() if not url else running_server(url) as url, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium.PATH, args=chromium.FLAGS)
         for view in arguments.views:
             width, height, theme = VIEWS[view]
@@ -150,17 +153,17 @@ def main() -> None:
         browser.close()
     if arguments.readme:
         for name in README:
-            optimise(arguments.folder / f"{name}.png", ROOT / "assets" / "pictures" / f"{name}.png")
+            optimize(arguments.folder / f"{name}.png", ROOT / "assets" / "pictures" / f"{name}.png")
 
 
-def optimise(source: Path, target: Path) -> None:
+def optimize(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     picture = Image.open(source).convert("RGB")
-    picture.crop((0, 0, picture.width, min(picture.height, TALLEST))).save(target, optimize=True)
+    picture.crop((0, 0, picture.width, min(picture.height, MAX_HEIGHT))).save(target, optimize=True)
 
 
 @contextmanager
-def given(url: str) -> Iterator[str]:
+def running_server(url: str) -> Iterator[str]:
     yield url
 
 

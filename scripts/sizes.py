@@ -1,8 +1,8 @@
-"""What the size rules are about: files, functions, lines and import circles of the packages.
+"""Figures of the size rules: files, functions, lines and import circles of packages.
 
     python scripts/sizes.py [folder ...]
 
-prints one line per figure; without folders, those of lrcore and workbench.
+The default folders are lrcore and workbench.
 """
 
 import ast
@@ -19,21 +19,21 @@ Import = tuple[str, str]
 
 @dataclass(frozen=True)
 class Function:
-    """A function, and where it stands; the lines count decorators and docstring."""
+    """A function and its position; the lines include decorators and docstring."""
 
-    place: str
+    position: str
     name: str
     lines: int
     parameters: int
 
 
 def sources(folder: Path) -> list[Path]:
-    """Every Python file below a folder."""
+    """Return all Python files in a folder."""
     return sorted(folder.rglob("*.py"))
 
 
 def functions(path: Path) -> Iterator[Function]:
-    """Every function of a file, inner ones too; `self` and `cls` are no parameters."""
+    """Yield all functions in a file, including nested ones; self and cls are not parameters."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
@@ -47,14 +47,15 @@ def _length(path: Path) -> int:
 
 
 def long_lines(path: Path) -> list[str]:
-    """Where lines of a file have more than COLUMNS characters, pragmas for tools not counted."""
+    """Return positions of lines with more than COLUMNS characters, not counting pragmas."""
     lines = [PRAGMA.sub("", line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [f"{path}:{number}" for number, line in enumerate(lines, 1) if len(line) > COLUMNS]
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """Which module of a package imports which of its modules, also under TYPE_CHECKING and
-    within functions.
+    """Return the modules of a package that each module imports.
+
+    Imports in functions and under TYPE_CHECKING count, too.
     """
     paths = {_module(path, package): path for path in sources(package)}
     return {
@@ -64,7 +65,7 @@ def imports(package: Path) -> dict[str, set[str]]:
 
 
 def circles(package: Path) -> list[list[str]]:
-    """Groups of modules that import each other in a circle."""
+    """Return groups of modules that import each other in a circle."""
     reach = {name: set(targets) for name, targets in imports(package).items()}
     for middle in reach:
         for targets in reach.values():
@@ -80,38 +81,38 @@ def _module(path: Path, package: Path) -> str:
 
 
 def _targets(path: Path, name: str) -> Iterator[str]:
-    """The full names that a file imports: modules, or names within them."""
-    own = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    """Yield the full names that a file imports: modules, or names in modules."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            up = own[: len(own) - node.level + 1] if node.level else []
+            up = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*up, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _nearest(target: str, modules: dict[str, Path]) -> str:
-    """The module that a full name is, or lies in; "" for one of another package."""
+    """Return the module of a full name; "" for other packages."""
     while target and target not in modules:
         target = target.rpartition(".")[0]
     return target
 
 
 def figures(folders: list[Path]) -> dict[str, object]:
-    """The figures by name."""
+    """Return the figures by name."""
     files = [path for folder in folders for path in sources(folder)]
     longest = max(files, key=_length)
-    every = [function for path in files for function in functions(path)]
-    far = max(every, key=lambda function: function.lines)
+    all_functions = [function for path in files for function in functions(path)]
+    largest = max(all_functions, key=lambda function: function.lines)
     packages = [folder for folder in folders if (folder / "__init__.py").is_file()]
     return {
         "files": len(files),
         "longest file": f"{longest} ({_length(longest)} lines)",
-        "longest function": f"{far.place} {far.name} ({far.lines} lines)",
-        f"functions over {LINES} lines": sum(f.lines > LINES for f in every),
+        "longest function": f"{largest.position} {largest.name} ({largest.lines} lines)",
+        f"functions over {LINES} lines": sum(f.lines > LINES for f in all_functions),
         f"functions with more than {PARAMETERS} parameters": sum(
-            f.parameters > PARAMETERS for f in every
+            f.parameters > PARAMETERS for f in all_functions
         ),
         f"lines over {COLUMNS} columns": sum(len(long_lines(path)) for path in files),
         "import circles": [group for package in packages for group in circles(package)],

@@ -1,7 +1,7 @@
-"""Train a demo model on the CPU; a killed run goes on from its last checkpoint.
+"""Train a demo model on the CPU; an interrupted run continues from its last checkpoint.
 
 $ python scripts/train_demo.py demo-llama --tokens 20000000 --reference DIR
-$ python scripts/train_demo.py demo-llama --card # measure again and rewrite the card only
+$ python scripts/train_demo.py demo-llama --card # only measure and rewrite the card
 """
 
 import argparse
@@ -23,15 +23,14 @@ from transformers import (
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-
 import demo_corpus  # noqa: E402  (needs the path above)
 
 WORK = ROOT / ".train"
 LONG_SHARE = (
-    0.2  # of the tokens, read in 512-token windows at the end, so that every position is trained
+    0.2  # of the tokens, read last in windows of 512 tokens, so that all positions are trained
 )
-BATCH = 8192  # tokens per optimiser step
-MICRO = 4096  # tokens per forward pass: larger ones leave the cache and are slower
+BATCH = 8192  # tokens per optimizer step
+MICRO = 4096  # tokens per forward pass; larger passes exceed the CPU cache
 PEAK_LR = {"demo-llama": 3e-3, "demo-opt": 2.5e-3}
 WARMUP = 100
 CHECKPOINT_SECONDS = 180
@@ -51,8 +50,9 @@ def new_model(name: str):
 
 
 def _llama(**shared) -> LlamaForCausalLM:
-    """5,139,712 parameters: grouped-query attention (8 query heads, 4 key-value heads), SwiGLU,
-    rotary positions.
+    """Return a Llama with 5,139,712 parameters.
+
+    Grouped-query attention (8 query heads, 4 key-value heads), SwiGLU, rotary positions.
     """
     return LlamaForCausalLM(
         LlamaConfig(
@@ -69,7 +69,7 @@ def _llama(**shared) -> LlamaForCausalLM:
 
 
 def _opt(**shared) -> OPTForCausalLM:
-    """3,358,080 parameters: every head with its own keys, ReLU, learned positions, biases."""
+    """Return an OPT with 3,358,080 parameters: multi-head attention, ReLU, learned positions."""
     return OPTForCausalLM(
         OPTConfig(
             hidden_size=192,
@@ -106,8 +106,9 @@ def load_stream(
 
 
 def batches(stream: numpy.ndarray) -> list[numpy.ndarray]:
-    """Every optimiser step's windows, [rows, 257] then [rows, 513]; the last incomplete step of
-    each length is left out.
+    """Return the windows of each optimizer step, [rows, 257] and then [rows, 513].
+
+    The last, incomplete step of each length is omitted.
     """
     split = int(len(stream) * (1 - LONG_SHARE))
     steps = []
@@ -118,11 +119,11 @@ def batches(stream: numpy.ndarray) -> list[numpy.ndarray]:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then linear to zero."""
+    """Return the learning rate: linear warm-up, then linear decay to zero."""
     return peak * min((step + 1) / WARMUP, (steps - step) / max(1, steps - WARMUP))
 
 
-def optimiser(model) -> torch.optim.AdamW:
+def optimizer(model) -> torch.optim.AdamW:
     decayed = [p for p in model.parameters() if p.dim() == 2]
     plain = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
@@ -133,7 +134,7 @@ def train(name: str, tokens: int, reference: Path | None) -> None:
     tokenizer = load_tokenizer(reference)
     stream, sources = load_stream(tokenizer, name, tokens, reference)
     steps, model = batches(stream), new_model(name)
-    adam = optimiser(model)
+    adam = optimizer(model)
     state = _restore(name, tokens, model, adam)
 
     @torch.compile
@@ -210,9 +211,7 @@ def _restore(name: str, tokens: int, model, adam) -> dict:
 
 
 def export(name: str, model, tokenizer) -> None:
-    """Write an ordinary float32 model folder beside the old one's files, each file replaced in
-    one step.
-    """
+    """Write a float32 model folder; each file is replaced atomically."""
     partial, target = WORK / f"{name}.export", ROOT / "assets" / name
     model.generation_config.update(max_new_tokens=120, do_sample=False)
     model.save_pretrained(partial)
@@ -232,32 +231,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("demo-llama", "demo-opt", "tokenizer"))
+    parser.add_argument("model", choices=("demo-llama", "demo-opt", "tokenizer"))
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument(
         "--reference",
         type=Path,
-        help="folder with the public training texts; without it only our own text is read",
+        help="folder with the public training texts; without it only built-in texts are read",
     )
     parser.add_argument(
         "--card",
         action="store_true",
-        help="do not train: measure the exported model and write its card",
+        help="only measure the exported model and write its card",
     )
     arguments = parser.parse_args()
     WORK.mkdir(exist_ok=True)
     torch.set_num_threads(os.cpu_count() or 1)
-    if arguments.what == "tokenizer":
+    if arguments.model == "tokenizer":
         load_tokenizer(arguments.reference)
         return
     if not arguments.card:
-        train(arguments.what, arguments.tokens, arguments.reference)
+        train(arguments.model, arguments.tokens, arguments.reference)
     from demo_card import write_card
 
     write_card(
-        arguments.what,
-        WORK / f"{arguments.what}.run.json",
-        ROOT / "assets" / arguments.what,
+        arguments.model,
+        WORK / f"{arguments.model}.run.json",
+        ROOT / "assets" / arguments.model,
         arguments.reference,
     )
 

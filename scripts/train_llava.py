@@ -2,8 +2,8 @@
 
 $ python scripts/train_llava.py FOLDER [--steps 8000] [--seed 0]
 
-A Llama of 4 layers, a CLIP tower of 2 and the projector between them learn together, from random
-weights, to answer the training split of "shapes". The tokenizer is that of demo-llama.
+A Llama with 4 layers, a CLIP tower with 2 layers and the projector are trained together, from
+random weights, on the training split of "shapes". The tokenizer is that of demo-llama.
 """
 
 import argparse
@@ -31,12 +31,12 @@ sys.path.insert(0, str(ROOT))
 from lrcore.data import shapes  # noqa: E402  (needs the path above)
 
 PATCH = 8
-BATCH, PEAK, WARMUP = 32, 2e-3, 0.1  # warm-up: of the steps
+BATCH, PEAK, WARMUP = 32, 2e-3, 0.1  # warm-up: fraction of the steps
 SPLIT = "train"
 
 
 def new_model(seed: int) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
-    """The network with random weights, and what prepares its input."""
+    """Return the network with random weights, and its processor."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(ROOT / "assets" / "demo-llama")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     text = LlamaConfig(
@@ -52,7 +52,7 @@ def new_model(seed: int) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]
         eos_token_id=0,
         pad_token_id=0,
     )
-    sight = CLIPVisionConfig(
+    vision = CLIPVisionConfig(
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -63,20 +63,21 @@ def new_model(seed: int) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]
     torch.manual_seed(seed)
     network = LlavaForConditionalGeneration(
         LlavaConfig(
-            vision_config=sight,
+            vision_config=vision,
             text_config=text,
             vision_feature_layer=-1,
             image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
             tie_word_embeddings=True,
         )
     )
-    # as large as what is learned of a patch: of pretraining's 0.02 left and right stay one for long
-    places = network.model.vision_tower.embeddings.position_embedding
-    torch.nn.init.normal_(places.weight, std=0.3)
+    # Position embeddings start as large as patch embeddings; with the usual 0.02, the model learns
+    # to distinguish left and right much later.
+    positions = network.model.vision_tower.embeddings.position_embedding
+    torch.nn.init.normal_(positions.weight, std=0.3)
     side = {"height": shapes.SIZE, "width": shapes.SIZE}
-    prepare = CLIPImageProcessor(size={"shortest_edge": shapes.SIZE}, crop_size=side)
+    image_processor = CLIPImageProcessor(size={"shortest_edge": shapes.SIZE}, crop_size=side)
     processor = LlavaProcessor(
-        prepare,
+        image_processor,
         tokenizer,
         patch_size=PATCH,
         vision_feature_select_strategy="default",
@@ -86,50 +87,50 @@ def new_model(seed: int) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]
 
 
 class Lesson:
-    """All questions of the training split as tensors, and batches of them."""
+    """All questions of the training split as tensors, in batches."""
 
     def __init__(self, processor: LlavaProcessor) -> None:
         self.rows = [self._row(processor, item) for item in shapes.items(SPLIT)]
 
     def _row(self, processor: LlavaProcessor, item: dict) -> tuple[list[int], int, torch.Tensor]:
-        """Tokens, how many of the last are the answer, and pixels [n, 3, h, w], n 0 or 1."""
+        """Return tokens, the length of the answer, and pixels [n, 3, h, w], n 0 or 1."""
         image, texts = item.get("image"), [item["question"]]
         texts.append(f"{texts[0]} {item['choices'][item['label']]}")
         images = None if image is None else Image.open(io.BytesIO(image)).convert("RGB")
-        question, whole = (
+        question, full = (
             processor(text=text, images=images, return_tensors="pt", add_special_tokens=False)
             for text in texts
         )
-        ids = whole["input_ids"][0].tolist()
+        ids = full["input_ids"][0].tolist()
         side = shapes.SIZE
-        pixels = torch.zeros(0, 3, side, side) if image is None else whole["pixel_values"]
+        pixels = torch.zeros(0, 3, side, side) if image is None else full["pixel_values"]
         return ids, len(ids) - question["input_ids"].shape[1], pixels
 
-    def batch(self, draw: random.Random) -> dict[str, torch.Tensor]:
-        rows = draw.sample(self.rows, BATCH)
+    def batch(self, generator: random.Random) -> dict[str, torch.Tensor]:
+        rows = generator.sample(self.rows, BATCH)
         longest = max(len(ids) for ids, _, _ in rows)
         tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _, _ in rows])
         labels = torch.full_like(tokens, -100)
         for row, (ids, answer, _) in enumerate(rows):
             labels[row, len(ids) - answer : len(ids)] = tokens[row, len(ids) - answer : len(ids)]
-        pixels = torch.cat([one for _, _, one in rows])
+        pixels = torch.cat([pixels_of_row for _, _, pixels_of_row in rows])
         return {"input_ids": tokens, "labels": labels, "pixel_values": pixels}
 
 
 def train(network: LlavaForConditionalGeneration, lesson: Lesson, steps: int, seed: int) -> None:
-    draw, began = random.Random(seed), time.perf_counter()
-    optimiser = torch.optim.AdamW(network.parameters(), lr=PEAK, weight_decay=0.01)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK, steps, pct_start=WARMUP)
+    generator, start = random.Random(seed), time.perf_counter()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=PEAK, weight_decay=0.01)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, steps, pct_start=WARMUP)
     network.train()
     for step in range(steps):
-        loss = network(**lesson.batch(draw), use_cache=False).loss
+        loss = network(**lesson.batch(generator), use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         rate.step()
         if step % 50 == 0 or step == steps - 1:
-            print(f"{step:5d} {loss.item():.4f} {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"{step:5d} {loss.item():.4f} {time.perf_counter() - start:.0f} s", flush=True)
     network.eval()
 
 
@@ -138,11 +139,11 @@ def main() -> None:
     options.add_argument("folder", type=Path)
     options.add_argument("--steps", type=int, default=8000)
     options.add_argument("--seed", type=int, default=0)
-    chosen = options.parse_args()
-    network, processor = new_model(chosen.seed)
-    train(network, Lesson(processor), chosen.steps, chosen.seed)
-    network.save_pretrained(chosen.folder)
-    processor.save_pretrained(chosen.folder)
+    arguments = options.parse_args()
+    network, processor = new_model(arguments.seed)
+    train(network, Lesson(processor), arguments.steps, arguments.seed)
+    network.save_pretrained(arguments.folder)
+    processor.save_pretrained(arguments.folder)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Which releases of transformers load an export, for docs/serving.md.
+"""Test exports in several releases of transformers, for docs/serving.md.
 
-    python scripts/transformers_versions.py FOLDER [MODEL ...]     demo-llama and smollm2-135m by
-                                                                   default; 200 MB per release
+    python scripts/transformers_versions.py FOLDER [MODEL ...]     default: demo-llama and
+                                                                   smollm2-135m; 200 MB per release
 
-FOLDER keeps the releases with what they need but torch, which is that of this environment. Each
-structure of a model is exported once, and loaded in a process of every release that sees no code of
-this project. `--inside` is what the script calls itself with there.
+FOLDER holds the releases and their requirements; torch is that of the current environment. Each
+structure of a model is exported, and loaded in a process per release without this project.
+`--inside` marks the call in such a process.
 """
 
 import json
@@ -22,35 +22,35 @@ import torch
 from environments import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
-# the oldest that requirements.txt allows, and the last of every later 5.x that it allows
+# The oldest supported release, and the last patch of each later supported 5.x.
 VERSIONS = ("5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0")
 PROMPTS = ("Once upon a time", "The little dog")
 TOKENS = 24
-CLOSE = 1e-4  # how far apart logits may be that are the same, of the largest
+CLOSE = 1e-4  # tolerated change of logits, relative to the largest
 Load = Callable[[Path], tuple[Any, Any]]
 
 
 @torch.inference_mode()
 def answers(network: Any, tokenizer: Any) -> dict[str, list[Any]]:
-    """Logits of the last token of every prompt, and greedy tokens after it."""
-    found: dict[str, list[Any]] = {"logits": [], "tokens": []}
+    """Return logits of the last token and greedy tokens for each prompt."""
+    results: dict[str, list[Any]] = {"logits": [], "tokens": []}
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        made = network.generate(
-            **given,
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        generated = network.generate(
+            **inputs,
             max_new_tokens=TOKENS,
             min_new_tokens=TOKENS,
             do_sample=False,
             pad_token_id=0,
         )
-        found["logits"].append(network(**given).logits[0, -1].tolist())
-        found["tokens"].append(made[0, ids.shape[1] :].tolist())
-    return found
+        results["logits"].append(network(**inputs).logits[0, -1].tolist())
+        results["tokens"].append(generated[0, ids.shape[1] :].tolist())
+    return results
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """The network and the tokenizer of an export."""
+    """Return network and tokenizer of an export."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     network = AutoModelForCausalLM.from_pretrained(
@@ -60,94 +60,98 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def inside(folders: list[Path], packages: Sequence[str], load: Load = load) -> None:
-    """Print the versions of packages, and the answers of every export; of one that does not load,
-    the error.
-    """
-    found: list[dict[str, Any]] = []
+    """Print versions of packages, and answers or the error of each export."""
+    results: list[dict[str, Any]] = []
     for folder in folders:
         try:
-            found.append(answers(*load(folder)))
-        except Exception as error:  # whatever a release raises is the finding
-            found.append({"error": [f"{type(error).__name__}: {error}"]})
+            results.append(answers(*load(folder)))
+        except Exception as error:  # any error of a release is a result
+            results.append({"error": [f"{type(error).__name__}: {error}"]})
     assert "lrcore" not in sys.modules
     versions = {name: version(name) for name in packages}
-    print(json.dumps({"versions": versions, "found": found}, allow_nan=False))
+    print(json.dumps({"versions": versions, "found": results}, allow_nan=False))
 
 
 def release(folder: Path, version: str) -> Path:
-    """The place of a release, which is installed where it is not there yet."""
-    place = folder / version
-    if not (place / "transformers").is_dir():
-        wanted = ["--target", str(place), f"transformers=={version}"]
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)
-    return place
+    """Return the folder of a release, which is installed if it does not exist."""
+    target = folder / version
+    if not (target / "transformers").is_dir():
+        arguments = ["--target", str(target), f"transformers=={version}"]
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *arguments], check=True)
+    return target
 
 
-def asked(call: Sequence[str | Path], place: Path, **own: str) -> dict[str, Any]:
-    """What `inside` says in a process that begins in `place`. own: of its environment."""
+def run_inside(call: Sequence[str | Path], folder: Path, **variables: str) -> dict[str, Any]:
+    """Return the output of `inside` in a process with this working folder and environment."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run(
-        call, stdout=subprocess.PIPE, text=True, env=os.environ | quiet | own, check=True, cwd=place
+    process = subprocess.run(
+        call,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | quiet | variables,
+        check=True,
+        cwd=folder,
     )
-    line = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]
+    line = [line for line in process.stdout.splitlines() if line.startswith("{")][-1]
     return dict(json.loads(line))
 
 
-def loaded(place: Path, exports: list[Path]) -> list[dict[str, Any]]:
-    """What `inside` says of the exports in a release."""
+def loaded(folder: Path, exports: list[Path]) -> list[dict[str, Any]]:
+    """Return the answers of the exports in a release."""
     call = [sys.executable, __file__, *exports, "--inside"]
-    said = asked(call, place, PYTHONPATH=str(place))
-    assert said["versions"] == {"transformers": place.name}
-    return list(said["found"])
+    answer = run_inside(call, folder, PYTHONPATH=str(folder))
+    assert answer["versions"] == {"transformers": folder.name}
+    return list(answer["found"])
 
 
-def verdict(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """Whether an export gave the tokens and logits of the model itself."""
-    if "error" in found:
-        print(found["error"][0], file=sys.stderr)
+def verdict(result: dict[str, Any], expected: dict[str, Any]) -> str:
+    """Compare tokens and logits of an export and of the model."""
+    if "error" in result:
+        print(result["error"][0], file=sys.stderr)
         return "no"
-    if found["tokens"] != expected["tokens"]:
+    if result["tokens"] != expected["tokens"]:
         return "other tokens"
-    there, here = torch.tensor(found["logits"]), torch.tensor(expected["logits"])
-    change = (there - here).abs().max() / here.abs().max()
+    logits, expected_logits = torch.tensor(result["logits"]), torch.tensor(expected["logits"])
+    change = (logits - expected_logits).abs().max() / expected_logits.abs().max()
     return "yes" if change <= CLOSE else f"logits differ by {change:.1e}"
 
 
-def written(name: str, folder: Path, versions: list[str]) -> None:
-    """Export every structure of a model, load all by every release, and write the table."""
-    from bench.page import note, table, write_section
-    from where_it_runs import PAGE, structures
+def write(name: str, folder: Path, versions: list[str]) -> None:
+    """Export all structures of a model, load them in each release, and write the table."""
+    from export_targets import PAGE, structures
 
     import lrcore
+    from benchmarks.report import log, table, write_section
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as parent:
         exports: dict[str, Path] = {}
         expected = []
         for title, model in structures(name):
-            exports[title] = lrcore.export(model, Path(place) / str(len(exports)))
+            exports[title] = lrcore.export(model, Path(parent) / str(len(exports)))
             expected.append(answers(model.network, model.tokenizer))
         rows = []
         for version in versions:
-            found = loaded(release(folder, version), list(exports.values()))
-            rows.append([version, *map(verdict, found, expected)])
-            note(f"{name}, {rows[-1]}")
+            results = loaded(release(folder, version), list(exports.values()))
+            rows.append([version, *map(verdict, results, expected)])
+            log(f"{name}, {rows[-1]}")
     text = f"**{name}**\n\n{table(['transformers', *exports], rows)}"
     write_section(f"transformers {name}", text, PAGE)
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Test the exports of each model."""
     parser = parser_of(__doc__, action="store_true", help="all arguments are exports")
-    parser.add_argument("--version", action="append", help="a release; repeatable, else all")
-    given = parser.parse_args()
-    if given.inside:
-        inside([given.folder, *map(Path, given.models)], ["transformers"])
+    parser.add_argument("--version", action="append", help="a release; repeatable, default: all")
+    arguments = parser.parse_args()
+    if arguments.inside:
+        inside([arguments.folder, *map(Path, arguments.models)], ["transformers"])
         return
     sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-    from where_it_runs import MODELS
+    from export_targets import MODELS
 
-    for name in given.models or MODELS:
-        written(name, given.folder.expanduser().absolute(), given.version or list(VERSIONS))
+    folder, versions = arguments.folder.expanduser().absolute(), arguments.version or list(VERSIONS)
+    for name in arguments.models or MODELS:
+        write(name, folder, versions)
 
 
 if __name__ == "__main__":

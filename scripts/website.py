@@ -1,6 +1,6 @@
-"""The documents as a site: `make docs` writes build/site, which opens from the disk or any server.
+"""Build the documents as a website: `make docs` writes build/site.
 
-The pages keep their places (README.md is the first), so that links are those of the repository.
+The pages keep their paths (README.md is the first), so that links work as in the repository.
 """
 
 import json
@@ -13,38 +13,39 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "*.md",
-    "docs/*.md",
+    "docs/**/*.md",
     "docs/*.ipynb",
     "docs/*.json",
+    "docs/*.bib",
     "assets/pictures/*",
     "assets/demo-*/README.md",
 )
-OTHERS = ("LICENSE", "CITATION.cff", "requirements*.txt")  # what documents link to
+LINKED_FILES = ("LICENSE", "CITATION.cff", "requirements*.txt")
 
 
 def gather(target: Path) -> None:
-    """A copy of all pages and what they show, in an empty folder."""
+    """Copy all pages and their files to an empty folder."""
     shutil.rmtree(target, ignore_errors=True)
-    for pattern in PAGES + OTHERS:
+    for pattern in PAGES + LINKED_FILES:
         for source in ROOT.glob(pattern):
-            place = target / source.relative_to(ROOT)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, place)
-            if place.suffix == ".ipynb":
-                place.with_suffix(".md").write_text(as_page(source), encoding="utf-8")
+            path = target / source.relative_to(ROOT)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+            if path.suffix == ".ipynb":
+                path.with_suffix(".md").write_text(as_page(source), encoding="utf-8")
 
 
 def as_page(notebook: Path) -> str:
-    """A notebook as Markdown: its text, and its code in fences."""
+    """Convert a notebook to Markdown."""
     parts = [f"[This page as a notebook]({notebook.name})"]
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
         parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
-    return "\n\n".join([parts[1], parts[0], *parts[2:]]) + "\n"  # the title first
+    return "\n\n".join([parts[1], parts[0], *parts[2:]]) + "\n"  # title first
 
 
 def build(out: Path, pages: Path) -> None:
-    """The site in `out`. Raises mkdocs.exceptions.Abort where a link or an anchor leads nowhere."""
+    """Build the site in `out`. Raises mkdocs.exceptions.Abort for broken links or anchors."""
     from mkdocs.commands.build import build as write
     from mkdocs.config import load_config
 

@@ -4,6 +4,7 @@ it.
 
 import gc
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault(
@@ -108,6 +109,24 @@ def tiny_llama(tmp_path_factory) -> Path:
     return _save(
         LlamaForCausalLM(_llama(tie_word_embeddings=True)), tmp_path_factory.mktemp("tiny-llama")
     )
+
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}> {{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def chat_llama(tiny_llama, tmp_path_factory) -> Path:
+    """The Llama with a chat template, which begins conversations with <s> and ends answers with
+    </s>.
+    """
+    folder = tmp_path_factory.mktemp("chat") / "chat-llama"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,10 @@ torch.save(found, sys.argv[2])
 # code of a folder anew for its config, its model, and each copy, to see that what it imports is
 # there, which takes longer than all else: here the same text is parsed once.
 OWN_MODULES = """
-import os, pathlib, transformers.dynamic_module_utils
+import os, pathlib, sys
+# `make setup` makes this project importable in every folder
+sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p or ".", "lrcore"))]
+import transformers.dynamic_module_utils
 transformers.dynamic_module_utils.HF_MODULES_CACHE = os.environ["HF_HOME"] + "/modules"
 
 def parse_once(parse, known={}):

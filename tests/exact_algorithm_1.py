@@ -36,7 +36,7 @@ def alternated(
     return whole - best
 
 
-def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) -> Objective:
+def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -> Objective:
     """`sum_i sum_delta |P W_q^T Theta W_k P|^2` under shared A_q and A_k, with means where they
     count (eq. 129-142), and the errors of the scores over all pairs of tokens where P is the root
     of their moments.
@@ -44,7 +44,7 @@ def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) ->
     a = e.layer.attention
     size = e.weight("q").cols
     metric = mpmath.eye(size) if metric is None else metric
-    half, mean = root(metric), e.mean("attn_in") if centred else mpmath.zeros(size, 1)
+    half, mean = root(metric), e.mean("attn_in") if centered else mpmath.zeros(size, 1)
     turns = [mpmath.eye(a.qk_size)]
     if a.frequencies is not None and window:
         turns = [exact(one) for one in rotary_offsets(a.frequencies.double(), a.qk_size, window)]
@@ -54,7 +54,7 @@ def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) ->
         weight, bias = e.weight(name), bias_of(e.layer.matrices()[name])
         rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
         own, offset = rows(weight, rows_of), rows(bias, rows_of)
-        state = own * mean + offset if centred else mpmath.zeros(a.qk_size, 1)
+        state = own * mean + offset if centered else mpmath.zeros(a.qk_size, 1)
         return own * half, state
 
     qs = [head("q", i, a.n_q) for i in range(a.n_q)]
@@ -93,16 +93,16 @@ def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) ->
 
     spectra = [sorted(mpmath.eigsy(k * k.T, eigvals_only=True)) for k, _ in ks]
     singular = any(values[0] < LEAST * values[-1] for values in spectra)
-    shift = means() if centred else mpmath.zeros(size)
+    shift = means() if centered else mpmath.zeros(size)
     whole = trace(left(None)) + trace(shift)
 
     def kept(a_left: Matrix, a_right: Matrix) -> Number:
         return inner(left(a_right) * a_left, a_left) + inner(shift * a_right, a_right)
 
     def best(factor: Any, rank: int) -> Number:
-        ranks = side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        ranks = side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full)
         return e.once(
-            ("joint_qk", rank, centred, window, str(metric[0, 0])),
+            ("joint_qk", rank, centered, window, str(metric[0, 0])),
             lambda: alternated(left, right, ranks, kept, whole),
         )
 
@@ -110,7 +110,7 @@ def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) ->
         # with an identity block in every head, one of fewer directions than columns may lose what
         # shifts all scores of a query alike
         return e_of_scores(
-            e, small, qs, ks, turns, half, mean, centred, factor.per_head and singular
+            e, small, qs, ks, turns, half, mean, centered, factor.per_head and singular
         )
 
     return Objective(error, best, whole, bound=False)
@@ -124,7 +124,7 @@ def e_of_scores(
     turns: Sequence[Matrix],
     half: Matrix,
     mean: Matrix,
-    centred: bool,
+    centered: bool,
     but_shifts: bool,
 ) -> Number:
     """What a layer loses of the scores, of inputs of that mean and covariance; but_shifts: of their
@@ -138,7 +138,7 @@ def e_of_scores(
         rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
         own = rows(weights[name], rows_of)
         state = own * mean + rows(biases[name], rows_of)
-        return own * half, state if centred else state * 0
+        return own * half, state if centered else state * 0
 
     total = mpmath.mpf(0)
     for g, k in enumerate(ks):
@@ -147,14 +147,14 @@ def e_of_scores(
             small_q = head("q", i)
             for t in turns:
                 total += squares(qs[i][0].T * t * k[0] - small_q[0].T * t * small_k[0])
-                if centred:
+                if centered:
                     total += squares(qs[i][1].T * t * k[0] - small_q[1].T * t * small_k[0])
-                if centred and not but_shifts:
+                if centered and not but_shifts:
                     total += squares(qs[i][0].T * t * k[1] - small_q[0].T * t * small_k[1])
     return total
 
 
-def joint_values(e: Exact, metric: Matrix | None, centred: bool) -> Objective:
+def joint_values(e: Exact, metric: Matrix | None, centered: bool) -> Objective:
     """`sum_i |W_o,i W_v,i P|^2` under shared A_o and A_v (eq. 184-188)."""
     a = e.layer.attention
     size, d = e.weight("v").cols, e.weight("o").rows
@@ -187,13 +187,13 @@ def joint_values(e: Exact, metric: Matrix | None, centred: bool) -> Objective:
         return inner(left(a_right) * a_left, a_left)
 
     def best(factor: Any, rank: int) -> Number:
-        ranks = side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        ranks = side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full)
         return alternated(left, right, ranks, kept, whole)
 
     def error(small: Any, _factor: Any, _rank: int) -> Number:
         weight, out, total = exact(small.attention.v.weight), mpmath.zeros(d, 1), mpmath.mpf(0)
         old, bias = bias_of(e.layer.attention.v), bias_of(small.attention.v)
-        mean = e.mean("attn_in") if centred else mpmath.zeros(size, 1)
+        mean = e.mean("attn_in") if centered else mpmath.zeros(size, 1)
         for i in range(a.n_q):
             g, own = (
                 i // e.group,
@@ -201,10 +201,10 @@ def joint_values(e: Exact, metric: Matrix | None, centred: bool) -> Objective:
             )
             read = e.out(i, small)
             total += squares(e.out(i) * vs[g] - read * values(weight, g))
-            if centred:
+            if centered:
                 out += e.out(i) * (rows(e.weight("v"), own) * mean + rows(old, own))
                 out -= read * (rows(weight, own) * mean + rows(bias, own))
-        if centred:
+        if centered:
             total += squares(out + bias_of(e.layer.attention.o) - bias_of(small.attention.o))
         return total
 

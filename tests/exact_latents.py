@@ -77,7 +77,7 @@ def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
     def rest_of(factor: Any) -> Matrix:
         turning = {
             g * a.qk_size + j + side
-            for g, own in enumerate(factor.kept.tolist())
+            for g, own in enumerate(factor.pairs.tolist())
             for j in own
             for side in (0, half)
         }
@@ -88,7 +88,7 @@ def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
     def turning_loss(factor: Any) -> Number:
         if ranked is None:
             return mpmath.mpf(0)
-        kept = factor.kept.tolist()
+        kept = factor.pairs.tolist()
         return mpmath.fsum(
             score for g, own in enumerate(ranked) for j, score in enumerate(own) if j not in kept[g]
         )
@@ -98,7 +98,7 @@ def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
         least = symmetric_tails(rest.T * rest)[rank]
         if ranked is None:
             return least
-        count = len(factor.kept[0])
+        count = len(factor.pairs[0])
         return least + mpmath.fsum(mpmath.fsum(sorted(own)[: half - count]) for own in ranked)
 
     def error(small: Any, factor: Any, _rank: int) -> Number:

@@ -26,13 +26,13 @@ from sixty_digits import (
 )
 from toy_layer import Toy
 
-from lrcore.layer import Layer, Projection
-from lrcore.statistics import TAPS
+from lrcore.layers.layer import Layer, Projection
+from lrcore.layers.statistics import TAPS
 
 Matrix = mpmath.matrix
 Number = mpmath.mpf
 # A refit counts every input as if so much of its square were noise of its own, so that what float32
-# products lose is not fitted (`lrcore.linalg.dampings`).
+# products lose is not fitted (`lrcore.layers.linalg.dampings`).
 NOISE = 1e-8
 
 
@@ -126,12 +126,19 @@ def fixed(values: Sequence[Number]) -> Callable[[Any, int], Number]:
 
 
 def matrices(
-    e: Exact, names: Sequence[str], gram: Matrix | None, mean: Matrix | None = None
+    e: Exact,
+    names: Sequence[str],
+    gram: Matrix | None,
+    mean: Matrix | None = None,
+    outputs: Matrix | None = None,
 ) -> Objective:
     """Matrices of one input on top of each other, `tr(D G D^T)` of what they lose, D; G None: the
-    identity. mean: of the input where it goes into the bias, which else stays as it is.
+    identity. mean: of the input where it goes into the bias, which else stays as it is. outputs:
+    `tr(D^T R D G)` with this R.
     """
-    dense = stacked([e.weight(name) for name in names])
+    full = stacked([e.weight(name) for name in names])
+    side = mpmath.eye(full.rows) if outputs is None else root(outputs)
+    dense = side * full
     gram = mpmath.eye(dense.cols) if gram is None else gram
     own = dense * gram * dense.T if dense.rows <= dense.cols else None
     if own is None:  # the smaller side
@@ -140,17 +147,17 @@ def matrices(
     least = symmetric_tails(own)
 
     def error(small: Layer, _factor: Any, _rank: int) -> Number:
-        gap = dense - stacked([exact(small.matrices()[name].weight) for name in names])
+        gap = full - stacked([exact(small.matrices()[name].weight) for name in names])
         moved = stacked(
             [bias_of(e.layer.matrices()[n]) - bias_of(small.matrices()[n]) for n in names]
         )
         shift = moved if mean is None else gap * mean + moved
-        return lost(gap, gram) + squares(shift)
+        return lost(side * gap, gram) + squares(shift)
 
     return Objective(error, fixed(least), least[0])
 
 
-def scores(e: Exact, centred: bool = False, rank_of: Callable[[int], int] = int) -> Objective:
+def scores(e: Exact, centered: bool = False, rank_of: Callable[[int], int] = int) -> Objective:
     """The scores of all pairs of tokens, those of the query heads of a group together; centred:
     but for what all keys of a query share.
     """
@@ -158,7 +165,7 @@ def scores(e: Exact, centred: bool = False, rank_of: Callable[[int], int] = int)
 
     def sides(layer: Layer | None, g: int) -> tuple[Matrix, Matrix]:
         k = e.head(e.states("k", layer), g, a.n_kv)
-        if centred:
+        if centered:
             k = k - mpmath.ones(k.rows, 1) * ((mpmath.ones(1, k.rows) * k) / k.rows)
         own = range(g * e.group, (g + 1) * e.group)
         return stacked([e.head(e.states("q", layer), i, a.n_q) for i in own]), k
@@ -230,7 +237,7 @@ def read_by(
     name: str,
     places: Callable[[Any, int], Sequence[int]],
     metric: Matrix | None = None,
-    centred: bool = False,
+    centered: bool = False,
     groups: Sequence[Sequence[int]] | None = None,
     refit: bool = True,
 ) -> Objective:
@@ -242,7 +249,7 @@ def read_by(
     what the rest can make up for, the columns of each; of all but one the least is then known.
     """
     dense, tap = e.weight(name), TAPS[name]
-    gram = e.covariance(tap) if centred else e.second(tap)
+    gram = e.covariance(tap) if centered else e.second(tap)
     gram = noisy(gram) if refit else gram
     metric = mpmath.eye(dense.rows) if metric is None else metric
 
@@ -260,7 +267,7 @@ def read_by(
         kept = places(factor, rank)
         if groups is not None and len(kept) == dense.cols - len(groups[0]):
             return e.once(
-                ("one gone", name, refit, centred),
+                ("one gone", name, refit, centered),
                 lambda: min(
                     without([j for j in range(dense.cols) if j not in one]) for one in groups
                 ),
@@ -271,7 +278,7 @@ def read_by(
         kept, projection = places(factor, rank), small.matrices()[name]
         gap = dense - exact(projection.weight) * rows(mpmath.eye(dense.cols), kept)
         shift = bias_of(e.layer.matrices()[name]) - bias_of(projection)
-        if centred:
+        if centered:
             shift = shift + gap * e.mean(tap)
         return weighed(gap, gram) + inner(metric * shift, shift)
 

@@ -9,9 +9,10 @@ import torch
 from exact_objectives import Exact
 from exact_references import REFERENCES
 from hard_layers import hard_layer
+from method_options import UNDAMPED
 
+from lrcore.layers.statistics import COMMON_TAPS, Moments
 from lrcore.methods import METHODS
-from lrcore.statistics import COMMON_TAPS, Moments
 
 SHARE = 1e-5  # of the least: how far above it a solution may be
 ROUNDING = 1e-11  # of the whole: what float64 cannot tell apart
@@ -35,7 +36,7 @@ def above_the_least(
     """What a method leaves above the least, by slot and rank, and what is no number; a middle rank
     and the last below the full one are tried, or every one.
     """
-    e, chosen = exact_layer(layer, kind), METHODS[name].choose(options)
+    e, chosen = exact_layer(layer, kind), METHODS[name].choose(UNDAMPED.get(name, {}) | options)
     factors, found = METHODS[name].factor(e.layer, e.case.moments, chosen), []
     for slot, objective in REFERENCES[name](e, chosen).items():
         factor = factors[slot]

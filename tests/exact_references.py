@@ -28,7 +28,7 @@ from sixty_digits import (
     trace,
 )
 
-from lrcore.statistics import TAPS
+from lrcore.layers.statistics import SAMPLED_CURVATURE, TAPS, TEXT_CURVATURE
 
 Reference = Callable[[Exact, Any], dict[str, Objective]]
 
@@ -43,7 +43,33 @@ def svd(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def svd_llm(e: Exact, options: Any) -> dict[str, Objective]:
-    return {name: matrices(e, (name,), e.second(TAPS[name])) for name in names_of(e)}
+    def outputs(name: str) -> Matrix | None:
+        if options.outputs == "none":
+            return None
+        r = exact(e.case.moments.values[name, SAMPLED_CURVATURE])
+        return r + options.damping * trace(r) / r.rows * mpmath.eye(r.rows)
+
+    return {
+        name: matrices(e, (name,), e.second(TAPS[name]), outputs=outputs(name))
+        for name in names_of(e)
+    }
+
+
+def kfac_svd(e: Exact, options: Any) -> dict[str, Objective]:
+    def shrunk(m: Matrix, alpha: float) -> Matrix:
+        return (1 - alpha) * m + alpha * trace(m) / m.rows * mpmath.eye(m.rows)
+
+    return {
+        name: matrices(
+            e,
+            (name,),
+            shrunk(e.second(TAPS[name]), options.input_shrinkage),
+            outputs=shrunk(
+                exact(e.case.moments.values[name, TEXT_CURVATURE]), options.output_shrinkage
+            ),
+        )
+        for name in names_of(e)
+    }
 
 
 def aa_svd(e: Exact, options: Any) -> dict[str, Objective]:
@@ -73,9 +99,9 @@ def bolaco(e: Exact, options: Any) -> dict[str, Objective]:
     }
 
 
-def metric(e: Exact, tap: str, centred: bool, options: Any) -> Matrix | None:
+def metric(e: Exact, tap: str, centered: bool, options: Any) -> Matrix | None:
     """`P^2` of table 1."""
-    second = e.covariance(tap) if centred else e.second(tap)
+    second = e.covariance(tap) if centered else e.second(tap)
     size, kind = second.rows, options.preconditioner
     if kind == "identity":
         return None
@@ -95,12 +121,12 @@ def metric(e: Exact, tap: str, centred: bool, options: Any) -> Matrix | None:
 def latentllm(e: Exact, options: Any) -> dict[str, Objective]:
     layer, solved = e.layer, {}
 
-    def centred(*names: str) -> bool:
+    def centered(*names: str) -> bool:
         biased = all(layer.matrices()[name].bias is not None for name in names)
         return options.bias == "add" or (options.bias == "update" and biased)
 
     def alone(*names: str) -> Objective:
-        tap, away = TAPS[names[0]], centred(*names)
+        tap, away = TAPS[names[0]], centered(*names)
         return matrices(e, names, metric(e, tap, away, options), e.mean(tap) if away else None)
 
     if options.sparse or options.bits:
@@ -110,7 +136,7 @@ def latentllm(e: Exact, options: Any) -> dict[str, Objective]:
     elif options.attention == "local":
         solved |= {name: alone(name) for name in "qk"}
     elif options.attention == "joint_qk":
-        away = centred("q", "k")
+        away = centered("q", "k")
         solved["joint_qk"] = joint_scores(
             e, metric(e, "attn_in", away, options), away, options.window
         )
@@ -131,7 +157,7 @@ def latentllm(e: Exact, options: Any) -> dict[str, Objective]:
 def fused(e: Exact, options: Any) -> dict[str, Objective]:
     rotary = e.layer.attention.position == "rotary"
     solved = {
-        "qk": modegpt(e, None)["qk"] if rotary else scores(e, centred=True),
+        "qk": modegpt(e, None)["qk"] if rotary else scores(e, centered=True),
         "ov": narrowed_refit(e),
     }
     if options.forms == "latents":
@@ -140,7 +166,7 @@ def fused(e: Exact, options: Any) -> dict[str, Objective]:
         e,
         "down",
         lambda factor, rank: factor.order[:rank].tolist(),
-        centred=True,
+        centered=True,
         groups=[[j] for j in range(e.weight("down").cols)],
     )
     if options.forms == "narrowed":
@@ -159,6 +185,7 @@ REFERENCES: dict[str, Reference] = {
     for f in (
         svd,
         svd_llm,
+        kfac_svd,
         aa_svd,
         bolaco,
         a3,

@@ -14,8 +14,8 @@ from sixty_digits import (
     squares,
 )
 
-from lrcore.layer import ACROSS
-from lrcore.statistics import TAPS
+from lrcore.layers.layer import ACROSS
+from lrcore.layers.statistics import TAPS
 
 NAMES = ("q", "k", "v", "o", "gate", "up", "down")
 

@@ -24,7 +24,7 @@ from sixty_digits import (
     squares,
 )
 
-from lrcore.statistics import TAPS
+from lrcore.layers.statistics import TAPS
 
 
 def inputs_of(e: Exact) -> list[list[int]]:
@@ -60,9 +60,9 @@ def flap(e: Exact, options: Any) -> dict[str, Objective]:
         }[options.metric]
     heads = [mpmath.fsum(found["o"][j] ** 2 for j in own) for own in inputs_of(e)]
     return {
-        "heads": selection([heads]) + read_by(e, "o", kept_inputs(e), centred=True, refit=False),
+        "heads": selection([heads]) + read_by(e, "o", kept_inputs(e), centered=True, refit=False),
         "mlp": selection([found["down"]])
-        + read_by(e, "down", kept_neurons, centred=True, refit=False),
+        + read_by(e, "down", kept_neurons, centered=True, refit=False),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from toy_layer import Sizes, Toy, moments_of, toy, watched
 
-from lrcore.layer import Layer, Linear
+from lrcore.layers.layer import Layer, Linear
 
 SMALL = Sizes(d=8, d_f=10, head=4)
 TOKENS = 24

@@ -5,8 +5,8 @@ algorithm on `d x d` matrices.
 import torch
 from toy_layer import apply
 
-from lrcore.layer import heads
-from lrcore.linalg import eigh_descending
+from lrcore.layers.layer import heads
+from lrcore.layers.linalg import eigh_descending
 from lrcore.methods.latentllm import hosvd
 
 NAMES = ["q", "k", "v", "o", "gate", "up", "down"]
@@ -45,11 +45,13 @@ def literal_algorithm_1(a, root, left_rank: int, right_rank: int, rounds: int = 
 
 def exact_alternation(p, left_rank: int, right_rank: int, rounds: int = 8, enough: float = 1e-6):
     """The rounds of `hosvd.alternate`, each an eigendecomposition of all directions."""
-    left, kept = torch.eye(p.left.full, left_rank, dtype=p.left.lift.dtype), 0.0
+    left, kept = torch.eye(p.left_side.full, left_rank, dtype=p.left_side.lift.dtype), 0.0
     for _ in range(rounds):
-        right_gram = hosvd._right_gram(p.left, p.right, p.rotations, left)
+        right_gram = hosvd._right_gram(p.left_side, p.right_side, p.rotations, left)
         right = eigh_descending(right_gram)[1][:, :right_rank]
-        values, vectors = eigh_descending(hosvd._left_gram(p.left, p.right, p.rotations, right))
+        values, vectors = eigh_descending(
+            hosvd._left_gram(p.left_side, p.right_side, p.rotations, right)
+        )
         left, before, kept = vectors[:, :left_rank], kept, float(values[:left_rank].sum())
         if kept - before <= enough * float(values[left_rank:].sum()):
             break

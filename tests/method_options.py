@@ -15,7 +15,12 @@ VARIANTS = {
     "llm_surgeon": [{"update": False}],
     "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
     "svd": [{"weights": "fisher"}, {"stored": "pivots"}],
-    "svd_llm": [{"stored": "pivots"}],
+    "svd_llm": [
+        {"stored": "pivots"},
+        {"outputs": "curvature"},
+        {"outputs": "curvature", "damping": 0.0, "stored": "pivots"},
+    ],
+    "kfac_svd": [{"stored": "pivots"}],
     "care": [
         {"whitening": "root", "shrinkage": 0.0},
         {"whitening": "identity"},
@@ -52,3 +57,7 @@ VARIANTS = {
         {"bits": 4, "chunk": 8, "vo": "joint"},
     ],
 }
+
+# Methods with a refit that is damped by default, with the undamped refit of the papers: its result
+# is the least-squares optimum.
+UNDAMPED = {name: {"shrinkage": False} for name in ("fused", "modegpt", "llm_surgeon")}

@@ -4,14 +4,19 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import fresh
 from gradio_client import Client
+
+from workbench.server.host_names import HostNames
+from workbench.server.web_app import page_server, web_app
 
 ROOT = Path(__file__).parents[1]
 # Seconds until a wait gives up: a busy machine takes its time, and one that is met costs nothing.
@@ -29,12 +34,32 @@ def free_port() -> int:
             return port
 
 
-def launched(app: Any, **settings: Any) -> str:
-    """The address of an app that this process serves, on a free port, until it is closed."""
-    _, url, _ = app.launch(
-        server_port=free_port(), prevent_thread_lock=True, quiet=True, **settings
-    )
-    return url
+@contextmanager
+def serve_in_background(app: Any, port: int, host: str = "127.0.0.1") -> Iterator[str]:
+    """Serve the app in a thread; yield its address.
+
+    Raises RuntimeError if the server does not start.
+    """
+    server = page_server(app, host, port)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + PATIENCE
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > end:
+            raise RuntimeError("The server did not start. Check that the port is free.")
+        time.sleep(0.01)
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+@contextmanager
+def served(page: Any, names: HostNames | None = None, password: str = "") -> Iterator[str]:
+    """Serve a page in this process, on a free port; yield its address."""
+    with serve_in_background(web_app(page, names or HostNames(), password), free_port()) as url:
+        yield url
 
 
 class Server:

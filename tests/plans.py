@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lrcore import allocation
-from lrcore.allocation import Constraints
-from lrcore.budget import Budget
-from lrcore.evidence import Evidence, LossCurve, Probes
 from lrcore.methods import METHODS
-from lrcore.policies import find_policy
+from lrcore.ranks import allocation
+from lrcore.ranks.allocation import Constraints
+from lrcore.ranks.budget import Budget
+from lrcore.ranks.evidence import Evidence, LossCurve, Probes
+from lrcore.ranks.policies import find_policy
 
 
 def chosen(policy: str, temperature: float, **options: Any) -> Any:

@@ -12,11 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import lrcore
-from lrcore import texts
 from lrcore.cli import listing
+from lrcore.compression.calibration.calibrate import Calibration
 from lrcore.compression.evidence import latency
+from lrcore.compression.solve.factorize import Factorization
+from lrcore.system.cache import text_name
+from lrcore.system.errors import Cancelled
+from lrcore.system.progress import Progress
 
 FOLDER = Path(__file__).parent / "fixtures" / "released"
 STATE = Path("healing.safetensors")
@@ -29,11 +34,11 @@ SWEEP = lrcore.Sweep(
 )
 
 
-def calibrates() -> lrcore.Calibration:
+def calibrates() -> Calibration:
     return lrcore.calibrate(lrcore.load("dense"), RECIPE)
 
 
-def prepares(policy: str, **changes) -> Callable[[], lrcore.Factorisation]:
+def prepares(policy: str, **changes) -> Callable[[], Factorization]:
     recipe = RECIPE.with_(policy=policy, **changes)
     return lambda: lrcore.prepare(lrcore.load("dense"), recipe)
 
@@ -44,27 +49,28 @@ def sweeps() -> list[dict]:
     return [row.to_dict() for row in rows]
 
 
-def heals(progress: lrcore.Progress | None = None) -> lrcore.LoadedModel:
+def heals(progress: Progress | None = None) -> lrcore.LoadedModel:
     model = lrcore.load("small")
     return lrcore.heal(model, HEALING, teacher="dense", state=STATE, progress=progress)
 
 
 def stops(stage: str, done: int, total: int) -> None:
     if stage == "heal" and done == STOPPED:
-        raise lrcore.Cancelled("as if killed")
+        raise Cancelled("as if killed")
 
 
 CACHED: dict[str, Callable[[], object]] = {
     "moments": calibrates,
     "gradients": prepares("fisher", method="svd_llm"),
-    "spectra": lambda: lrcore.analyse(lrcore.load("dense"), calibrates()).table(0.9),
+    "spectra": lambda: lrcore.analyze(lrcore.load("dense"), calibrates()).table(0.9),
     "probes": prepares("probed"),
     "latency": prepares("uniform", budget="latency", method="svd_llm"),
     "searches": prepares("mix"),
     "type_searches": prepares("bolaco", method="svd_llm"),
     "gguf": lambda: lrcore.load("dense.gguf"),
-    "texts": lambda: texts.named(["A text in memory.", "And one more."]),
-    "listings": lambda: listing.kept("methods", lambda: [1, 2]),
+    "adapters": lambda: lrcore.load("adapter"),
+    "texts": lambda: text_name(["A text in memory.", "And one more."]),
+    "listings": lambda: listing.cached("methods", lambda: [1, 2]),
 }
 
 
@@ -72,6 +78,16 @@ def on_one_machine(patch: pytest.MonkeyPatch) -> None:
     """Where a key names this machine or this state of the code, it names none."""
     patch.setattr(latency, "_device", lambda model: "a machine")
     patch.setattr(listing, "_state", lambda: "released")
+
+
+def write_adapter() -> None:
+    """A LoRA adapter of the dense model."""
+    from peft import LoraConfig, get_peft_model
+
+    network = lrcore.load("dense").network
+    network.name_or_path = "dense"
+    torch.manual_seed(0)
+    get_peft_model(network, LoraConfig(r=2, init_lora_weights=False)).save_pretrained("adapter")
 
 
 def write() -> None:
@@ -98,13 +114,14 @@ def write() -> None:
     )
     conftest._save(LlamaForCausalLM(config), Path("dense"))
     write_gguf(Path("dense"), Path("dense.gguf"))
+    write_adapter()
     with pytest.MonkeyPatch.context() as patch:
         on_one_machine(patch)
         for made in CACHED.values():
             made()
     sweeps()
     lrcore.save(lrcore.compress(lrcore.load("dense"), RECIPE), "small")
-    with suppress(lrcore.Cancelled):
+    with suppress(Cancelled):
         heals(stops)
     for left in Path("cache").glob("offloaded*"):
         shutil.rmtree(left)

@@ -10,17 +10,18 @@ import pytest
 from tiny_models import structures_of
 
 import lrcore
-from lrcore.compression.evidence.probing import KEEP
+from lrcore.compression.evidence.layer_probes import PROBED_SHARES
 from lrcore.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-
 import api  # noqa: E402
 import architectures as families  # noqa: E402
 from prose import wrap  # noqa: E402
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+from lrcore.methods import METHODS  # noqa: E402
+
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -43,25 +44,26 @@ def test_the_page_of_families_is_that_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("methods.md", "compresses each slot alone to {} ranks"),
+        ("methods.md", "compresses each slot separately to {} ranks"),
         ("methods.md", "whose {} probes of each slot"),
-        ("methods.md", "Here {} ranks of every slot are measured"),
-        ("scale.md", "a layer: {} evaluations for each of its slots"),
+        ("methods.md", "Here {} ranks of each slot are measured"),
     ],
 )
 def test_pages_say_how_many_ranks_of_a_slot_are_probed(page: str, words: str) -> None:
     read = " ".join((ROOT / "docs" / page).read_text().split())
-    counts = (str(len(KEEP)), {4: "four", 5: "five"}[len(KEEP)])
+    counts = (str(len(PROBED_SHARES)), {4: "four", 5: "five"}[len(PROBED_SHARES)])
     assert any(words.format(count) in read for count in counts)
 
 
 def test_every_method_has_a_paper_to_cite() -> None:
     page = (ROOT / "docs" / "citing.md").read_text(encoding="utf-8")
-    named = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
-    words = " ".join(what for what, _ in named)
-    assert {name for name in lrcore.METHODS if f"`{name}`" not in words} == {"fused"}
-    keys = [key.strip("` |") for _, key in named]
-    assert keys == re.findall(r"^@\w+\{(\w+),$", page, re.MULTILINE)
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    words = " ".join(used for used, *_ in rows)
+    assert {name for name in METHODS if f"`{name}`" not in words} == {"fused"}
+    keys = [row[-1].strip("` |") for row in rows]
+    entries = (ROOT / "docs" / "references.bib").read_text(encoding="utf-8").split("\n\n")
+    assert keys == [re.match(r"@\w+\{(\w+),", entry)[1] for entry in entries]
+    assert all(entry.count("{") == entry.count("}") for entry in entries)
 
 
 def test_every_family_was_measured_with_every_method_and_passed() -> None:
@@ -72,6 +74,15 @@ def test_every_family_was_measured_with_every_method_and_passed() -> None:
         family: {"a": [1, 1]} | {letter: [len(structures_of(family))] * 2 for letter in "bcde"}
         for family in ARCHITECTURES
     }
+
+
+def test_every_causal_type_of_transformers_is_listed() -> None:
+    record = json.loads(families.TYPES.read_text(encoding="utf-8"))
+    if record["transformers"] == families.transformers.__version__:
+        assert record["types"].keys() == families.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    assert families.REFUSED.keys() <= record["types"].keys() - ARCHITECTURES.keys()
+    page = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in record["types"])
 
 
 def test_a_family_that_was_not_measured_fails_with_one_sentence(monkeypatch) -> None:

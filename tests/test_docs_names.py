@@ -13,12 +13,15 @@ import typer
 
 import lrcore
 from lrcore.cli.commands import app
-from workbench.access import add_options
+from lrcore.recipes.former_names import FLAGS
+from workbench.server.access import add_options
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = sorted(
-    path for folder in ("lrcore", "workbench", "scripts") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("lrcore", "workbench", "scripts", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
 )
 FILES = subprocess.run(
     ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -33,7 +36,8 @@ EXAMPLES = re.findall(
 """Files that docs/extending.md shows in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
 ALSO_FLAGS |= {"--address", "--head", "--index-url"}  # of `ray start`, of pip
-"""Flags of scripts/ and of other programs."""
+ALSO_FLAGS.update(*FLAGS.values())
+"""Flags of scripts/ and of other programs, and former names of flags."""
 PAGE = ArgumentParser()
 add_options(PAGE)
 ALSO_FLAGS |= set(PAGE._option_string_actions)

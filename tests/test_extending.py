@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
-import workbench.app
-from lrcore.compression.evidence.table import EVIDENCE
+import workbench.app.app
+from lrcore.compression.evidence.measure import EVIDENCE
 from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
-from lrcore.policies import POLICIES
+from lrcore.ranks.policies import POLICIES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 SECTIONS = {
@@ -28,7 +28,7 @@ FILE = re.compile(r"# (\S+)\.py\n")
 def tables(tmp_path, monkeypatch) -> Iterator[None]:
     """The tables and modules as they were, afterwards."""
     monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
-    monkeypatch.setattr(workbench.app, "TABS", workbench.app.TABS)
+    monkeypatch.setattr(workbench.app.app, "TABS", workbench.app.app.TABS)
     kept = [(table, dict(table)) for table in (METHODS, POLICIES, EVIDENCE, ARCHITECTURES)]
     modules = set(sys.modules)
     yield

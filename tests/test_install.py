@@ -18,16 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 USE = """
 import json, lrcore
+from lrcore.compression.analyze import Analysis
 from pathlib import Path
 from lrcore.models.hub import locate
-from low_rank_workbench.assets import PLOTLY_JS, STYLE, page, script
-from low_rank_workbench.first_analysis import FILE
+from lrcore.evaluation.report import page
+from low_rank_workbench.base.assets import PLOTLY_JS, STYLE, script
+from low_rank_workbench.state.store import FIRST_ANALYSIS
 here = Path.cwd()
 assert Path(lrcore.__file__).is_relative_to(here) and STYLE.is_relative_to(here)
 assert json.loads((locate("demo-llama") / "config.json").read_text())["model_type"] == "llama"
 assert (locate("demo-opt") / "model.safetensors").is_file()
-assert lrcore.Analysis.read(FILE).layers and PLOTLY_JS.is_file()
-assert script("plot.js") and STYLE.is_file() and (STYLE.parent / "report.html").is_file()
+assert Analysis.read(FIRST_ANALYSIS).layers and PLOTLY_JS.is_file()
+assert script("plot.js") and STYLE.is_file() and "<h1>A</h1>" in page("A")
 """
 
 
@@ -62,7 +64,7 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     assert any(one.startswith("torch") for one in about.get_all("Requires-Dist"))
     commands = (info / "entry_points.txt").read_text()
     assert "lrcore = lrcore.__main__:run" in commands
-    assert "low-rank-workbench = low_rank_workbench.start:main" in commands
+    assert "low-rank-workbench = low_rank_workbench.app.start:main" in commands
     assert (installed / "lrcore" / "py.typed").is_file()
     assert {path.name for path in installed.iterdir()} == {
         "lrcore",
@@ -77,7 +79,7 @@ def test_what_is_installed_finds_its_demo_models_and_the_files_of_the_page(insta
 
 
 def test_the_command_of_the_page_takes_the_options_of_app_py(installed):
-    done = run(installed, "-c", "from low_rank_workbench.start import main; main()", "-h")
+    done = run(installed, "-c", "from low_rank_workbench.app.start import main; main()", "-h")
     assert done.returncode == 0, done.stderr
     assert all(option in done.stdout for option in ("--port", "--host", "--share"))
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fresh
 import pytest
 
 import lrcore
 from lrcore.cli import main
 
+ROOT = Path(__file__).resolve().parents[1]
 SLOW = {"torch", "transformers", "pandas", "numpy", "datasets", "gradio", "huggingface_hub"}
 # What a process has imported after some code, as one line.
 LOADED = "import sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
@@ -48,21 +48,6 @@ def test_the_list_of_methods_waits_for_no_model():
     )
 
 
-def test_a_public_name_is_not_replaced_by_the_module_that_shares_it():
-    """In a process that has torch and transformers, and nothing of this project yet."""
-    code = """
-import sys
-assert "torch" in sys.modules and "lrcore" not in sys.modules
-import lrcore
-import lrcore.generate, lrcore.analyse, lrcore.methods, lrcore.policies
-from lrcore import errors, generate
-assert all(map(callable, (generate, lrcore.analyse, lrcore.methods, lrcore.policies)))
-assert lrcore.errors.InputError is lrcore.InputError and errors is lrcore.errors
-"""
-    done = fresh.outside().run(["-c", code], os.environ, Path(lrcore.__file__).parents[1])
-    assert done.returncode == 0, done.stderr
-
-
 def test_every_public_name_is_read_and_listed():
     assert set(lrcore.__all__) <= set(dir(lrcore))
     assert all(getattr(lrcore, name) is not None for name in lrcore.__all__)
@@ -74,15 +59,28 @@ def test_a_type_checker_sees_the_modules_that_the_names_come_from():
     """The imports under TYPE_CHECKING are the table."""
     source = Path(lrcore.__file__).read_text(encoding="utf-8")
     seen = {
-        alias.asname or alias.name: (node.module, alias.name)
+        alias.name: node.module
         for block in ast.parse(source).body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == lrcore._HOME
-    assert seen.keys() | {"methods", "policies"} == {*lrcore.__all__, "METHODS", "POLICIES"}
+    assert seen == lrcore._MODULES
+    assert seen.keys() | {"list_methods", "list_policies"} == {*lrcore.__all__}
+
+
+GUIDES = [
+    path
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.*")]
+    if path.name != "api.md" and path.suffix in (".md", ".ipynb")
+]
+
+
+def test_the_public_names_are_few_and_each_is_in_a_guide():
+    guides = "".join(path.read_text(encoding="utf-8") for path in GUIDES)
+    assert len(lrcore.__all__) <= 45
+    assert [name for name in lrcore.__all__ if f"lrcore.{name}" not in guides] == []
 
 
 @pytest.mark.parametrize(

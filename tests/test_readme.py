@@ -76,7 +76,7 @@ def test_what_examples_write_is_ignored_in_a_clone() -> None:
         for flag in ("--out", "--html")
         if flag in words
     ]
-    named += [words[2] for words in commands if words[0] in ("quantise", "slice", "export")]
+    named += [words[2] for words in commands if words[0] in ("quantize", "slice", "export")]
     named += re.findall(r'save\(\w+, "(.*?)"', "".join(blocks("python")))
     assert len(named) > 6
     assert {Path(name).parts[0] for name in named} == {"out"}
@@ -91,7 +91,7 @@ def test_the_readme_names_no_other_commands() -> None:
 
 
 def test_the_readme_is_what_the_first_minutes_need() -> None:
-    assert len(README.splitlines()) < 150
+    assert len(README.splitlines()) <= 110
     assert {line.split()[1] for line in lines("bash") if line.startswith("make")} == {"run", "test"}
 
 

@@ -30,7 +30,7 @@ def road(reference):
     return (
         model,
         recipe,
-        {name: lrcore.factorise(model, calibration, name) for name in ("a3", "modegpt")},
+        {name: lrcore.factorize(model, calibration, name) for name in ("a3", "modegpt")},
     )
 
 
@@ -80,6 +80,6 @@ def test_one_component_at_thirty_percent(
     # every rank is given, so the budget decides nothing; it only has to be one that the given ranks
     # meet
     small = lrcore.compress(
-        model, recipe.with_(ratio=0.001, overrides=others | ranks), factors[method]
+        model, recipe.with_(ratio=0.001, rank_overrides=others | ranks), factors[method]
     )
     assert perplexity(small) == pytest.approx(expected, rel=1e-2)

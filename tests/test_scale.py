@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lrcore.calibration.packing import length
-from lrcore.statistics import SAMPLE
+from lrcore.compression.calibration.layouts import packed_length
+from lrcore.layers.statistics import SAMPLE
 
 TEXT = (Path(__file__).parents[1] / "docs/scale.md").read_text(encoding="utf-8")
 HEAD, KEY_HEADS = 128, 8
@@ -38,10 +38,10 @@ class Shape:
     @property
     def stored(self) -> int:
         """Bytes of a layer's moments on the disk, with the rows of activations."""
-        return 4 * sum(map(length, self.sides)) + 2 * SAMPLE * self.width
+        return 4 * sum(map(packed_length, self.sides)) + 2 * SAMPLE * self.width
 
 
-SHAPES = [Shape(32, 4096, 14336), Shape(80, 8192, 28672), Shape(126, 16384, 53248)]
+MODEL_SHAPES = [Shape(32, 4096, 14336), Shape(80, 8192, 28672), Shape(126, 16384, 53248)]
 
 
 def row(name: str) -> list[str]:
@@ -59,14 +59,14 @@ def assert_rounded(cells: list[str], values: list[float]) -> None:
 
 def test_sizes_follow_from_shapes() -> None:
     sizes = {
-        "weights of the decoder layers, GB": [s.layers * s.layer / 1e9 for s in SHAPES],
-        "of it one layer, GB": [s.layer / 1e9 for s in SHAPES],
+        "weights of all decoder layers, GB": [s.layers * s.layer / 1e9 for s in MODEL_SHAPES],
+        "weights of a decoder layer, GB": [s.layer / 1e9 for s in MODEL_SHAPES],
         "moments of a layer in memory, GB": [
-            (8 * sum(n * n for n in s.sides) + 2 * SAMPLE * s.width) / 1e9 for s in SHAPES
+            (8 * sum(n * n for n in s.sides) + 2 * SAMPLE * s.width) / 1e9 for s in MODEL_SHAPES
         ],
-        "moments of a layer on the disk, GB": [s.stored / 1e9 for s in SHAPES],
-        "moments of all layers on the disk, TB": [s.layers * s.stored / 1e12 for s in SHAPES],
-        "hidden states of all windows, GB": [2 * TOKENS * s.width / 1e9 for s in SHAPES],
+        "moments of a layer on disk, GB": [s.stored / 1e9 for s in MODEL_SHAPES],
+        "moments of all layers on disk, TB": [s.layers * s.stored / 1e12 for s in MODEL_SHAPES],
+        "hidden states of all windows, GB": [2 * TOKENS * s.width / 1e9 for s in MODEL_SHAPES],
     }
     for name, values in sizes.items():
         assert_rounded(row(name), values)
@@ -74,7 +74,7 @@ def test_sizes_follow_from_shapes() -> None:
 
 def test_what_the_shared_folder_takes_follows_from_sizes() -> None:
     """Every worker reads the weights and writes a share in float64; joining reads all shares."""
-    large, joined = SHAPES[1:], []
+    large, joined = MODEL_SHAPES[1:], []
     weights = [s.layers * s.layer for s in large for _ in (8, 64)]
     moments = [s.layers * s.stored for s in large for _ in (8, 64)]
     both = zip(weights, moments, strict=True)
@@ -82,4 +82,4 @@ def test_what_the_shared_folder_takes_follows_from_sizes() -> None:
     assert_rounded(read, [(own + 2 * share) / MINUTE for own, share in both])
     for workers, share in zip((8, 64, 8, 64), moments, strict=True):
         joined.append((2 * share + share / workers) / MINUTE)
-    assert_rounded(row("joining"), joined)
+    assert_rounded(row("merging of moments"), joined)

@@ -13,11 +13,22 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(
     path for folder in ("lrcore", "workbench") for path in (ROOT / folder).rglob("*.py")
 )
-OTHERS = [ROOT / "app.py", *(ROOT / "scripts").rglob("*.py"), *(ROOT / "assets").glob("*.js")]
+OTHERS = [
+    ROOT / "app.py",
+    ROOT / "docs" / "first_steps.ipynb",
+    *(ROOT / "scripts").rglob("*.py"),
+    *(ROOT / "benchmarks").rglob("*.py"),
+    *(ROOT / "assets").glob("*.js"),
+    *(ROOT / "lrcore").rglob("*.html"),
+]
 CALLED_BY_OTHERS = {"forward", "extra_repr", "describe", "persistent_id", "persistent_load"}
 CALLED_BY_OTHERS |= {"_repr_html_", "reorder_cache", "batch_repeat_interleave"}
 """Methods that torch, transformers, pickle, Jupyter or a public object's caller call by name."""
-DOCS = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+DOCS = "".join(
+    path.read_text(encoding="utf-8")
+    for path in (ROOT / "docs").rglob("*.*")
+    if path.suffix in (".md", ".ipynb")
+)
 
 
 def uses(path: Path) -> set[str]:

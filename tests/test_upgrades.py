@@ -16,25 +16,28 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save, save_file
 
 import lrcore
-from lrcore import cache
 from lrcore.compression.evidence import type_search
-from lrcore.compression.healing.distillation import EVERY
+from lrcore.compression.steps.healing.distillation import EVERY
+from lrcore.recipes.history import Healed
 from lrcore.runs import sweep_store
+from lrcore.system import cache
 
 # What the name of a file in the cache follows from, beside what was measured: a format, or for what
 # has none a number that counts in its place. None: contents, or the code, name the file.
 FORMATS = {
-    "moments": ("calibration.calibrate", "FORMAT"),
-    "gradients": ("calibration.gradients", "FORMAT"),
-    "spectra": ("analyse", "FORMAT"),
-    "probes": ("compression.evidence.probing", "FORMAT"),
+    "moments": ("compression.calibration.calibrate", "FORMAT"),
+    "gradients": ("compression.calibration.gradients", "FORMAT"),
+    "spectra": ("compression.analyze", "FORMAT"),
+    "probes": ("compression.evidence.layer_probes", "FORMAT"),
     "latency": ("compression.evidence.latency", "FORMAT"),
     "searches": ("compression.evidence.search", "ROUNDS"),
     "type_searches": ("compression.evidence.type_search", "RUNS"),
-    "gguf": ("models.gguf", "FORMAT"),
+    "gguf": ("models.gguf_import", "FORMAT"),
+    "adapters": ("models.lora_import", "FORMAT"),
     "texts": None,
     "listings": None,
 }
+MODELS = ("gguf", "adapters")  # model folders, whose damage has tests of its own
 Held = dict[Path, bytes]
 
 
@@ -112,7 +115,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("at", range(5))
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind != "gguf"])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind not in MODELS])
 def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
     released, kind, at, quick_search
 ):
@@ -177,7 +180,7 @@ def test_a_text_of_the_cache_that_somebody_changed_is_written_again(released):
     assert path.read_bytes() == held
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind != "gguf"])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind not in MODELS])
 def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_named_and_not_waited_for(
     released, kind, quick_search
 ):
@@ -269,16 +272,14 @@ def test_a_healing_goes_on_from_the_state_that_was_kept_before(released):
 
 @pytest.mark.parametrize("format", ["0", "2", None])
 def test_a_healing_does_not_take_a_state_of_another_format(released, format):
-    """Without one it is of the first format, which had none."""
     with safe_open(STATE, "pt") as opened:
         metadata = opened.metadata()
     assert metadata.pop("format") == "1"
     named = {} if format is None else {"format": format}
     tensors = load_file(STATE)
-    if format is not None:  # whatever another format holds
-        tensors = {"of another format": next(iter(tensors.values()))}
+    tensors = {"of another format": next(iter(tensors.values()))}
     save_file(tensors, STATE, metadata | named)
     steps = []
     made = heals(lambda stage, done, total: steps.append(done))
-    assert steps[0] == (EVERY if format is None else 0)
-    assert len(made.step(lrcore.Healed).cross_entropy) == 60
+    assert steps[0] == 0
+    assert len(made.step(Healed).cross_entropy) == 60

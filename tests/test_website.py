@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from bench.choice import choice_block  # noqa: E402
 from prose import wrap  # noqa: E402
 from website import build  # noqa: E402
 
-import lrcore  # noqa: E402
+from benchmarks.rankings import choice_block  # noqa: E402
+from lrcore.models.load import DEMO_MODELS  # noqa: E402
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
 
@@ -25,12 +25,15 @@ def site(tmp_path_factory) -> Path:
     return folder / "site"
 
 
+def address(page: Path) -> str:
+    """Return the address of a document in the site; README.md is the index of its folder."""
+    path = page.relative_to(ROOT).with_suffix(".html").as_posix()
+    return path.replace("README.html", "index.html")
+
+
 def test_every_document_is_a_page(site) -> None:
     written = {page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")}
-    documents = {
-        path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("docs/*.md")
-    }
-    assert documents <= written
+    assert {address(path).removesuffix(".html") for path in ROOT.glob("docs/**/*.md")} <= written
     assert {"index", "CHANGELOG", "CONTRIBUTING", "SECURITY"} <= written
     assert {path.stem for path in ROOT.glob("docs/*.ipynb")} <= {
         Path(name).name for name in written
@@ -39,7 +42,7 @@ def test_every_document_is_a_page(site) -> None:
 
 def test_every_document_is_in_the_navigation(site) -> None:
     first = (site / "index.html").read_text(encoding="utf-8")
-    assert {f"docs/{path.stem}.html" for path in ROOT.glob("docs/*.md")} <= set(
+    assert {address(path) for path in ROOT.glob("docs/**/*.md")} <= set(
         re.findall(r'href="([^"#]+)', first)
     )
 
@@ -66,11 +69,11 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch) -> None:
         build(tmp_path / "site", tmp_path / "documents")
 
 
-SUBJECTS = (*lrcore.DEMO_MODELS, "stories260K")
+SUBJECTS = (*DEMO_MODELS, "stories260K")
 
 
 def test_the_advice_is_made_of_the_record() -> None:
-    record = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+    record = json.loads((ROOT / "benchmarks" / "record.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     # those with every column: of a real model a part is measured, and fresh ones advise nothing
     measured = {title: own for title, own in record.items() if title in SUBJECTS}

@@ -13,7 +13,10 @@ import torch
 from pretended_device import NAME, Away, Device
 
 import lrcore
-from lrcore import precise
+from lrcore.evaluation.local_errors import local_errors
+from lrcore.layers import linalg
+from lrcore.methods import METHODS
+from lrcore.ranks.policies import POLICIES
 
 TOLERANCE = 1e-6  # relative; the products are those of the CPU, in other batches at most
 OF_CACHE = ("care", "mha2mla", "transmla")  # methods that shrink the KV cache alone
@@ -23,7 +26,7 @@ MEASURED = ("fisher", "mix", "probed")  # policies whose evidence the model itse
 @pytest.fixture(params=[True, False], ids=["float64", "no float64"])
 def device(request, monkeypatch) -> Device:
     if not request.param:
-        monkeypatch.setattr(precise, "WITHOUT_FLOAT64", {*precise.WITHOUT_FLOAT64, NAME})
+        monkeypatch.setattr(linalg, "WITHOUT_FLOAT64", {*linalg.WITHOUT_FLOAT64, NAME})
     return Device(request.param)
 
 
@@ -71,7 +74,7 @@ def assert_same(pair: tuple[object, object]) -> None:
     assert pair[1] == pytest.approx(pair[0], rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("method", list(lrcore.METHODS))
+@pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_compresses(
     method: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
@@ -81,7 +84,7 @@ def test_every_method_compresses(
     assert_same(both(device, tmp_path, own, work))
 
 
-@pytest.mark.parametrize("policy", [name for name in lrcore.POLICIES if name != "bolaco"])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "bolaco"])
 def test_every_policy_shares_a_budget(
     policy: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
@@ -103,12 +106,12 @@ CHANGES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], lrcore.LoadedMo
     "fused, trained": lambda model, recipe: lrcore.compress(
         model, replace(recipe, method="fused", refit="trained")
     ),
-    "quantised": lambda model, recipe: lrcore.quantise(small(model, recipe)),
+    "quantised": lambda model, recipe: lrcore.quantize(small(model, recipe)),
     "healed": lambda model, recipe: lrcore.heal(
         small(model, recipe), recipe.data, steps=2, seq_len=16
     ),
     "sliced": lrcore.slice_hidden,
-    "shortened": lambda model, recipe: lrcore.shorten(model, recipe, 1),
+    "shortened": lambda model, recipe: lrcore.prune_layers(model, recipe, 1),
     "shared": lrcore.share_bases,
     "sparse": lrcore.sparsify,
 }
@@ -126,14 +129,14 @@ FIGURES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], float]] = {
     "energy": lambda model, recipe: float(
         sum(
             own.sum()
-            for own in lrcore.analyse(model, lrcore.calibrate(model, recipe)).spectra.values()
+            for own in lrcore.analyze(model, lrcore.calibrate(model, recipe)).spectra.values()
         )
     ),
     "divergence": lambda model, recipe: (
         lrcore.compare(model, small(model, recipe), recipe.data, samples=4, seq_len=32).kl
     ),
     "local errors": lambda model, recipe: sum(
-        lrcore.local_errors(model, small(model, recipe), recipe.data, samples=2, seq_len=32)
+        local_errors(model, small(model, recipe), recipe.data, samples=2, seq_len=32)
         .errors[0]
         .values()
     ),
@@ -195,7 +198,7 @@ def test_a_dtype_that_the_device_lacks_is_refused(
             if device.float64:
                 assert load(offload).device.type == NAME
             else:
-                with pytest.raises(lrcore.InputError, match="has no float64"):
+                with pytest.raises(lrcore.InputError, match="does not support float64"):
                     load(offload)
 
 

@@ -53,6 +53,8 @@ _DEEPSEEK = {
     "v_head_dim": 6,
 }
 
+_MIXTURE = {**_LLAMA, **_EXPERTS, "moe_intermediate_size": 24}
+
 CONFIGS: dict[str, dict] = {
     "llama": {**_LLAMA, "rope_parameters": _LLAMA3_ROPE},
     "mistral": {**_LLAMA, "sliding_window": 6},
@@ -228,6 +230,31 @@ CONFIGS: dict[str, dict] = {
         "moe_intermediate_size": 24,
         "mlp_only_layers": [0],
     },
+    "exaone": _LLAMA,
+    "internlm3": {**_LLAMA, "bias": True, "qkv_bias": True},
+    "seed_oss": {**_LLAMA, "attention_out_bias": True},
+    "cwm": {**_LLAMA, **_WINDOWS, "rope_parameters": _LLAMA3_ROPE},
+    "helium": _LLAMA,
+    "jais2": _LLAMA,
+    "apertus": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        "rope_parameters": _LLAMA3_ROPE,
+    },
+    "phimoe": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        **_EXPERTS,
+        "num_local_experts": 4,
+        "attention_bias": True,
+        "lm_head_bias": True,
+    },
+    "dots1": {
+        **_MIXTURE,
+        **_WINDOWS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
+    "solar_open": {**_MIXTURE, "n_routed_experts": 4, "attention_bias": True},
 }
 
 
@@ -272,7 +299,7 @@ STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
 
 def structures_of(family: str) -> tuple[str, ...]:
     """Those that a family can get: attention that is kept caches no latents."""
-    kept = ARCHITECTURES[family].kept
+    kept = ARCHITECTURES[family].native_attention
     return tuple(name for name in STRUCTURES if not (kept and name == "care"))
 
 

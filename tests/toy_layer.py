@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lrcore.layer import ACROSS, MLP, Attention, Layer, Linear
+from lrcore.layers.layer import ACROSS, MLP, Attention, Layer, Linear
+from lrcore.layers.statistics import OUTPUT_CURVATURES, Accumulator, Moments
 from lrcore.models.stream import rotate_states
-from lrcore.statistics import Accumulator, Moments
 
 D, D_F, HEAD, TOKENS = 24, 40, 8, 400
 
@@ -157,11 +157,16 @@ def moments_of(
 def slopes(layer: Layer) -> dict:
     """Statistics of gradients that nobody took, of the right shapes, for options that read them."""
     g, result = torch.Generator().manual_seed(5), {}
+    h = torch.Generator().manual_seed(6)
     for name, projection in layer.matrices().items():
         result[name, "fisher"] = torch.rand(
             projection.weight.shape[1], generator=g, dtype=torch.float64
         )
         size = projection.weight.shape[1 - ACROSS[name]]
+        d = projection.weight.shape[0]
+        for statistic in OUTPUT_CURVATURES:
+            root = torch.randn(d, d, generator=h, dtype=torch.float64)
+            result[name, statistic] = root @ root.T / d
         result[name, "taylor"] = torch.randn(size, generator=g, dtype=torch.float64)
         if name in ("o", "down"):
             d = projection.weight.shape[0]

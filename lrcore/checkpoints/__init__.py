@@ -1,3 +1,1 @@
-"""Models on disk: our checkpoints, folders that load without this project, and the card that
-goes with both.
-"""
+"""Models on disk: checkpoints, exports that load without this package, and model cards."""

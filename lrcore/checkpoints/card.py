@@ -1,4 +1,4 @@
-"""The model card of an export: what it came from, how it was made, and what was measured."""
+"""The model card of an export: base model, compression and measurements."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,45 +8,48 @@ from typing import Any
 
 import yaml
 
-from ..account import SizeAndCost
-from ..as_json import json_text
-from ..files import MARK
-from ..history import (
+from ..layers.account import SizeAndCost
+from ..models.gguf_import import model_note
+from ..models.weights import read_json
+from ..recipes.history import (
     Compressed,
     ExpertsPruned,
     Healed,
-    Quantised,
+    LayersDropped,
+    Quantized,
     SharedBases,
-    Shortened,
     Sliced,
     Sparsified,
     Step,
     last_step,
 )
-from ..models.gguf import note_of
-from ..models.weights import read_json
-from ..provenance import Provenance
-from .paths import public_provenance, without_paths
+from ..recipes.provenance import Provenance
+from ..system.as_json import json_text
+from ..system.files import MARK
+from .paths import public_provenance, strip_paths
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TASKS = {
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForImageTextToText": "image-text-to-text",
 }
-_LICENCE = ("license", "license_name", "license_link")
+_LICENSE_FIELDS = ("license", "license_name", "license_link")
 
 
 @dataclass(frozen=True)
-class Usage:
-    """How an export is loaded: with no code of ours (stock), by which class of transformers; the
-    modules of its layers that LoRA can train, by the names that PEFT takes; and what had to be done
-    to the model, a clause each.
+class ExportUsage:
+    """Instructions for an export.
+
+    standard: it loads without custom code. loader: class of transformers. lora: modules that LoRA
+    can train, as `target_modules` of PEFT. notes: changes of the model by the export. note: remark
+    of the model; "" for that in its folder.
     """
 
-    stock: bool = False
+    standard: bool = False
     loader: str = "AutoModelForCausalLM"
     lora: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    note: str = ""
 
 
 def model_card(
@@ -55,18 +58,16 @@ def model_card(
     provenance: Provenance,
     parameters: int,
     results: Sequence[Mapping[str, Any]] = (),
-    usage: Usage = Usage(),
+    usage: ExportUsage = ExportUsage(),
 ) -> str:
-    """README.md of an export, with the hub's metadata.
+    """Return the README.md of an export with metadata for the hub.
 
-    The licence is that of the base model's card, and absent where that names none; a note is that
-    of the base, such as that it was dequantised.
+    The license is that of the base model.
 
-    folder: where the model's files are. provenance: how it came to be. results: evaluations as
-    `Evaluation.to_dict` gives them; those without a finite perplexity are left out of the metadata.
-    Paths of this machine become the names of files and folders.
+    folder: the model's files. results: evaluations as from `Evaluation.to_dict`; the metadata omits
+    results without a finite perplexity. Local paths are replaced by names of files and folders.
     """
-    provenance, results = public_provenance(provenance), without_paths(results)
+    provenance, results = public_provenance(provenance), strip_paths(results)
     base = title if provenance.base is None else provenance.base.name
     head: dict[str, Any] = {
         "library_name": "transformers",
@@ -75,74 +76,72 @@ def model_card(
     }
     if _HUB_ID.fullmatch(base):
         head["base_model"] = base
-    head |= licence(folder)
+    head |= license_fields(folder)
     entries = [_entry(result) for result in results if result.get("perplexity") is not None]
     if entries:
         head["model-index"] = [{"name": title, "results": entries}]
-    meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    parts = [
-        f"# {title}\n\n{_opening(base, parameters, provenance.history)}",
-        f"Note: {note}." if (note := note_of(Path(folder))) else "",
-        _changed(usage.notes),
+    metadata = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    sections = [
+        f"# {title}\n\n{_summary(base, parameters, provenance.history)}",
+        f"Note: {note}." if (note := usage.note or model_note(Path(folder))) else "",
+        _changes(usage.notes),
         _usage(usage),
         "" if provenance.account is None else _account(provenance.account),
-        _measured(results),
-        _making(provenance.history),
+        _measurements(results),
+        _compression(provenance.history),
     ]
-    return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+    return f"---\n{metadata}---\n\n" + "\n\n".join(filter(None, sections)) + "\n"
 
 
-def _opening(base: str, parameters: int, history: Sequence[Step]) -> str:
-    """What the model is, in a sentence or one for every step that changed it."""
+def _summary(base: str, parameters: int, history: Sequence[Step]) -> str:
+    """Describe the model: a sentence about its size, and a sentence per step."""
     compressed = last_step(history, Compressed) is not None
     after = " after low-rank compression." if compressed else "."
     sentences = [f"`{base}` with {parameters:,} parameters{after}"]
-    if quantised := last_step(history, Quantised):
+    if quantized := last_step(history, Quantized):
         sentences.append(
-            f"The matrices of its decoder layers are quantised to {quantised.bits} bits in groups "
-            f"of {quantised.group} ({quantised.method.upper()})."
+            f"The matrices of its decoder layers are quantized to {quantized.bits} bits in groups "
+            f"of {quantized.group} ({quantized.method.upper()})."
         )
     if sparse := last_step(history, Sparsified):
         sentences.append(
-            f"{_how_many(sparse)} of its decoder layers are kept, by {sparse.criterion}; they are "
-            "dense during a product, so that no CPU is faster by it."
+            f"{_density(sparse)} in its decoder layers remain, selected by {sparse.criterion}. "
+            "Products use dense matrices, so sparsity does not make CPUs faster."
         )
     if shared := last_step(history, SharedBases):
         sentences.append(
-            f"{shared.group} neighbouring decoder layers share a basis for each of their query, "
+            f"{shared.group} neighboring decoder layers share a basis for each of their query, "
             "key, value, gate and up projections (Basis Sharing)."
         )
     for step in history:
-        if isinstance(step, Shortened):
-            gone = ", ".join(map(str, sorted(step.gone)))
+        if isinstance(step, LayersDropped):
+            removed = ", ".join(map(str, sorted(step.gone)))
             sentences.append(
-                f"It lacks the decoder layers {gone} of {step.of}, counted from 0, chosen by "
-                f"{step.by}."
+                f"Of {step.of} decoder layers, the layers {removed} (counted from 0) were removed, "
+                f"selected by {step.by}."
             )
         if isinstance(step, ExpertsPruned):
-            merged = f", {step.merged} of them merged into others" if step.merged else ""
+            merged = f" ({step.merged} merged into remaining experts)" if step.merged else ""
             sentences.append(
-                f"Every layer has lost {step.experts} of {step.of} routed experts{merged}, chosen "
-                f"by {step.by}."
+                f"In each layer, {step.experts} of {step.of} routed experts were removed{merged}, "
+                f"selected by {step.by}."
             )
     if sliced := last_step(history, Sliced):
         sentences.append(
-            f"Its residual stream is {sliced.width} wide instead of {sliced.of} (SliceGPT, "
+            f"The width of its residual stream is {sliced.width} instead of {sliced.of} (SliceGPT, "
             f"rotations: {sliced.rotations})."
         )
     return " ".join(sentences)
 
 
-def _how_many(sparse: Sparsified) -> str:
+def _density(sparse: Sparsified) -> str:
     if sparse.pattern == "2:4":
         return "Two of every four weights (2:4)"
-    return f"Of the weights {sparse.kept:.0%}"
+    return f"{sparse.kept:.0%} of the weights"
 
 
-def licence(folder: str | Path) -> dict[str, str]:
-    """The licence fields of the model that a folder holds: of its card, or of the base model's
-    as our checkpoints keep them.
-    """
+def license_fields(folder: str | Path) -> dict[str, str]:
+    """Return the license fields in the card of a model folder, or in a checkpoint's lrcore.json."""
     card, mark = Path(folder) / "README.md", Path(folder) / MARK
     if mark.is_file():
         fields: dict[str, str] = read_json(mark).get("licence", {})
@@ -156,15 +155,13 @@ def licence(folder: str | Path) -> dict[str, str]:
         fields = yaml.safe_load(match[1]) if match else {}
     except yaml.YAMLError:
         fields = {}
-    return (
-        {name: fields[name] for name in _LICENCE if name in fields}
-        if isinstance(fields, dict)
-        else {}
-    )
+    if not isinstance(fields, dict):
+        return {}
+    return {name: fields[name] for name in _LICENSE_FIELDS if name in fields}
 
 
 def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
-    """One measurement as the hub's `model-index` wants it."""
+    """Return a measurement in the format of the hub's `model-index`."""
     protocol = result["protocol"]
     data = str(protocol.get("source") or protocol.get("data") or "text")
     return {
@@ -174,35 +171,35 @@ def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> str:
+def _usage(usage: ExportUsage) -> str:
     loader = usage.loader
-    trust = "" if usage.stock else ", trust_remote_code=True"
-    why = (
+    trust = "" if usage.standard else ", trust_remote_code=True"
+    requirement = (
         "It needs no code beyond transformers."
-        if usage.stock
+        if usage.standard
         else (
-            "The modeling file in this folder subclasses the base architecture and exchanges the "
-            "modules that config.json names."
+            "The modeling file in this folder subclasses the base architecture and replaces the "
+            "modules that config.json lists."
         )
     )
     return (
         f"## Use\n\n```python\nfrom transformers import {loader}, AutoTokenizer\n\n"
         f"model = {loader}.from_pretrained(folder{trust})\ntokenizer = "
-        f"AutoTokenizer.from_pretrained(folder{trust})\n```\n\n{why} "
+        f"AutoTokenizer.from_pretrained(folder{trust})\n```\n\n{requirement} "
         f"{_lora(usage.lora)}"
     )
 
 
-def _changed(notes: Sequence[str]) -> str:
-    """What the export had to do, and what size and cache remain."""
+def _changes(notes: Sequence[str]) -> str:
+    """Return the section about changes of the model by the export."""
     lines = "\n".join(f"- {note}" for note in notes)
-    words = "The model computes the same as the one that it was made of:"
-    return f"## What this export changed\n\n{words}\n\n{lines}" if notes else ""
+    intro = "The outputs of the model are those of the compressed model. The export changed:"
+    return f"## What this export changed\n\n{intro}\n\n{lines}" if notes else ""
 
 
 def _lora(names: Sequence[str]) -> str:
     if not names:
-        return "PEFT finds nothing to train in its layers: their matrices are quantised."
+        return "PEFT cannot train its layers, since their matrices are quantized."
     listed = json_text(names[0] if len(names) == 1 else list(names))
     return (
         f"LoRA (PEFT): `target_modules={listed}`; names of the dense model, such as `q_proj`, "
@@ -211,7 +208,7 @@ def _lora(names: Sequence[str]) -> str:
 
 
 def _account(account: SizeAndCost) -> str:
-    """What the model weighs and costs beside its dense base."""
+    """Return the section that compares size and cost with the dense model."""
     names = {
         "parameters": "parameters",
         "megabytes": "MB",
@@ -230,23 +227,23 @@ def _number(value: float) -> str:
     return f"{value:,.2f}" if isinstance(value, float) and value < 1e4 else f"{value:,.0f}"
 
 
-def _making(history: Sequence[Step]) -> str:
-    """Recipe, ranks and calibration of a compressed model, and healing."""
+def _compression(history: Sequence[Step]) -> str:
+    """Return the section about recipe, ranks, calibration and healing."""
     compressed, healed = last_step(history, Compressed), last_step(history, Healed)
     if compressed is None and healed is None:
         return ""
-    text = "## How it was made" + ("" if compressed is None else _by_ranks(compressed))
+    text = "## How it was made" + ("" if compressed is None else _ranks(compressed))
     if healed is not None:
-        kept = {
+        fields = {
             name: value
             for name, value in healed.fields_dict().items()
             if not isinstance(value, dict | list) and value is not None
         }
-        text += "\n\n### Healing\n\nTrained against the dense model.\n\n" + _pairs(kept)
+        text += "\n\n### Healing\n\nTrained against the dense model.\n\n" + _pairs(fields)
     return text
 
 
-def _by_ranks(compressed: Compressed) -> str:
+def _ranks(compressed: Compressed) -> str:
     recipe = yaml.safe_dump(compressed.recipe.to_dict(), sort_keys=False, allow_unicode=True)
     text = f"\n\n```yaml\n{recipe}```"
     if compressed.ranks:
@@ -260,7 +257,7 @@ def _by_ranks(compressed: Compressed) -> str:
     return text
 
 
-def _measured(results: Sequence[Mapping[str, Any]]) -> str:
+def _measurements(results: Sequence[Mapping[str, Any]]) -> str:
     if not results:
         return ""
     parts = []

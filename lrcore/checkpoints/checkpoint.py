@@ -1,20 +1,20 @@
-"""A compressed model as a folder, and back, bit for bit.
+"""Saving and loading of compressed models as folders, bit for bit.
 
-    model.safetensors   every tensor once (tied weights under their first name)
-    config.json         of the dense model, with a model_type of its own (see models/config.py)
+    model.safetensors          each tensor once (tied weights under their first name)
+    config.json                of the dense model, with another model_type (see models/config.py)
     generation_config.json, tokenizer files
-    lrcore.json         format, base model, shapes of the replaced modules, which tensors are tied
-    recipe.json         what was asked for        ranks.csv, report.json    what came out
+    lrcore.json                format, base model, structure of the replaced modules, tied tensors
+    recipe.json                the recipe
+    ranks.csv, report.json     the ranks and the history
 
-The folder needs this package to be read: its layers have shapes that no config of a model family
-describes.
+Only this package can read the folder, since no config of a model family describes its layers.
 """
 
 import copy
 import csv
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..as_json import json_text
-from ..errors import InputError, Shortage, with_article
-from ..files import MARK, OFFLOADED, cache_folder, folder_draft_of
-from ..models.config import read_config, write_config
-from ..models.gguf import discard, note_of
+from ..models.config import CONFIG, read_config, write_config
+from ..models.gguf_import import discard_dequantized, model_note
 from ..models.in_memory import empty_compressed, load_in_memory
 from ..models.load import (
     LoadedModel,
-    checked,
+    check_offloaded,
     empty_network,
     load_folder,
     model_folder,
@@ -41,28 +38,102 @@ from ..models.load import (
     resolve_device,
     resolve_dtype,
 )
-from ..models.mapped import map_weights
-from ..models.offload import free_at_once
+from ..models.offload import map_weights, return_freed_memory
 from ..models.structure import structure, untied
 from ..models.weights import (
     INDEX,
     check_finite,
     check_layers,
+    count_nonfinite,
     fingerprint,
-    nonfinite,
     read_json,
     weight_files,
 )
-from ..places import expanded
-from ..provenance import Provenance
-from ..shortage import raise_shortage
-from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
-from .card import licence
-from .description import FORMAT, Description, is_described, read_description
-from .out import check_out
+from ..recipes.provenance import Provenance
+from ..system.as_json import json_text
+from ..system.errors import InputError, ResourceError, with_article
+from ..system.files import MARK, OFFLOADED, cache_folder, folder_draft_of
+from ..system.path_access import expanded
+from ..system.resource_errors import raise_shortage
+from ..system.tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
+from .card import license_fields
+from .output_folder import check_output_folder
 
+FORMAT = 2  # of lrcore.json
 SHARD = "5GB"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+
+@dataclass(frozen=True)
+class Description:
+    """Structure of a compressed model.
+
+    dtype: of the stored numbers. structure: the replaced modules, as for `install`. tied: a tensor
+    with several names is stored under its first name; {other name: first name}. None if unknown.
+    """
+
+    dtype: str
+    structure: dict[str, Any]
+    tied: dict[str, str] | None = None
+
+    def tied_in(self, network: PreTrainedModel, names: Collection[str]) -> dict[str, str]:
+        """Return {other name: stored name} of the network's tensors with several names.
+
+        names: the names in the weight files.
+        """
+        if self.tied is not None:
+            return self.tied
+        state = network.state_dict(keep_vars=True)
+        first = {id(tensor): name for name, tensor in state.items() if name in names}
+        same = {name: first[id(tensor)] for name, tensor in state.items() if id(tensor) in first}
+        # The head of an empty network is not tied to the embeddings yet.
+        for first_name, second_name in network.all_tied_weights_keys.items():
+            if second_name in names:
+                same[first_name] = second_name
+            else:
+                same[second_name] = first_name
+        return {n: stored for n, stored in same.items() if n not in names and stored in names}
+
+
+def is_described(folder: Path) -> bool:
+    """Return True if a folder describes replaced modules."""
+    if (folder / MARK).is_file():
+        return True
+    config = folder / CONFIG
+    return config.is_file() and "lowrank" in read_json(config)
+
+
+def read_description(folder: Path) -> Description:
+    """Read the description in a folder. Raises InputError if it cannot be read."""
+    if (folder / MARK).is_file():
+        return _read_mark(folder)
+    config = read_json(folder / CONFIG)
+    try:
+        structure = config["lowrank"]["layers"]
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"'{folder / CONFIG}' has no compressed layers under 'lowrank'. The file was changed "
+            "or truncated: copy the folder again."
+        ) from error
+    return Description(config.get("dtype") or config.get("torch_dtype") or "float32", structure)
+
+
+def _read_mark(folder: Path) -> Description:
+    described = read_json(folder / MARK)
+    version = described.get("format")
+    if version != FORMAT:
+        raise InputError(
+            f"'{folder}' has checkpoint format {version!r}, but this version reads {FORMAT}. Use "
+            "the version that wrote it, or make the model again from its recipe: lrcore compress "
+            f"--recipe '{folder / 'recipe.json'}' --out FOLDER."
+        )
+    missing = [key for key in ("dtype", "structure", "tied") if key not in described]
+    if missing:
+        raise InputError(
+            f"'{folder / MARK}' lacks {', '.join(missing)}. The file was changed or truncated: "
+            "copy the checkpoint again."
+        )
+    return Description(described["dtype"], described["structure"], described["tied"])
 
 
 def load(
@@ -73,65 +144,65 @@ def load(
     offload: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
-    """A model by the name of a built-in one, folder, GGUF file or hub id, or of transformers in
-    memory, `load(network, tokenizer)`; a folder written by `save`, or by transformers from an
-    export, comes back as the compressed model it was.
+    """Load a built-in model, a folder, a GGUF file, a model on the hub, or a model in memory.
 
-    revision: of a hub id; of a model in memory, its tokenizer may stand there. dtype None: float32
-    for a dense model, as saved for a checkpoint, unchanged in memory. offload: decoder layers wait
-    on disk and are read one at a time, so that a model larger than memory can be calibrated,
-    compressed and saved; all results are the same to the bit.
-    Raises InputError in one line for whatever is wrong.
+    A folder written by `save`, or by transformers from an export, is loaded as the compressed
+    model.
+
+    name: name, path or hub id; or a network of transformers: `load(network, tokenizer)`. revision:
+    of a hub id. dtype None: float32 for a dense model, the stored dtype for a checkpoint, unchanged
+    in memory. offload: decoder layers stay on disk and are read when they are used, so that a model
+    larger than memory can be calibrated, compressed and saved; all results are the same to the bit.
+    Raises InputError for any problem with the model's files.
     """
-    given = revision if isinstance(revision, PreTrainedTokenizerBase) else tokenizer
+    if isinstance(revision, PreTrainedTokenizerBase):  # load(network, tokenizer)
+        revision, tokenizer = None, revision
     if isinstance(name, PreTrainedModel):
-        if given is None or offload:
+        if tokenizer is None or offload:
             raise InputError(
                 "A model in memory needs its tokenizer, load(network, tokenizer), and cannot be "
-                "offloaded: give its folder for that."
+                "offloaded. Give its folder to offload it."
             )
-        return load_in_memory(name, given, dtype, device)
+        return load_in_memory(name, tokenizer, dtype, device)
     if not isinstance(name, str | Path):
         raise InputError(
             f"Cannot load {with_article(type(name).__name__)}. Give a name or folder, or a "
             "transformers model with its tokenizer; merge adapters first (merge_and_unload)."
         )
-    if given is not None:
-        raise InputError(
-            f"'{name}' brings its own tokenizer. Give a tokenizer with a model in memory only."
-        )
+    if tokenizer is not None:
+        raise InputError(f"'{name}' has a tokenizer. Give a tokenizer only with a model in memory.")
     name, version = str(name), None if revision is None else str(revision)
     dense = "float32" if dtype is None else dtype
     folder = model_folder(name, version, dense)
-    if is_described(folder):
-        return load_checkpoint(folder, "auto" if dtype is None else dtype, device, name, offload)
     try:
+        if is_described(folder):
+            stored = "auto" if dtype is None else dtype
+            return load_checkpoint(folder, stored, device, name, offload)
         return load_folder(folder, name, dense, device, offload)
     except InputError as error:
-        if isinstance(error, Shortage) or not discard(folder):
+        if isinstance(error, ResourceError) or not discard_dequantized(folder):
             raise
-    folder = model_folder(name, version, dense)  # made again, of a GGUF file
+    folder = model_folder(name, version, dense)  # converts a GGUF file or merges an adapter again
     return load_folder(folder, name, dense, device, offload)
 
 
 def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Path:
-    """Write `model` to `folder` and return it.
+    """Write a model to a folder and return the folder.
 
-    The folder appears whole or not at all: it is written beside and then renamed.
-
-    An earlier checkpoint there is replaced. Any other folder that is not empty is refused with
-    InputError unless overwrite is set, which deletes what is in it.
+    The folder is written under a temporary name and then renamed, so it is never incomplete. A
+    checkpoint in the folder is replaced. InputError is raised for any other folder that is not
+    empty, unless overwrite is set, which deletes its contents.
     """
     return write_folder(folder, overwrite, lambda draft: write_checkpoint(model, draft))
 
 
 def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], None]) -> Path:
-    """Let `write` fill a draft, and put it in the place of `folder` once it is whole.
+    """Let `write` fill a temporary folder, then rename it to `folder`.
 
-    Refusals as of `save`.
+    Raises InputError for the same folders as `save`.
     """
     folder = expanded(folder).absolute()
-    check_out(folder, overwrite)
+    check_output_folder(folder, overwrite)
     with folder_draft_of(folder) as draft:
         write(draft)
     return folder
@@ -144,27 +215,27 @@ def load_checkpoint(
     name: str | None = None,
     offload: bool = False,
 ) -> LoadedModel:
-    """A compressed model from a folder written by `save`, or by transformers from an export.
+    """Load a compressed model from a folder written by `save`, or by transformers from an export.
 
-    With dtype "auto" its logits are bit-identical to the saved model's. Raises InputError where the
-    folder holds no readable checkpoint.
+    With dtype "auto" the logits are bit-identical to the saved model. Raises InputError if
+    the folder has no readable checkpoint.
     """
-    folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
+    folder, target, requested = Path(folder), resolve_device(device), resolve_dtype(dtype)
     described = read_description(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
     check_layers(folder, config.get_text_config(), len(stored_in(files)))
     stored = resolve_dtype(described.dtype)
-    assert isinstance(stored, torch.dtype)  # a checkpoint names one
-    into = None if isinstance(wanted, str) or wanted == stored else wanted
+    assert isinstance(stored, torch.dtype)  # a checkpoint never has "auto"
+    new_dtype = None if isinstance(requested, str) or requested == stored else requested
     if offload:
         _check_apart(folder, described)
-        free_at_once()
+        return_freed_memory()
     try:
         network = empty_compressed(config, stored, described.structure)
         if offload:
-            waiting = _wait(network, files, described, into, target)
+            tensors = _map_layers(network, files, described, new_dtype, target)
         else:
-            state = _state(network, files, described, into)
+            state = _state(network, files, described, new_dtype)
             network.load_state_dict(state, strict=True, assign=True)
     except (
         RuntimeError,
@@ -172,35 +243,35 @@ def load_checkpoint(
         LookupError,
         TypeError,
         AttributeError,
-    ) as error:  # whatever shapes that are not ours lead to
+    ) as error:  # errors of torch and transformers for inconsistent shapes
         raise_shortage(error)
         detail = (str(error).splitlines() or [""])[-1].strip()
         raise InputError(
-            f"The weights in '{folder}' do not fit its description ({detail}). Files of two "
-            "checkpoints were mixed."
+            f"The weights in '{folder}' do not match its description ({detail}). The folder mixes "
+            "files of two checkpoints."
         ) from error
     if offload:
-        checked(network, waiting, folder)
+        check_offloaded(network, tensors, folder)
     else:
         network.tie_weights()
         check_finite(network.state_dict().items(), folder, network.dtype)
         move_to(network, target)
-    known = read_provenance(folder)
+    provenance = read_provenance(folder)
     return LoadedModel(
         name or str(folder),
         network,
         tokenizer,
         fingerprint(folder, files),
         folder,
-        known.history,
-        known.base,
-        known.account,
-        note_of(folder),
+        provenance.history,
+        provenance.base,
+        provenance.account,
+        model_note(folder),
     )
 
 
 def read_provenance(folder: Path) -> Provenance:
-    """How the model in a folder came to be; nothing where no report tells.
+    """Return the provenance in a folder's report; empty without a report.
 
     Raises InputError for a report that cannot be read.
     """
@@ -209,27 +280,27 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def _check_apart(folder: Path, described: Description) -> None:
-    """Raise InputError where layers share tensors, of which each has to be on disk alone."""
+    """Raise InputError if layers share tensors, which offloading does not support."""
     entries = (
-        one for layer in described.structure.values() for one in layer["projections"].values()
+        entry for layer in described.structure.values() for entry in layer["projections"].values()
     )
     if any("down_at" in entry for entry in entries):
         raise InputError(
-            f"Layers of '{folder}' share a basis, so they cannot be offloaded one at a time. Load "
-            "it without offload."
+            f"Layers of '{folder}' share a basis, so they cannot be offloaded separately. Load it "
+            "without offload."
         )
 
 
-def _wait(
+def _map_layers(
     network: PreTrainedModel,
     files: list[Path],
     described: Description,
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> dict[str, StoredTensor]:
-    """Leave the layers of an empty network on disk, and say where.
+    """Leave the layers of an empty network on disk; return the stored tensors.
 
-    Raises ValueError where the files hold other tensors than it has.
+    Raises ValueError if the tensors do not match the network.
     """
     stored = stored_in(files)
     stored = as_dtype(stored, dtype) if dtype else stored
@@ -238,7 +309,7 @@ def _wait(
     for names in gaps.values():
         if names:
             raise ValueError(
-                f"{len(names)} tensors are missing or of another shape, first {names[0]}"
+                f"{len(names)} tensors are missing, unread or of another shape, first {names[0]}"
             )
     return stored
 
@@ -249,13 +320,8 @@ def _state(
     described: Description,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """All tensors by name, in memory of their own: aligned, and independent of the file once
-    read. Empty permutations, which earlier versions stored, are left out.
-    """
-    files_of, known = (load_file(file).items() for file in files), network.state_dict().keys()
-    stored = {
-        name: tensor for own in files_of for name, tensor in own if tensor.numel() or name in known
-    }
+    """Return all tensors by name, as aligned copies that are independent of the files."""
+    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
     state = {
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
         for name, tensor in stored.items()
@@ -265,9 +331,9 @@ def _state(
 
 
 def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
-    """The files of a checkpoint, in a folder that is there.
+    """Write the files of a checkpoint into an existing folder.
 
-    Weights beyond `shard` are split over several files with an index.
+    Weights larger than `shard` are split into several files with an index.
     """
     network = model.network
     state, tied = untied(network)
@@ -278,11 +344,11 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
         "parameters": model.size.parameters,
         "structure": structure(network),
         "tied": tied,
-        "licence": licence(model.folder),
+        "licence": license_fields(model.folder),
         "note": model.note,
     }
     write_weights(state, folder, shard)
-    write_config(network, folder, own=not _is_native(network))
+    write_config(network, folder, is_compressed=not _is_native(network))
     write_companions(model, folder)
     write_json(folder / MARK, described)
     if model.history:
@@ -294,16 +360,14 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
 
 
 def _is_native(network: PreTrainedModel) -> bool:
-    """Whether transformers makes just such modules of the network's config."""
+    """Return True if transformers builds exactly these modules from the network's config."""
     with torch.device("meta"):
         native = empty_network(copy.deepcopy(network.config), network.dtype)
     return structure(native) == structure(network)
 
 
 def write_companions(model: LoadedModel, folder: Path) -> None:
-    """What stands beside config and weights and does not change: generation config, tokenizer,
-    and how images are prepared.
-    """
+    """Write generation config and tokenizer, and copy the image processor's config files."""
     model.network.generation_config.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     for name in PROCESSORS:
@@ -314,10 +378,11 @@ def write_companions(model: LoadedModel, folder: Path) -> None:
 def write_weights(
     state: Mapping[str, Tensor | StoredTensor], folder: Path, shard: str = SHARD
 ) -> None:
-    """Tensors [...] by name as safetensors: one file, or shards of at most `shard` with an index.
+    """Write tensors [...] as safetensors: a file, or shards of at most `shard` with an index.
 
-    Those on disk are read one at a time, once. folder: a draft, as `write_folder` makes: raises
-    InputError where a tensor holds NaN or infinity, after others were written.
+    Stored tensors are read once, one at a time. Raises InputError for a tensor with NaN or
+    infinity, possibly after other tensors were written; pass the temporary folder of
+    `write_folder`.
     """
     shapes = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -336,11 +401,10 @@ def write_weights(
 
 
 def _check_to_save(name: str, tensor: Tensor) -> None:
-    if count := nonfinite(tensor):
+    if count := count_nonfinite(tensor):
         raise InputError(
-            f"'{name}' of the model to be saved holds NaN or infinity ({count:,} of "
-            f"{tensor.numel():,} values), so nothing is written. Compress it in dtype float32 or "
-            "bfloat16, or remove less."
+            f"'{name}' has NaN or infinity ({count:,} of {tensor.numel():,} values), so the model "
+            "is not saved. Compress it in dtype float32 or bfloat16, or remove fewer parameters."
         )
 
 

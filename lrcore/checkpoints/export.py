@@ -1,8 +1,8 @@
-"""Exports: Hugging Face folders that load where this project is not installed.
+"""Export of models to Hugging Face folders that load without this package.
 
-`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` reads it by the modeling file
-inside, which is cut from the sources of the modules (see portable.py); a stock export (see
-stock.py) needs no code at all. Both load by `lrcore.load` too.
+`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` uses the modeling file in the
+folder, which is generated from the sources of the modules (see portable.py). A standard export
+needs no custom code (see standard/export_standard.py). `lrcore.load` reads both.
 """
 
 from collections import Counter
@@ -15,26 +15,31 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import InputError, quoted, unknown
-from ..files import MARK
-from ..layer import Layer
+from ..layers.layer import Layer
+from ..methods import METHODS, find_method
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import CONFIG, auto_class, write_config
 from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
-from ..models.per_layer import DENSE_SIZES, UNEVEN, sizes_by_layer, values_of
+from ..models.per_layer import DENSE_SIZES_KEY, PER_LAYER_FIELD, layer_values, sizes_by_layer
 from ..models.structure import sliced_modules, structure
 from ..models.weights import read_json
-from ..places import expanded
-from ..targets import TARGETS
-from .card import Usage, model_card
+from ..recipes.recipe import Recipe
+from ..recipes.targets import BIASED_MLPS, FEWER_HEADS, TARGETS, Target
+from ..system.errors import InputError, quoted, unknown, with_article
+from ..system.files import MARK
+from ..system.path_access import expanded
+from .card import ExportUsage, model_card
+from .changes import Changes
 from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
-from .filling import expert_width_of, width_of
-from .notes import Changes
-from .paths import names_a_path, public_model
+from .family_modules import Supported, to_family_modules
+from .gguf.gguf_fit import GGUF_FAMILIES, file_layers
+from .mla.export_mla import checked_layers
+from .padding import expert_width, mlp_width
+from .paths import contains_path, public_model
 from .portable import modeling_source
-from .stock import write_stock
-from .whole import Stays, whole_model
+from .standard.export_standard import write_standard
+from .standard.standard_fit import structural_reasons
 
 KV_HEADS = "num_key_value_heads"
 NOT_IN_VLLM = "vLLM cannot run this model"
@@ -46,8 +51,8 @@ CLASS, BODY, CONFIG_CLASS = "LowRankForCausalLM", "LowRankModel", "LowRankConfig
 class Exported:
     """A written folder.
 
-    parameters: numbers in it. kv_values: cached numbers per token. notes: what had to be done to
-    the model, a clause each; none where it is as it was.
+    parameters: numbers in the folder. kv_values: cached numbers per token. notes: changes of the
+    model by the export.
     """
 
     path: Path
@@ -60,22 +65,23 @@ def export(
     model: LoadedModel,
     folder: str | Path,
     results: Sequence[Mapping[str, Any]] = (),
-    stock: bool = False,
+    standard: bool = False,
     overwrite: bool = False,
     shard: str = SHARD,
 ) -> Path:
-    """Write `model` as a Hugging Face folder with its code and a model card, and return the folder;
-    it appears whole or not at all.
+    """Write a model as a Hugging Face folder with custom code and a model card; return the folder.
 
-    results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an
-    architecture of transformers with no code of ours, as `export_for` does. shard: largest weight
-    file, such as "5GB". The card's title is the model's name, or the new folder's where the model
-    came from a folder. What is written names files and folders of this machine without their paths.
-    Loaded with the dtype it was saved in, its logits are bit-identical, but for a model that had to
-    be changed, and a sliced one as a stock one, whose norms round otherwise. Folders are refused as
-    by `save`.
+    The folder is never incomplete. Loaded in the dtype of the model, its logits are bit-identical,
+    except if the model had to be changed, and for standard exports of sliced models, whose norms
+    round differently.
+
+    results: evaluations for the card, as from `Evaluation.to_dict`. standard: write a standard
+    architecture of transformers without custom code, as `export_for` does. shard: size of the
+    largest weight file, such as "5GB". The title of the card is the name of the model, or of the
+    new folder if the model was loaded from files. No file contains paths of local files or folders,
+    only their names. Raises InputError for the same folders as `save`.
     """
-    target = "transformers-stock" if stock else "transformers"
+    target = "transformers-stock" if standard else "transformers"
     return export_for(model, folder, target, results, overwrite, shard).path
 
 
@@ -87,25 +93,26 @@ def export_for(
     overwrite: bool = False,
     shard: str = SHARD,
 ) -> Exported:
-    """`export` for a target that takes a folder of the model's family: "transformers",
-    "transformers-stock" or "vllm"; and what had to be done, which the card says too.
+    """Export a model for a target with folders: "transformers", "transformers-stock" or "vllm".
 
-    What the target has no place for is multiplied out or filled with zeros, which changes nothing
-    of what the model computes. Raises InputError with the reason where a model has no such form.
+    Structures that the target does not support are multiplied out or padded with zeros, which does
+    not change the outputs; the card lists these changes. Raises InputError if that is impossible.
     """
-    if target not in FOLDERS:
-        raise unknown("target of a folder", target, FOLDERS)
+    if target not in WRITERS:
+        raise unknown("target with a folder", target, WRITERS)
+    _check_row(model.network, target)
     from_files = expanded(model.name).exists()
     public = public_model(model)
     title = Path(folder).name if from_files else public.name
     written: list[Exported] = []
 
     def write(draft: Path) -> None:
-        there, changes = FOLDERS[target](public, draft, shard)
+        exported, changes = WRITERS[target](public, draft, shard)
         numbers, cached = changes.parameters[1], changes.cached[1]
         notes = tuple(changes.clauses())
         loader = auto_class(public.network.config).__name__
-        usage = Usage(TARGETS[target].stock, loader, lora_targets(there.network), notes)
+        lora = lora_targets(exported.network)
+        usage = ExportUsage(TARGETS[target].standard, loader, lora, notes, public.note)
         card = model_card(title, public.folder, public.provenance, numbers, results, usage)
         (draft / "README.md").write_text(card, encoding="utf-8")
         written.append(Exported(draft, numbers, cached, notes))
@@ -123,19 +130,68 @@ def _with_code(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedMode
 def _for_vllm(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedModel, Changes]:
     if sliced_modules(model.network):
         raise InputError(
-            f"{NOT_IN_VLLM}: its residual stream is sliced. Export it with --stock where that is "
-            "possible, and serve that folder."
+            f"{NOT_IN_VLLM}: its residual stream is sliced. Export it with --standard if possible, "
+            "and serve that folder."
         )
-    there, changes = whole_model(model, Stays(matrices=True, widths=True), NOT_IN_VLLM)
-    _with_code(there, folder, shard)
-    return there, changes
+    exported, changes = to_family_modules(
+        model, Supported(factored=True, any_width=True), NOT_IN_VLLM
+    )
+    _with_code(exported, folder, shard)
+    return exported, changes
 
 
-FOLDERS: Mapping[str, Callable[[LoadedModel, Path, str], tuple[LoadedModel, Changes]]] = {
+WRITERS: Mapping[str, Callable[[LoadedModel, Path, str], tuple[LoadedModel, Changes]]] = {
     "transformers": _with_code,
-    "transformers-stock": write_stock,
+    "transformers-stock": write_standard,
     "vllm": _for_vllm,
 }
+
+
+def check_target(model: LoadedModel, recipe: Recipe) -> None:
+    """Raise InputError if the target of a recipe cannot run the model at any ranks of the method.
+
+    No compression is computed.
+    """
+    target, network = TARGETS[recipe.target], model.network
+    _check_row(network, recipe.target)
+    if target.format == "gguf":
+        file_layers(network)
+        _check_method(target, recipe.method, text_config(network).model_type)
+    elif target.format == "mla":
+        checked_layers(network)
+    elif target.standard and (reasons := structural_reasons(network)):
+        raise InputError(
+            f"Target {target.name}: {reasons[0]}. Leave out the target, and export with custom "
+            "code."
+        )
+
+
+def _check_row(network: PreTrainedModel, target: str) -> None:
+    """Raise InputError if a target needs more than is found of a family without a row."""
+    if architecture_of(network).is_inferred and target not in ("", "transformers"):
+        raise InputError(
+            f"Target {target}: {with_article(network.config.model_type)} model has no row in the "
+            "table of families. Leave out the target, and export with custom code."
+        )
+
+
+def _check_method(target: Target, method: str, family: str) -> None:
+    """Raise InputError if a GGUF file of the family does not support the method's structures."""
+    row = find_method(method)
+    removes_heads = FEWER_HEADS in row.default_structures()
+    if GGUF_FAMILIES[family].plain or not (row.adds_biases or removes_heads):
+        return
+    problem = (
+        f"adds biases, which {with_article(family)} does not support"
+        if row.adds_biases
+        else f"removes heads by layer, but all layers of {with_article(family)} have as many"
+    )
+    supported = target.native - {BIASED_MLPS, FEWER_HEADS}
+    fit = [row.name for row in METHODS.values() if supported & row.default_structures()]
+    raise InputError(
+        f"Target {target.name}: method {method} {problem} in such a file. Suitable methods: "
+        f"{', '.join(fit)}. Or leave out the target."
+    )
 
 
 def _add_code(model: LoadedModel, folder: Path) -> None:
@@ -146,70 +202,76 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
     write_config(
         network,
         folder,
-        own=True,
+        is_compressed=True,
         architectures=[CLASS],
         auto_map={
-            name: f"{MODELING}.{made}"
-            for name, made in (("AutoConfig", CONFIG_CLASS), ("AutoModel", BODY), (loader, CLASS))
+            auto: f"{MODELING}.{name}"
+            for auto, name in (("AutoConfig", CONFIG_CLASS), ("AutoModel", BODY), (loader, CLASS))
         },
         dtype=model.dtype,
-        lowrank={"layers": structure(network)} | ({} if dense is None else {DENSE_SIZES: dense}),
+        lowrank={"layers": structure(network)}
+        | ({} if dense is None else {DENSE_SIZES_KEY: dense}),
     )
     if sizes := uneven_sizes(network):
         values = read_json(folder / CONFIG)
         text = values.get("text_config", values)
-        # who reads the config alone still gets the sizes of the dense layers
-        text |= {UNEVEN: sizes, "allow_global_per_layer_attribute_access": True}
+        # Programs that read only the config get the sizes of the compressed layers.
+        text |= {PER_LAYER_FIELD: sizes, "allow_global_per_layer_attribute_access": True}
         write_json(folder / CONFIG, values)
 
 
 def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, Any]]:
-    """`per_layer_config` of transformers: by layer, as its config names them, the widths of the MLP
-    and of routed experts, and the number and size of heads, where they differ from the config's,
-    beside what the dense model has.
+    """Return the sizes of layers that differ from the config, for its field `per_layer_config`.
 
-    Heads whose keys and values have two sizes, or are cached as latents, have no size there.
+    Keys are layer indices. The sizes of a layer are the widths of MLP and routed experts, the
+    number and size of heads, and the sizes that the dense model already sets by layer. The size of
+    heads is omitted if keys and values differ in size or latents are cached.
     """
     text = text_config(network)
-    sizes = {str(index): own for index, own in (sizes_by_layer(text) or {}).items()}
+    sizes = {str(index): dense for index, dense in (sizes_by_layer(text) or {}).items()}
     for index in range(len(decoder_layers(network))):
-        own = _sizes_of(network, layer_shapes(network, index))
-        changed = {name: size for name, (size, full) in own.items() if size and size != full}
+        fields = _sizes_of(network, layer_shapes(network, index))
+        changed = {name: size for name, (size, full) in fields.items() if size and size != full}
         sizes |= {str(index): sizes.get(str(index), {}) | changed} if changed else {}
     return sizes
 
 
 def _sizes_of(network: PreTrainedModel, layer: Layer) -> dict[str, tuple[int, int]]:
-    """What a layer has by field of the config, and what the config says."""
+    """Return size in the layer and size in the config, by config field."""
     row, text, a = architecture_of(network), text_config(network), layer.attention
-    even = a.qk_size == a.v_size and not a.latent and not a.summed
-    # a width of None in a config is four times that of the stream
+    has_single_size = a.qk_size == a.v_size and not a.latent and not a.summed
+    # None stands for four times the width of the residual stream.
     width = getattr(text, row.width or "", None) or 4 * text.hidden_size
     routed = getattr(text, row.expert_width or "", None) or 0
-    own = {row.width: (width_of(layer), width), row.expert_width: (expert_width_of(layer), routed)}
-    own["head_dim"] = (a.qk_size if even else a.head_size, a.head_size)
-    if a.kept_heads is not None:  # else they are as many as the family has in such a layer
+    fields = {
+        row.width: (mlp_width(layer), width),
+        row.expert_width: (expert_width(layer), routed),
+        "head_dim": (a.qk_size if has_single_size else a.head_size, a.head_size),
+    }
+    if a.kept_heads is not None:  # otherwise the number of heads is that of the family
         n_q = text.num_attention_heads
         n_kv = getattr(text, KV_HEADS, None) or n_q
-        own |= {"num_attention_heads": (a.n_q, n_q), KV_HEADS: (a.n_kv, n_kv)}
+        fields |= {"num_attention_heads": (a.n_q, n_q), KV_HEADS: (a.n_kv, n_kv)}
     for name in ("head_dim", KV_HEADS):
-        # transformers refuses a config whose layers have what the whole lacks, or what it reckons
-        if not values_of(text, name) or isinstance(getattr(type(text), name, None), property):
-            own.pop(name, None)
-    return {name: sizes for name, sizes in own.items() if name is not None}
+        # transformers refuses fields that the main config lacks or computes.
+        if not layer_values(text, name) or isinstance(getattr(type(text), name, None), property):
+            fields.pop(name, None)
+    return {name: sizes for name, sizes in fields.items() if name is not None}
 
 
 def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:
-    """Names of the layers' linear modules as PEFT's `target_modules`: "q_proj", or "q_proj.up" of a
-    factored matrix; ("all-linear",) where a matrix is factored in some layers only, and
-    nothing where all are stored in few bits. A part that matrices share is left out: an adapter
-    merged into it by one of them would change the others.
+    """Return the names of linear modules in the layers as `target_modules` of PEFT.
+
+    A name is "q_proj", or "q_proj.up" for a factored matrix; ("all-linear",) if a matrix is
+    factored in some layers only; () if all matrices are quantized. Parts that matrices share are
+    omitted, since merging an adapter into them would change the other matrices.
     """
     row = architecture_of(network)
     names: dict[str, None] = {}
-    others: set[str] = set()
+    excluded: set[str] = set()
     for layer in decoder_layers(network):
         paths = projection_paths(row, layer).values()
+        # the number of projections that contain a part
         holders = Counter(id(p) for path in paths for p in layer.get_submodule(path).children())
         for path in paths:
             module, leaf = layer.get_submodule(path), path.rpartition(".")[2]
@@ -221,40 +283,40 @@ def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:
             for name, part in (parts or {leaf: module}).items():
                 linear = isinstance(part, nn.Linear | Conv1D)
                 names |= {name: None} if linear else {}
-                others |= set() if linear else {name}
-            others |= {leaf} if parts else set()
-    return ("all-linear",) if others & names.keys() else tuple(names)
+                excluded |= set() if linear else {name}
+            excluded |= {leaf} if parts else set()
+    return ("all-linear",) if excluded & names.keys() else tuple(names)
 
 
 def run_checkpoint(name: str) -> str:
-    """A model's name as it is, or the checkpoint inside where it is the folder of a run."""
+    """Return the path of a run's checkpoint; other model names are returned unchanged."""
     inside = expanded(name) / "checkpoint"
     return str(inside) if inside.is_dir() else name
 
 
 def read_results(name: str, files: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """Measurements for the card: those kept with a run, then those in files, an evaluation each.
+    """Return the evaluations of a run and of files, for the card.
 
-    Raises InputError for other files.
+    Raises InputError for a file without an evaluation.
     """
     report = expanded(name) / "report.json"
-    kept = (
+    stored = (
         read_json(report).get("evaluations", [])
         if run_checkpoint(name) != name and report.is_file()
         else []
     )
-    given = [read_json(file) for file in files]
-    for file, result in zip(files, given, strict=True):
+    added = [read_json(file) for file in files]
+    for file, result in zip(files, added, strict=True):
         if not {"perplexity", "protocol"} <= result.keys():
             raise InputError(
-                f"'{file}' holds no evaluation (no perplexity and protocol). Give what `evaluate "
-                "--json` printed."
+                f"'{file}' has no evaluation (no perplexity and protocol). Give the output of "
+                "`evaluate --json`."
             )
-    return [*kept, *given]
+    return [*stored, *added]
 
 
 def check_repository(name: str) -> None:
-    """Raise InputError for a text that is no name of a repository of the hub: `owner/name`."""
+    """Raise InputError for an invalid repository name; the hub requires `owner/name`."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -262,40 +324,38 @@ def check_repository(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError as error:
         raise InputError(
-            f"{quoted(name)} is no name of a repository of the hub. It reads OWNER/NAME, of "
-            "letters, digits, '-', '_' and '.', at most 96."
+            f"{quoted(name)} is not a valid repository name. Use OWNER/NAME with letters, digits, "
+            "'-', '_' and '.', at most 96 characters."
         ) from error
 
 
 def push(folder: str | Path, repository: str, private: bool = True) -> str:
     """Upload an exported folder to the hub as `owner/name` and return its address.
 
-    Called on explicit request only.
-
-    The token is the hub client's (HF_TOKEN or a login). Raises InputError in one line where the hub
-    refuses or cannot be reached, and for a folder whose files name paths of this machine.
+    The token is that of the hub client (HF_TOKEN or a login). Raises InputError if the hub refuses
+    or cannot be reached, and for a folder whose files contain local paths.
     """
     from huggingface_hub import HfApi
 
     if not (Path(folder) / "config.json").is_file():
-        raise InputError(f"'{folder}' is no exported model: it has no config.json. Export first.")
+        raise InputError(f"'{folder}' is not an exported model: it has no config.json.")
     _check_public(Path(folder))
     try:
         address = HfApi().create_repo(repository, private=private, exist_ok=True)
         HfApi().upload_folder(repo_id=repository, folder_path=folder)
-    except Exception as error:  # the client lets errors of its network library through
+    except Exception as error:  # including errors of the client's network library
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
-            f"The upload to '{repository}' failed ({reason}). Set HF_TOKEN to a token that may "
-            "write there."
+            f"The upload to '{repository}' failed ({reason}). Set HF_TOKEN to a token with write "
+            "access."
         ) from error
     return str(address)
 
 
 def _check_public(folder: Path) -> None:
     for name in (MARK, "report.json", "recipe.json"):
-        if (folder / name).is_file() and names_a_path(read_json(folder / name)):
+        if (folder / name).is_file() and contains_path(read_json(folder / name)):
             raise InputError(
-                f"'{folder / name}' holds paths of this machine, which the upload would publish. "
-                "Export the model (again) and push that folder: an export leaves them out."
+                f"'{folder / name}' contains local paths, which the upload would publish. Export "
+                "the model again and push that folder: an export removes local paths."
             )

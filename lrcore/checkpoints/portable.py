@@ -1,8 +1,7 @@
-"""The code an exported checkpoint carries, cut from the sources of the modules themselves: what
-`install` reaches, and nothing else.
+"""Generation of the modeling file in an exported checkpoint, from the sources of the modules.
 
-Making modules from the values of a layer stays here, and so do describing them and counting their
-numbers: methods named as in LEFT_OUT are left out.
+It contains the code that `install` uses. Methods in LEFT_OUT are omitted: they make modules from
+the values of a layer, describe modules, or count parameters.
 """
 
 import ast
@@ -13,19 +12,19 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..models.config import own_type
-from ..models.per_layer import DENSE_SIZES, UNEVEN
+from ..models.config import compressed_type
+from ..models.per_layer import DENSE_SIZES_KEY, PER_LAYER_FIELD
 
-HERE = Path(__file__).resolve().parents[1] / "modules"
-START = HERE / "install.py", "install"
+MODULES = Path(__file__).resolve().parents[1] / "layers" / "modules"
+START = MODULES / "install.py", "install"
 ALSO = (
-    (HERE / "install.py", "places_in"),
-    (HERE / "install.py", "shared_names"),
-    (HERE / "adapters.py", "known_to_peft"),
+    (MODULES / "install.py", "structure_within"),
+    (MODULES / "install.py", "shared_names"),
+    (MODULES / "adapters.py", "register_with_peft"),
 )
 LEFT_OUT = ("of", "fill", "sizes", "parameters", "uncounted")
 
-HEAD = '''"""A compressed {base}: `lowrank` in config.json names what is factored.
+HEAD = '''"""A compressed {base}; `lowrank` in config.json describes its replaced modules.
 
 Needs torch and transformers only.
 """
@@ -36,37 +35,37 @@ from __future__ import annotations
 MODEL = '''
 
 class LowRankConfig({config}):
-    """{config} with `lowrank`; its type is its own, so that no dense network is made of it."""
+    """{config} with `lowrank`, with a model type that differs from the dense network."""
 
     model_type = "{type}"
 
     def to_dict(self):
-        known_to_peft()  # which asks for this before it looks for the modules to train
+        register_with_peft()  # PEFT calls to_dict before it searches for trainable modules
         return super().to_dict()
 
 
 class LowRank:
-    """A network with the modules that config.lowrank describes in the place of its own."""
+    """A network whose modules are replaced as config.lowrank describes."""
 
     config_class = LowRankConfig
     _supports_flash_attn = False
     _supports_flex_attn = False
-    inside = ""  # the path of this network in the one that is described
+    inside = ""  # path of this network in the described network
 
     def __init__(self, config):
         text = config.get_text_config()
         sizes = text.to_dict().get("{uneven}")
-        text.{uneven} = config.lowrank.get("{dense}")  # the dense network is made first
+        text.{uneven} = config.lowrank.get("{dense}")  # sizes of the dense network
         super().__init__(config)
         text.{uneven} = sizes
-        install(self, places_in(config.lowrank["layers"], self.inside))
+        install(self, structure_within(config.lowrank["layers"], self.inside))
         shared = shared_names(self, "parameters")
         self.all_tied_weights_keys = self.all_tied_weights_keys | shared
-        shared |= shared_names(self, "buffers")  # written once, but transformers ties none
+        shared |= shared_names(self, "buffers")  # saved once, though transformers ties none
         self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
 
     def _get_static_cache_init_shape(self):
-        return None  # a layer of the cache takes the shapes of its first keys and values
+        return None  # cache layers take the shapes of the first keys and values
 
 
 class LowRankForCausalLM(LowRank, {base}):
@@ -74,7 +73,7 @@ class LowRankForCausalLM(LowRank, {base}):
 
 
 class LowRankModel(LowRank, {body}):
-    """The same without its head, as AutoModel and servers with a head of their own make it."""
+    """The compressed model without its head, for AutoModel and servers."""
 
     inside = "{inside}"
 '''
@@ -82,77 +81,75 @@ class LowRankModel(LowRank, {body}):
 
 @dataclass
 class Cut:
-    """What has been reached so far: top-level statements by file, and imports from outside the
-    project.
-    """
+    """Top-level statements by file, and imports from outside the project, of the generated file."""
 
     nodes: dict[Path, dict[str, ast.stmt]] = field(default_factory=dict)
     imports: set[tuple[str, str]] = field(
         default_factory=set
-    )  # (module, name); no module for a plain import
+    )  # (module, name); "" as module for a plain import
 
     def reach(self, file: Path, name: str) -> None:
-        """Take in the statement that defines `name` in a file, and all that it uses.
+        """Add the statement that defines `name` in a file, and all statements that it uses.
 
-        Builtins and local names define nothing.
+        Builtins and local names are ignored.
         """
-        own, node = self.nodes.setdefault(file, {}), _defining(parsed(file), name)
+        statements, node = self.nodes.setdefault(file, {}), _defining(parsed(file), name)
         if isinstance(node, ast.ImportFrom) and node.level:
             self.reach(_imported(file, node), name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self.imports.add(_import_of(node, name))
-        elif node is not None and name not in own:
-            own[name] = node
+        elif node is not None and name not in statements:
+            statements[name] = node
             for used in _used_by(file, name):
                 self.reach(file, used)
 
 
 def modeling_source(network: PreTrainedModel) -> str:
-    """The text of a modeling file whose model and config subclass those of a network, compressed
-    or not.
+    """Generate a modeling file whose classes subclass model and config of a network.
 
-    Raises ValueError where two files define one name, since their contents share one file here.
+    Raises ValueError if two source files define the same name, since they are joined.
     """
     cut = Cut()
     cut.reach(*START)
-    for also in ALSO:
-        cut.reach(*also)
-    names = [name for own in cut.nodes.values() for name in own]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"defined in two of the files that an export joins: {', '.join(twice)}")
+    for file, name in ALSO:
+        cut.reach(file, name)
+    names = [name for statements in cut.nodes.values() for name in statements]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"defined in two of the joined source files: {', '.join(repeated)}")
     base, config = type(network).__name__, type(network.config).__name__
     body = type(network.base_model).__name__
-    imports = _import_lines(cut.imports | {("transformers", one) for one in (base, body, config)})
+    classes = {("transformers", name) for name in (base, body, config)}
+    imports = _import_lines(cut.imports | classes)
     pieces = [
         _text(file, node)
         for file in _in_order(list(cut.nodes))
         for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
-    kind = own_type(network.config.model_type)
+    kind = compressed_type(network.config.model_type)
     model = MODEL.format(
         base=base,
         body=body,
         inside=network.base_model_prefix,
         config=config,
         type=kind,
-        uneven=UNEVEN,
-        dense=DENSE_SIZES,
+        uneven=PER_LAYER_FIELD,
+        dense=DENSE_SIZES_KEY,
     )
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 
 
 def _in_order(files: Sequence[Path]) -> list[Path]:
-    """The files, each after those it imports from: a class stands after its base."""
+    """Return the files in an order in which each follows its imports, so bases precede classes."""
     ordered: dict[Path, None] = {}
     for file in files:
-        before = [
+        imported = [
             _imported(file, node)
             for node in parsed(file).body
             if isinstance(node, ast.ImportFrom) and node.level
         ]
-        own = [other for other in before if other in files]
-        ordered |= dict.fromkeys([*(_in_order(own) if own else ()), file])
+        earlier = [source for source in imported if source in files]
+        ordered |= dict.fromkeys([*(_in_order(earlier) if earlier else ()), file])
     return list(ordered)
 
 
@@ -163,7 +160,7 @@ def parsed(file: Path) -> ast.Module:
 
 @cache
 def _used_by(file: Path, name: str) -> tuple[str, ...]:
-    """Names that the statement uses which defines `name` in a file, in order."""
+    """Return the names in the statement that defines `name` in a file, sorted."""
     node = _defining(parsed(file), name)
     return () if node is None else tuple(sorted(_used(node)))
 
@@ -184,7 +181,7 @@ def _defining(tree: ast.Module, name: str) -> ast.stmt | None:
 
 
 def _imported(file: Path, node: ast.ImportFrom) -> Path:
-    """The file of a relative import."""
+    """Return the file of a relative import."""
     module = (node.module or "").split(".")
     return file.parents[node.level - 1].joinpath(*module).with_suffix(".py")
 
@@ -197,7 +194,7 @@ def _import_of(node: ast.Import | ast.ImportFrom, name: str) -> tuple[str, str]:
 
 
 def _import_lines(imports: set[tuple[str, str]]) -> str:
-    """One line per module, plain imports first."""
+    """Return import statements, plain imports first."""
     modules = sorted({module for module, _ in imports if module})
     plain = [f"import {name}" for module, name in sorted(imports) if not module]
     return "\n".join(
@@ -212,8 +209,9 @@ def _import_lines(imports: set[tuple[str, str]]) -> str:
 
 
 def _used(node: ast.AST) -> set[str]:
-    """Names that a statement refers to, its types among them, but for its own arguments and
-    variables, and for methods left out.
+    """Return the names that a statement refers to, including types.
+
+    Arguments, variables and omitted methods are not counted.
     """
     if isinstance(node, ast.FunctionDef) and node.name in LEFT_OUT:
         return set()
@@ -231,7 +229,7 @@ def _used(node: ast.AST) -> set[str]:
 
 
 def _text(file: Path, node: ast.stmt) -> str:
-    """The source of a statement with the comments on it, without the methods left out."""
+    """Return the source of a statement and its comments, without omitted methods."""
     lines = file.read_text(encoding="utf-8").splitlines()
     first = _first_line(node)
     while first > 1 and lines[first - 2].startswith("#"):

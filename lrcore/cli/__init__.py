@@ -1,6 +1,4 @@
-"""The command line, `python -m lrcore`: the same recipes as the page, the same names as the
-package.
-"""
+"""Command line, `python -m lrcore`, with the recipes of the page and the names of the package."""
 
 from .commands import main
 

@@ -1,4 +1,4 @@
-"""What several commands take: the model, how it is loaded, where figures go."""
+"""Arguments of several commands: models, loading, clusters and trackio."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ..models.hub import on_this_machine
-from ..recipe import Recipe
-from ..settings import setting, settings_of
+from ..models.hub import locate_local
+from ..recipes.recipe import Recipe
+from ..system.settings import setting, settings_of
 from .console import progress, say
 
-_SOURCE = {name: one.about for name, one in settings_of(Recipe).items() if one.group == "source"}
+_SOURCE = {
+    name: about.about for name, about in settings_of(Recipe).items() if about.group == "source"
+}
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Built-in model, folder, .gguf file or hub id.")
@@ -25,9 +27,7 @@ ModelOrFolder = Annotated[
 ]
 FolderOrRun = Annotated[
     str,
-    typer.Argument(
-        metavar="DIR_OR_RUN", help="Folder that `compress` wrote, or a run of the page."
-    ),
+    typer.Argument(metavar="DIR_OR_RUN", help="Folder that `compress` wrote, or a run."),
 ]
 Batch = Annotated[int, typer.Option(help="Windows per forward pass.")]
 CLUSTER = "Work on a Ray cluster: auto, host:port or ray://host:port."
@@ -41,7 +41,7 @@ ToTrackio = Annotated[
     typer.Option(
         "--trackio",
         metavar="PROJECT",
-        help="Keep the figures in trackio's local store too.",
+        help="Also write the results to trackio's local store.",
         show_default=False,
     ),
 ]
@@ -49,7 +49,7 @@ ToTrackio = Annotated[
 
 @dataclass(frozen=True)
 class Loading:
-    """How a model is loaded. dtype None: float32 for a dense model, as saved for a checkpoint."""
+    """Loading of models. dtype None: float32 for dense models, the stored dtype for checkpoints."""
 
     revision: str | None = setting(None, _SOURCE["revision"])
     dtype: str | None = setting(None, _SOURCE["dtype"])
@@ -57,47 +57,55 @@ class Loading:
     offload: bool = setting(False, _SOURCE["offload"])
     merge_factors: bool = setting(
         False,
-        "Multiply factors out, or fill in their identity blocks, where this machine decodes "
-        "faster so; takes memory.",
+        "Multiply factors, or store their identity blocks, if this speeds up decoding on this "
+        "machine; needs memory.",
     )
 
     def load(self, model: str) -> Any:
-        """The model of that name.
-
-        Raises InputError as `lrcore.load` and `lrcore.merge_factors` do.
-        """
-        on_this_machine(model, self.revision)  # its mistakes are said before torch is imported
+        """Load a model by name. Raises InputError like `lrcore.load` and `lrcore.merge_factors`."""
+        locate_local(model, self.revision)  # checks the name before the import of torch
         progress.waits_for("load")
         import lrcore
 
         loaded = lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
-        return noted(lrcore.merge_factors(loaded) if self.merge_factors else loaded)
+        return with_note(lrcore.merge_factors(loaded) if self.merge_factors else loaded)
 
 
 def on_cluster(address: str | None) -> AbstractContextManager[None]:
-    """Inside, units of work are done by the workers of a cluster, where an address is given.
+    """Compute units of work in this block on a cluster, if there is an address.
 
-    Raises InputError as `lrcore.on_cluster` does.
+    Raises InputError for an invalid address.
     """
+
     if address is None:
         return nullcontext()
-    import lrcore
 
-    return lrcore.on_cluster(address)
+    from ..runs.cluster.ray_engine import on_cluster as lrcore_on_cluster
+
+    return lrcore_on_cluster(address)
+
+
+def make_tracker(project: str | None) -> Any:
+    """Return the tracker of a trackio project, or None. Raises InputError without trackio."""
+    if project is None:
+        return None
+    from ..runs.tracking import Tracker
+
+    return Tracker(project)
 
 
 def load_dense(recipe: Recipe) -> Any:
-    """The dense model of a recipe. Raises InputError as `lrcore.load` does."""
+    """Load the dense model of a recipe. Raises InputError like `lrcore.load`."""
     progress.waits_for("load")
     import lrcore
 
-    return noted(
+    return with_note(
         lrcore.load(recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
     )
 
 
-def noted(model: Any) -> Any:
-    """The same loaded model, whose note was said where it has one."""
+def with_note(model: Any) -> Any:
+    """Print the note of a loaded model, if any, and return the model."""
     progress.clear()
     if model.note:
         say(f"note: {model.name}: {model.note}")

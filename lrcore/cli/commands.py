@@ -1,6 +1,6 @@
-"""The command line: the same recipes as the page, the same names as the package.
+"""Command line application and error handling.
 
-Heavy imports wait until a command runs.
+Modules that import torch are imported when a command runs.
 """
 
 import os
@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..errors import Cancelled, InputError
-from ..shortage import shortage
+from ..recipes.former_names import current_arguments
+from ..system.errors import Cancelled, InputError
+from ..system.resource_errors import resource_error
 from . import cache, compress, evaluate, export, generate, runs, sweep, transform
 from .console import leave_streams, prepare_streams, progress, say
 
@@ -21,19 +22,19 @@ app = typer.Typer(
     help="Low-rank compression of transformer language models.\n\n"
     "MODEL is a built-in model (demo-llama, demo-opt, smollm2-135m), a folder, a .gguf file, a hub "
     "id, or a .gguf file of a hub repository (org/model/file.gguf). "
-    "DATA is a built-in set (stories, python-docs), a .txt, .jsonl, .json or .parquet file, or a "
-    "hub data set name:config:split.",
+    "DATA is a built-in set (stories, python-docs), a file (.txt, .md, .jsonl, .json, .csv or "
+    ".parquet; FILE#FIELD names a field), or a hub data set name:config:split.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for one in (compress, generate, evaluate, sweep, transform, export, cache):
-    app.add_typer(one.app)
+for module in (compress, generate, evaluate, sweep, transform, export, cache):
+    app.add_typer(module.app)
 app.add_typer(runs.app, name="runs")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         print(f"lrcore {__version__}")
         raise typer.Exit
 
@@ -45,54 +46,57 @@ def root(
         typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Options before the command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for bad input or where disk or memory do not
-    suffice (one `error:` line), 130 where cancelled, 1 for a fault of ours.
+    """Run a command and return the exit code.
 
-    LRCORE_DEBUG=1 shows the traceback of a fault.
+    0: success; 2: invalid input, or a full disk or memory, with a line `error: ...`; 130: canceled;
+    1: a bug, with a traceback if LRCORE_DEBUG=1.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     progress.begin()
     prepare_streams()
     try:
-        os.getcwd()  # a folder that is gone ends libraries without a sentence
-        given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        os.getcwd()  # libraries fail without a message if the working folder is deleted
+        words = current_arguments(sys.argv[1:] if arguments is None else arguments) or ["--help"]
         result = typer.main.get_command(app).main(
-            args=given, prog_name=_program(given), standalone_mode=False
+            args=words, prog_name=_program(words), standalone_mode=False
         )
-        if result == 130:  # what typer makes of Ctrl-C
+        if result == 130:  # typer returns it for Ctrl-C
             raise KeyboardInterrupt
-        sys.stdout.flush()  # what cannot be written is said here, and not while Python ends
+        sys.stdout.flush()  # errors are reported here, not at the exit of Python
         return result if isinstance(result, int) else 0
     except InputError as error:
         return _stop(f"error: {error}", 2)
     except typer.TyperException as error:
         return _stop(f"error: {error.format_message().rstrip('.')}. See --help.", 2)
     except (Cancelled, KeyboardInterrupt, typer.Abort):
-        return _stop("cancelled", 130)
-    except BrokenPipeError:  # the reader, such as `head`, has what it wanted
+        return _stop("canceled", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has ended
         leave_streams()
         return 0
     except SystemExit as stop:
-        if not isinstance(stop.__context__, BrokenPipeError):  # what a shell asked to complete
+        if not isinstance(stop.__context__, BrokenPipeError):  # completion of a shell
             raise
         leave_streams()
         return 0
     except Exception as error:
-        if short := shortage(error):
-            return _stop(f"error: {short}", 2)
+        if converted := resource_error(error):
+            return _stop(f"error: {converted}", 2)
         if os.environ.get("LRCORE_DEBUG"):
             raise
         return _stop(f"error: {type(error).__name__}: {error} (LRCORE_DEBUG=1 shows where)", 1)
 
 
-def _program(given: Sequence[str]) -> str:
-    """How it was called: by the installed command, or as a module. Shells complete a command."""
-    called = Path(sys.argv[0]).stem == "lrcore" or any(one.endswith("-completion") for one in given)
-    return "lrcore" if called else "python -m lrcore"
+def _program(words: Sequence[str]) -> str:
+    """Return the name in usage messages: of the installed command or of the module. Shell
+    completion always uses the command.
+    """
+    is_command = Path(sys.argv[0]).stem == "lrcore"
+    is_command = is_command or any(word.endswith("-completion") for word in words)
+    return "lrcore" if is_command else "python -m lrcore"
 
 
 def _stop(message: str, code: int) -> int:

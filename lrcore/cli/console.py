@@ -1,7 +1,6 @@
-"""What the command line says: one JSON object or a small table on stdout; progress and errors,
-one line each, on stderr.
+"""Output of the command line: JSON or tables on stdout, progress and errors on stderr.
 
-A stream that nobody reads, or that is closed, ends no work.
+A closed stream does not stop a command.
 """
 
 import io
@@ -13,22 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..as_json import json_text
-from ..errors import as_text
+from ..system.as_json import json_text
+from ..system.errors import as_text
 
 Rows = Sequence[Mapping[Any, Any]]
 
 
 class ProgressLine:
-    """A progress callback: one line that renews itself on a terminal, one line per stage
-    elsewhere.
-    """
+    """A progress callback: a line that is updated on a terminal, else a line per stage."""
 
     def __init__(self) -> None:
         self._stage, self._open = "", False
 
     def begin(self) -> None:
-        """Forget the last stage: a process may run one command after another."""
+        """Forget the last stage, before the next command of this process."""
         self._stage = ""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
@@ -40,12 +37,12 @@ class ProgressLine:
         self._stage = stage
 
     def waits_for(self, stage: str) -> None:
-        """Say on a terminal what takes seconds before anything can be counted, such as imports."""
+        """Show a stage without a count on a terminal, such as imports."""
         if sys.stderr.isatty():
             self(stage, 0, 1)
 
     def clear(self) -> None:
-        """Give the line back before something else is said."""
+        """Clear the line before other output."""
         if self._open:
             _to_stderr("\r\x1b[K")
             self._open = False
@@ -55,7 +52,7 @@ progress = ProgressLine()
 
 
 def show(as_json: bool, values: Mapping[str, Any], name: str = "", rows: Rows = ()) -> None:
-    """Values, and under `name` a table of rows: one JSON object, or lines for a person."""
+    """Print values, and rows under `name`, as a JSON object or as a table and lines."""
     progress.clear()
     if as_json:
         print_json({**values, name: rows} if name else values)
@@ -63,40 +60,39 @@ def show(as_json: bool, values: Mapping[str, Any], name: str = "", rows: Rows = 
     print_table(rows)
     if rows:
         print()
-    print_values(
-        {key: value for key, value in values.items() if key != "recipe"}
-    )  # a person has just typed it
+    # without the recipe, which the user has just entered
+    print_values({key: value for key, value in values.items() if key != "recipe"})
 
 
 def say(message: str) -> None:
-    """One line on stderr, whatever line breaks the message has, or bytes that are no text."""
+    """Print a message as a single line on stderr."""
     _to_stderr(as_text(" ".join(message.split())) + "\n")
 
 
 def _to_stderr(text: str) -> None:
-    with suppress(OSError):  # nobody reads it, or its disk is full
+    with suppress(OSError):  # closed, or the disk is full
         print(text, end="", file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:
-    """Give a process whose streams are closed ones that take anything, and let stdout have bytes
-    for what its encoding lacks, such as names of files that are no UTF-8.
+    """Replace closed streams by null devices, and let stdout escape characters that the encoding
+    lacks, such as in file names that are not UTF-8.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # the next file would have the number, and what libraries print in it
+        except OSError:  # otherwise libraries would print into the next opened file
             os.open(os.devnull, os.O_RDWR)
     sys.stdout, sys.stderr = (
-        open(os.devnull, "w") if one is None else one  # noqa: SIM115  # until the process ends
-        for one in (sys.stdout, sys.stderr)
+        open(os.devnull, "w") if stream is None else stream  # noqa: SIM115  # open until the exit
+        for stream in (sys.stdout, sys.stderr)
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def leave_streams() -> None:
-    """Forget what is left in a stream that cannot be written: Python would try again as it ends."""
+    """Discard buffered output of broken streams, which Python would write again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -105,7 +101,7 @@ def leave_streams() -> None:
 
 
 def print_json(values: Mapping[str, Any]) -> None:
-    """One JSON object on stdout. NaN and infinity, which JSON lacks, become null."""
+    """Print a JSON object on stdout, with null for NaN and infinity."""
     print(json_text(_plain(values), indent=2), flush=True)
 
 
@@ -122,8 +118,8 @@ def _plain(value: Any) -> Any:
 
 
 def print_values(values: Mapping[str, Any]) -> None:
-    """`name  value` lines; nested mappings are shown under dotted names."""
-    flat = dict(_flatten(values))
+    """Print lines `name  value`, with dotted names for nested mappings; None is left out."""
+    flat = {name: value for name, value in _flatten(values) if value is not None}
     width = max((len(name) for name in flat), default=0)
     for name, value in flat.items():
         print(f"{name:<{width}}  {_cell(value)}")
@@ -141,33 +137,33 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def print_table(rows: Rows) -> None:
-    """Rows under their column names; numbers to the right, folders and files by their names."""
+    """Print a table with right-aligned numbers and shortened paths."""
     if not rows:
         return
     columns = list(rows[0])
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    short = short_names({text for row in cells for text in row})
-    cells = [[short.get(text, text) for text in row] for row in cells]
+    names = short_names({text for row in cells for text in row})
+    cells = [[names.get(text, text) for text in row] for row in cells]
     widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
     numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
     for line in (columns, *cells):
         print(
             "  ".join(
-                text.rjust(w) if right else text.ljust(w)
-                for text, w, right in zip(line, widths, numeric, strict=True)
+                text.rjust(width) if is_number else text.ljust(width)
+                for text, width, is_number in zip(line, widths, numeric, strict=True)
             ).rstrip()
         )
 
 
 def short_names(texts: Collection[str]) -> dict[str, str]:
-    """For those texts that are paths of this machine, as many of their last parts as tell them
-    apart from each other and from the other texts.
+    """Return {path: last parts} for the texts that are absolute paths, with the fewest parts that
+    are unique among all texts.
     """
     paths = {text: Path(text).parts for text in texts if Path(text).is_absolute() and len(text) > 1}
     for count in range(1, max(map(len, paths.values()), default=0)):
-        short = {text: str(Path(*parts[-count:])) for text, parts in paths.items()}
-        if len({*short.values()}) == len(short) and not {*short.values()} & set(texts):
-            return short
+        names = {text: str(Path(*parts[-count:])) for text, parts in paths.items()}
+        if len({*names.values()}) == len(names) and not {*names.values()} & set(texts):
+            return names
     return {}
 
 

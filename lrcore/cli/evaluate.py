@@ -1,4 +1,4 @@
-"""The commands that measure models. Heavy imports wait until a command runs."""
+"""Commands that measure models."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,15 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from ..evaluation.settings import EvaluationSettings
-from ..files import check_file, write_text
-from ..settings import setting
-from .arguments import CLUSTER, AsJson, Batch, Loading, ModelOrFolder, ToTrackio, on_cluster
+from ..evaluation.evaluation_settings import EvaluationSettings
+from ..system.files import check_file, write_text
+from ..system.settings import setting
+from .arguments import (
+    CLUSTER,
+    AsJson,
+    Batch,
+    Loading,
+    ModelOrFolder,
+    ToTrackio,
+    make_tracker,
+    on_cluster,
+)
 from .console import progress, show
 from .flags import flags
 
 app = typer.Typer()
 
+# Columns of the table that `compare` prints.
 COLUMNS = (
     "name",
     "perplexity",
@@ -25,13 +35,13 @@ COLUMNS = (
     "parameters",
     "kv_bytes_per_token",
     "flops_decode",
-)  # of `compare`, for a person
+)
 SPEEDS = ("prefill_tokens_per_second", "decode_tokens_per_second")
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How the forward passes are made, which no figure depends on."""
+    """Execution of the forward passes, without effect on results."""
 
     batch: int = setting(8, "Windows per forward pass.")
     cluster: str | None = setting(None, CLUSTER, metavar="ADDRESS")
@@ -49,11 +59,11 @@ def evaluate(
 ) -> None:
     """Measure perplexity by a named protocol.
 
-    On the test split; by default non-overlapping full windows, mean token loss, exp.
+    The default is exp of the mean token loss over non-overlapping windows of the test split.
     """
     import lrcore
 
-    tracker = None if trackio is None else lrcore.Tracker(trackio)
+    tracker = make_tracker(trackio)
     with on_cluster(passes.cluster):
         loaded = loading.load(model)
         measured = lrcore.evaluate(loaded, settings, batch=passes.batch, progress=progress)
@@ -70,10 +80,12 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Further:
-    """What a comparison may have besides the figures of every model."""
+    """Optional measurements of a comparison."""
 
-    speed: bool = setting(False, "Measure tokens per second, in turns.")
-    local: bool = setting(False, "Local errors, and what each component costs alone.")
+    speed: bool = setting(
+        False, "Measure tokens per second, alternating between models.", flag="measure-speed"
+    )
+    local: bool = setting(False, "Measure local errors, and the loss of each compressed component.")
 
 
 @app.command()
@@ -82,29 +94,27 @@ def compare(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="A B [C...]", help="The reference first; up to six models or folders."
+            metavar="A B [C...]", help="Up to six models or folders; the first is the reference."
         ),
     ],
     settings: EvaluationSettings,
     further: Further,
     loading: Loading,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with tables and figures.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML report.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare models on the same tokens.
 
-    Loss, KL divergence and top-1 agreement with the first, and what each costs.
+    Loss, KL divergence and top-1 agreement with the first model, and size and cost.
     """
     if html is not None:
         check_file(html)
     loaded = [loading.load(name) for name in models]
-    from ..evaluation import side_by_side
+    from ..evaluation.compare_models import compare_models, comparison_page
 
-    result = side_by_side.side_by_side(loaded, settings, further.speed, further.local, progress)
+    result = compare_models(loaded, settings, further.speed, further.local, progress)
     if html is not None:
-        write_text(html, side_by_side.html(result))
+        write_text(html, comparison_page(result))
     rows = result.pop("models")
     if as_json:
         show(True, {"models": rows, **result})
@@ -116,17 +126,17 @@ def compare(
         "models",
         [{name: row[name] for name in columns} for row in rows],
     )
-    for one in result.get("details", ()):
+    for details in result.get("details", ()):
         for name in ("contributions", "local_errors"):
-            show(False, {}, one["name"], one[name])
+            show(False, {}, details["name"], details[name])
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Which questions of every task are asked."""
+    """Questions of each task."""
 
-    items: int | None = setting(None, "The first so many items of each. Default: all.", low=1)
-    shots: int = setting(0, "Solved examples before every question.", low=0)
+    items: int | None = setting(None, "Number of items of each task. Default: all.", low=1)
+    shots: int = setting(0, "Solved examples before each question.", low=0)
 
 
 @app.command()
@@ -139,7 +149,7 @@ def tasks(
         list[str] | None,
         typer.Option(
             help="stories, shapes or scienceqa (with images), needle-TOKENS, a .jsonl file, or "
-            "lm-eval:NAME (or its .yaml); repeatable."
+            "lm-eval:NAME (or a .yaml file); repeatable."
         ),
     ] = None,
     batch: Batch = 16,
@@ -147,24 +157,27 @@ def tasks(
 ) -> None:
     """Answer multiple-choice questions.
 
-    Accuracy as it is and per character; lm-eval's tasks where it is installed.
+    Accuracy by total and by mean log-likelihood per character. Tasks of lm-eval require
+    that package.
     """
+    loaded, rows, groups, lm_eval_names = loading.load(model), [], [], []
+    items, shots = questions.items, questions.shots
     import lrcore
 
-    loaded, rows, groups, theirs = loading.load(model), [], [], []
-    items, shots = questions.items, questions.shots
+    from ..evaluation.tasks import lm_eval
+
     for name in task or ["stories"]:
         if name.startswith("lm-eval:"):
-            theirs.append(name.removeprefix("lm-eval:"))
+            lm_eval_names.append(name.removeprefix("lm-eval:"))
             continue
         result = lrcore.score_choices(loaded, name, items, batch, progress, shots).to_dict()
         protocol = result.pop("protocol")
         parts = result.pop("groups")
-        groups += [{"task": name, "group": one, **share} for one, share in parts.items()]
+        groups += [{"task": name, "group": group, **share} for group, share in parts.items()]
         rows.append(result)
     values: dict[str, Any] = {"protocol": protocol} if rows else {}
-    if theirs:
-        values["lm_eval"] = lrcore.lm_eval(loaded, theirs, items, batch, shots or None)
+    if lm_eval_names:
+        values["lm_eval"] = lm_eval(loaded, lm_eval_names, items, batch, shots or None)
     if as_json:
         show(True, values | ({"groups": groups} if groups else {}), "tasks", rows)
         return
@@ -179,11 +192,11 @@ def cost(
     model: ModelOrFolder,
     loading: Loading,
     context: Annotated[
-        int, typer.Option(help="Tokens of the prompt, and looked back on by a decoded token.")
+        int, typer.Option(help="Tokens of the prompt, and in the cache of a decoded token.")
     ] = 256,
     dense: Annotated[
         str | None,
-        typer.Option(help="Measure speed, in turns with this model.", show_default=False),
+        typer.Option(help="Measure speed, alternating with this model.", show_default=False),
     ] = None,
     kv_bits: Annotated[
         int | None,
@@ -191,9 +204,9 @@ def cost(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what a model costs.
+    """Measure the cost of a model.
 
-    Parameters, bytes on disk and in the KV cache, FLOPs; speed and memory beside another.
+    Parameters, bytes on disk and in the KV cache, FLOPs; with --dense also speed and memory.
     """
     import lrcore
 
@@ -202,5 +215,5 @@ def cost(
     speeds = []
     if dense is not None:
         pair = [lrcore.load(dense, None, loading.dtype, loading.device), loaded]
-        speeds = [one.to_dict() for one in lrcore.measure_speed(pair, progress=progress)]
+        speeds = [speed.to_dict() for speed in lrcore.measure_speed(pair, progress=progress)]
     show(as_json, values, "speed", speeds)

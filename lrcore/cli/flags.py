@@ -1,11 +1,12 @@
-"""Options of the command line from the fields of dataclasses: `@flags`.
+"""Options of commands from the fields of dataclasses.
 
-A parameter of a command that is annotated with a dataclass becomes one option per field, by the
-`setting` metadata of the field; the command is handed the value made of them. So a default and what
-a setting means stand once, beside the field.
+`flags` replaces a parameter of a command that is annotated with a dataclass by an option per field,
+and passes the resulting value to the command. Defaults and help texts are those of the `setting` of
+each field.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
@@ -14,25 +15,27 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from ..recipe import Recipe
-from .recipe import read_recipe
+from ..models.hub import locate_local
+from ..recipes.recipe import MAPPINGS, Recipe
+from ..system.errors import InputError, quoted
+from .listing import check_choices, has_temperature
 
-RECIPE_FILE = "recipe_file"  # the parameter of --recipe
+RECIPE_FILE = "recipe_file"  # parameter of --recipe
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The options that together make one argument of a command."""
+    """Options of an argument of a command, and the function that returns the value."""
 
     parameters: tuple[inspect.Parameter, ...]
     read: Callable[[dict[str, Any]], Any]
 
 
 def flags(**chosen: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator of a command: its dataclass parameters become options.
+    """Return a decorator that replaces the dataclass parameters of a command by options.
 
-    chosen: for a parameter, the fields or groups of fields that the command has; without, all. A
-    `Recipe` with its model is read from --recipe too, whose fields the options override.
+    chosen: fields or groups of fields by parameter; all fields of other parameters. A `Recipe` with
+    the field `model` has --recipe, a file whose values the options override.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,79 +48,81 @@ def flags(**chosen: Iterable[str]) -> Callable[[Callable[..., None]], Callable[.
 
         @wraps(command)
         def run(**values: Any) -> None:
-            made = {}
+            arguments = {}
             for name, group in groups.items():
-                made[name] = group.read({p.name: values.pop(p.name) for p in group.parameters})
-            command(**values, **made)
+                arguments[name] = group.read({p.name: values.pop(p.name) for p in group.parameters})
+            command(**values, **arguments)
 
-        shown: list[inspect.Parameter] = []
+        parameters: list[inspect.Parameter] = []
         for name, parameter in signature.parameters.items():
-            own = groups[name].parameters if name in groups else (parameter,)
-            shown += (one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own)
-        run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in shown}
+            options = groups[name].parameters if name in groups else (parameter,)
+            parameters += (p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options)
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
 
 
 def _group(kind: Any, chosen: frozenset[str]) -> _Group:
-    own = [f for f in fields(kind) if "setting" in f.metadata]
+    described = [f for f in fields(kind) if "setting" in f.metadata]
     if chosen:
-        own = [f for f in own if {f.name, f.metadata["setting"].group} & chosen]
+        described = [f for f in described if {f.name, f.metadata["setting"].group} & chosen]
     if kind is Recipe:
-        return _recipe_group(own)
-    return _Group(tuple(map(_parameter, own)), lambda values: kind(**values))
+        return _recipe_group(described)
+    return _Group(tuple(map(_parameter, described)), lambda values: kind(**values))
 
 
-def _recipe_group(own: list[Field]) -> _Group:
-    """Options that are None where they are not given, so that those of the file stand."""
-    shown = [_parameter(f, given=False) for f in own]
-    if any(f.name == "model" for f in own):
+def _recipe_group(described: list[Field]) -> _Group:
+    """Return options with the default None, so that values of the file are not overridden."""
+    parameters = [_parameter(f, has_default=False) for f in described]
+    if any(f.name == "model" for f in described):
         file = typer.Option(
-            "--recipe", metavar="FILE", help="Recipe (.json, .yaml); the flags given override it."
+            "--recipe", metavar="FILE", help="Recipe (.json, .yaml); flags override the values."
         )
-        shown.insert(1, _made(RECIPE_FILE, Annotated[Path | None, file], None))
+        parameters.insert(1, _make_parameter(RECIPE_FILE, Annotated[Path | None, file], None))
 
     def read(values: dict[str, Any]) -> Recipe:
         return read_recipe(values, values.pop(RECIPE_FILE, None), "model" in values)
 
-    return _Group(tuple(shown), read)
+    return _Group(tuple(parameters), read)
 
 
-def _parameter(field: Field, given: bool = True) -> inspect.Parameter:
-    """The option of a field. given: it has the field's default; else None, and the help says it."""
+def _parameter(field: Field, has_default: bool = True) -> inspect.Parameter:
+    """Return the option of a field. has_default: use the default of the field; otherwise the
+    default is None and the help text names the field's.
+    """
     kind: Any = field.type
-    one, default = field.metadata["setting"], field.default
-    about, names = one.help, [f"--{one.flag or field.name.replace('_', '-')}"]
+    setting, default = field.metadata["setting"], field.default
+    about, names = setting.help, [f"--{setting.flag or field.name.replace('_', '-')}"]
     if get_origin(kind) is Mapping or kind is Mapping:
         kind, default = list[str] | None, None
-    elif not given:
+    elif not has_default:
         if not isinstance(default, bool) and default is not None and field.name != "model":
             about = f"{about} Default: {default}."
         kind, default = kind | None, None
     if field.name == "model":
         info = typer.Argument(metavar="MODEL", help=about, show_default=False)
-        return _made(field.name, Annotated[kind, info], default)
-    hidden = default is None or isinstance(default, bool)
+        return _make_parameter(field.name, Annotated[kind, info], default)
+    is_hidden = default is None or isinstance(default, bool)
     info = typer.Option(
         *names,
-        metavar=one.metavar,
+        metavar=setting.metavar,
         help=about,
-        show_default=not hidden,
-        autocompletion=_completion(one.choices),
+        show_default=not is_hidden,
+        autocompletion=_completion(setting.choices),
     )
-    return _made(field.name, Annotated[kind, info], default)
+    return _make_parameter(field.name, Annotated[kind, info], default)
 
 
 def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
-    """What a shell completes a value to; None where everything may stand."""
+    """Return the function for shell completion of values, or None without choices."""
     if not choices:
         return None
-    return lambda incomplete: [one for one in choices if one.startswith(incomplete)]
+    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
-def _made(name: str, kind: Any, default: Any) -> inspect.Parameter:
+def _make_parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     empty = inspect.Parameter.empty
     return inspect.Parameter(
         name,
@@ -125,3 +130,73 @@ def _made(name: str, kind: Any, default: Any) -> inspect.Parameter:
         annotation=kind,
         default=empty if default is MISSING else default,
     )
+
+
+# --- recipes ---
+
+
+def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool = True) -> Recipe:
+    """Return the recipe of a command: the values of a file, overridden by flags.
+
+    values: of the flags by field; None for missing flags, lists of NAME=VALUE for mappings. model:
+    whether the recipe must name a model. Names are checked before torch is imported. The
+    temperature of a file is dropped if the policy has none. Raises InputError for invalid values,
+    and for a flag --temperature that the policy does not read.
+    """
+    base = Recipe.read(file) if file is not None else Recipe()
+    changes = {name: value for name, value in values.items() if value is not None}
+    if model and file is None and "model" not in changes:
+        raise InputError(
+            "No model given. Enter a built-in model (demo-llama, demo-opt, smollm2-135m), a "
+            "folder, a .gguf file or a hub id, or a --recipe with a model."
+        )
+    for name in MAPPINGS.keys() & changes.keys():
+        changes[name] = {**getattr(base, name), **dict(map(READERS[name], changes[name]))}
+    recipe = base.with_(**changes)
+    check_choices(recipe)
+    if recipe.temperature is not None and not has_temperature(recipe.policy):
+        if "temperature" in changes:
+            raise InputError(
+                f"Policy {recipe.policy} has no temperature. Leave out --temperature, or choose a "
+                "policy that has it, such as softmax."
+            )
+        recipe = recipe.with_(temperature=None)
+    if model:
+        locate_local(recipe.model, recipe.revision)
+    return recipe
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{quoted(text)} is not a valid option. Enter NAME=VALUE.")
+    return name.strip(), value.strip()
+
+
+def _component_ratio(text: str) -> tuple[str, float]:
+    component, _, share = text.partition("=")
+    try:
+        return component.strip(), float(share)
+    except ValueError:
+        raise InputError(
+            f"{quoted(text)} is not a valid --component-ratio. Enter COMPONENT=RATIO, such as "
+            "qk=0.3."
+        ) from None
+
+
+def _rank_override(text: str) -> tuple[str, int]:
+    slot, _, rank = text.partition("=")
+    if not re.fullmatch("[0-9]{1,9}", rank.strip()):
+        raise InputError(
+            f"{quoted(text)} is not a valid --rank-override. Enter LAYER.COMPONENT=RANK, such as "
+            "3.mlp=120."
+        )
+    return slot.strip(), int(rank)
+
+
+READERS = {
+    "options": _option,
+    "policy_options": _option,
+    "component_ratios": _component_ratio,
+    "rank_overrides": _rank_override,
+}

@@ -1,5 +1,6 @@
-"""Listings that the commands print, kept in the cache: making them takes torch, which is seconds,
-and they change with the code alone.
+"""Cached lists of methods and policies.
+
+Making them imports torch, which takes seconds. They depend only on the source code.
 """
 
 import json
@@ -8,80 +9,92 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..as_json import json_text
-from ..cache import keep_value, read_as
-from ..errors import Shortage, as_name, unknown
-from ..files import cache_folder, cache_key
-from ..options import Option, read_values
-from ..recipe import Recipe
+from ..recipes.recipe import Recipe
+from ..system.as_json import json_text
+from ..system.cache import keep_value, read_as
+from ..system.errors import ResourceError, as_name, unknown
+from ..system.files import cache_folder, cache_key
+from ..system.settings import Option, read_values
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def described() -> Any:
-    """Methods and policies with all that `lrcore.methods` and `lrcore.policies` say of them."""
-    return kept("described", _described, _listed)
+    """Return the complete descriptions of all methods and policies."""
+    return cached("described", _described, _listed)
 
 
 def summaries() -> Any:
-    """Methods and policies, two lists, without what `lrcore.policies` adds, which takes
-    transformers.
+    """Return lists of methods and policies, without the fields that `lrcore.list_policies` computes
+    with transformers.
     """
-    return kept("methods", _summaries, _listed)
+    return cached("methods", _summaries, _listed)
 
 
 def check_choices(recipe: Recipe) -> None:
-    """Raises InputError, with the nearest name, for an unknown method, policy or option of theirs,
-    and for a value that an option cannot have; without torch, whose import takes seconds.
+    """Check method, policy and their options without importing torch.
+
+    Raises InputError for an unknown name, with the nearest valid name, and for an invalid value.
     """
     methods, policies = summaries()
     _check("method", methods, recipe.method, recipe.options)
     _check("policy", policies, recipe.policy, recipe.policy_options)
 
 
-def _check(kind: str, rows: Sequence[Any], name: str, given: Mapping[str, Any]) -> None:
-    """rows: of the methods or policies, as they describe themselves."""
+def has_temperature(policy: str) -> bool:
+    """Return whether a policy reads the recipe's temperature, without importing torch."""
+    _, policies = summaries()
+    return any(row["temperature"] for row in policies if row["name"] == policy)
+
+
+def _check(kind: str, rows: Sequence[Any], name: str, options: Mapping[str, Any]) -> None:
+    """rows: descriptions of the methods or policies."""
     by_name = {row["name"]: row for row in rows}
     if name not in by_name:
         raise unknown(kind, as_name(name), by_name)
-    read_values(f"{kind} {name}", (Option(**one) for one in by_name[name]["options"]), given)
+    read_values(
+        f"{kind} {name}", (Option(**option) for option in by_name[name]["options"]), options
+    )
 
 
 def _described() -> dict[str, Any]:
     import lrcore
 
-    return {"methods": lrcore.methods(), "policies": lrcore.policies()}
+    return {"methods": lrcore.list_methods(), "policies": lrcore.list_policies()}
 
 
 def _summaries() -> list[Any]:
     import lrcore
 
-    return [lrcore.methods(), [policy.describe() for policy in lrcore.POLICIES.values()]]
+    from ..ranks.policies import POLICIES
+
+    return [lrcore.list_methods(), [policy.describe() for policy in POLICIES.values()]]
 
 
-def _listed(known: Any) -> Any:
-    """The same. Raises TypeError or LookupError for neither `_described` nor `_summaries`."""
-    first, second = known.values() if isinstance(known, dict) else known
-    for row in [*first, *second]:
+def _listed(value: Any) -> Any:
+    """Return a value of `_described` or `_summaries`; TypeError or LookupError for others."""
+    methods, policies = value.values() if isinstance(value, dict) else value
+    for row in [*methods, *policies]:
         row["name"], row["options"]
-    return known
+    return value
 
 
-def kept(name: str, make: Callable[[], Any], read: Callable[[Any], Any] = list) -> Any:
-    """The JSON-able value that `make` gives, made once for this state of the code. read: gives it
-    back, and raises TypeError or LookupError for another one.
+def cached(name: str, make: Callable[[], Any], read: Callable[[Any], Any] = list) -> Any:
+    """Return the JSON-able value of `make`, cached for the current source code.
+
+    read: returns a cached value, and raises TypeError or LookupError for an invalid one.
     """
     file = cache_folder() / "listings" / f"{name}-{_state()}.json"
-    known = read_as(file, read)
-    if known is None:
-        known = json.loads(json_text(make()))
-        with suppress(Shortage):  # a cache that cannot be written
-            keep_value(file, known)
-    return known
+    value = read_as(file, read)
+    if value is None:
+        value = json.loads(json_text(make()))
+        with suppress(ResourceError):  # the cache is not writable
+            keep_value(file, value)
+    return value
 
 
 def _state() -> str:
-    """Sizes and times of all sources of the package, as a key."""
+    """Return a key of sizes and times of all source files."""
     sources = sorted(PACKAGE.rglob("*.py"))
-    states = [(str(one.relative_to(PACKAGE)), one.stat()) for one in sources]
-    return cache_key(*((name, known.st_size, known.st_mtime_ns) for name, known in states))
+    states = [(str(path.relative_to(PACKAGE)), path.stat()) for path in sources]
+    return cache_key(*((name, state.st_size, state.st_mtime_ns) for name, state in states))

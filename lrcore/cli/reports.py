@@ -1,18 +1,16 @@
-"""What the commands print of a model that they made and of what there is to choose. The keys of
-their JSON stand here and nowhere else.
-"""
+"""Output of commands about compressed models and about options."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..account import SizeAndCost
-from ..history import Compressed
-from ..recipe import BUDGETS, Recipe
+from ..layers.account import PlanSummary, SizeAndCost
+from ..recipes.history import Compressed, StandardFit
+from ..recipes.recipe import BUDGETS, Recipe
 
 
 def compressed_report(model: Any) -> dict[str, Any]:
-    """Of a model that `compress` made: base, recipe, ranks, summary, calibration, stock, seconds,
-    and bounds where they were computed.
+    """Return the report of a compressed model: base, recipe, ranks, summary, calibration, stock,
+    seconds, and bounds if computed.
     """
     step = model.step(Compressed)
     values = step.fields_dict()
@@ -28,47 +26,87 @@ def compressed_report(model: Any) -> dict[str, Any]:
     return report | ({"bounds": bounds} if bounds else {})
 
 
-def in_few_lines(stock: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether a model fits a stock architecture, for a person: its ranks, which are the same in
-    every layer, once per component.
+def size_rows(account: SizeAndCost) -> Iterator[dict[str, Any]]:
+    """Yield a row per size and cost of a model: dense, compressed, and the relative change."""
+    pairs = (
+        ("parameters", account.dense.parameters, account.model.parameters),
+        ("MB", account.dense.megabytes, account.model.megabytes),
+        (
+            "KV cache, bytes per token",
+            account.dense.kv_bytes_per_token,
+            account.model.kv_bytes_per_token,
+        ),
+        ("FLOPs per token", account.dense.flops_per_token, account.model.flops_per_token),
+    )
+    for name, dense, compressed in pairs:
+        change = f"{compressed / dense - 1:+.1%}" if dense else ""
+        yield {"": name, "dense": dense, "compressed": compressed, "change": change}
+
+
+def compressed_values(model: Any) -> dict[str, Any]:
+    """Return the figures of a compressed model besides `size_rows`, in a line each; None for
+    missing figures.
     """
-    ranks = {slot.partition(".")[2]: rank for slot, rank in (stock["ranks"] or {}).items()}
-    kept = {name: value for name, value in stock.items() if name != "ranks"}
-    listed = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
-    return kept | ({"ranks": listed} if listed else {})
+    planned, fit = model.account.planned, model.step(Compressed).stock
+    return {
+        "predicted perplexity": None if planned is None else predicted_line(planned),
+        "standard architecture": None if fit is None else fit_line(fit),
+    }
+
+
+def predicted_line(planned: PlanSummary) -> str | None:
+    """Return the predicted perplexity with its interval, or None."""
+    value, low, high = planned.predicted_perplexity, planned.predicted_low, planned.predicted_high
+    if value is None:
+        return None
+    if low is None or high is None:
+        return f"{value:.4f}"
+    return f"{value:.4f} (90 % interval {low:.4f} to {high:.4f})"
+
+
+def fit_line(fit: StandardFit) -> str:
+    """Return whether a model fits a standard architecture; otherwise why not, and the ranks by
+    component that fit, which are the same in all layers.
+    """
+    if fit.qualifies:
+        return "yes"
+    ranks = {component: rank for (_, component), rank in (fit.ranks or {}).items()}
+    text = ", ".join(f"{component} {rank}" for component, rank in ranks.items())
+    suffix = f". Ranks that fit: {text}" if text else ""
+    return f"no: {', '.join(fit.reasons)}{suffix}"
 
 
 def step_report(step: Any) -> dict[str, Any]:
-    """Of one step: its fields, but for whether the model fits a stock architecture."""
+    """Return the fields of a step without the fit to a standard architecture."""
     return {name: value for name, value in step.fields_dict().items() if name != "stock"}
 
 
 def ratio_counts(recipe: Recipe, account: SizeAndCost) -> str:
-    """One sentence: what the ratio is a share of, and how much of it is removed."""
+    """Return a sentence with the meaning of the ratio and the achieved value."""
     ratio, kind = recipe.ratio, BUDGETS[account.budget]
-    return f"The ratio {ratio:g} is the {kind}; {account.achieved:.4f} is reached."
+    return f"The ratio {ratio:g} is the {kind}; {account.achieved:.4f} is achieved."
 
 
 def growth(account: SizeAndCost) -> str:
-    """One sentence where the model has more parameters than the dense one, else ""."""
-    dense, own = account.dense.parameters, account.model.parameters
-    if own <= dense:
+    """Return a sentence if the model has more parameters than the dense model, else ""."""
+    dense, compressed = account.dense.parameters, account.model.parameters
+    if compressed <= dense:
         return ""
     return (
-        f"The model has more parameters than the dense one: {own:,} against {dense:,} "
-        f"(+{own / dense - 1:.1%})."
+        f"The model has more parameters than the dense model: {compressed:,} instead of {dense:,} "
+        f"(+{compressed / dense - 1:.1%})."
     )
 
 
 def option_rows(kind: str, described: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """A row per option of a method or policy, from what `describe` gives."""
-    for one in described["options"]:
-        low, high = (f"{one[side]:g}" if side in one else "" for side in ("low", "high"))
+    """Yield a row per option of the description of a method or policy."""
+    for option in described["options"]:
+        low, high = (f"{option[side]:g}" if side in option else "" for side in ("low", "high"))
         span = f"{low} to {high}" if high else f"at least {low}" if low else "true, false"
         yield {
             kind: described["name"],
-            "option": one["name"],
-            "default": str(one["default"]).lower(),
-            "values": ", ".join(one.get("choices", ())) or span,
-            "what it is": one["about"],
+            "option": option["name"],
+            "default": str(option["default"]).lower(),
+            "values": ", ".join(option.get("choices", ())) or span,
+            "description": option["about"],
         }

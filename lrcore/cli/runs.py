@@ -1,4 +1,4 @@
-"""The command `runs`: list, open, rename, tag, delete, compare."""
+"""Command `runs`: lists and manages runs."""
 
 import time
 from collections.abc import Mapping
@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
+from ..system.errors import InputError
 from .arguments import AsJson
 from .console import show
 
 app = typer.Typer(
-    help="The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare "
-    "them.",
+    help="Runs on this machine: list, show, add, rename, tag, track, delete and compare them.",
     invoke_without_command=True,
 )
 
@@ -21,17 +20,19 @@ Folder = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Where they are. Default: $LRCORE_RUNS, else ./runs.",
+        help="Folder of the runs. Default: $LRCORE_RUNS, else ./runs.",
         show_default=False,
     ),
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Id, first characters of an id, or name.")
+]
 
 
 def _runs(ctx: typer.Context) -> Any:
-    from ..runs.runs import Runs, root
+    from ..runs.runs import Runs, runs_folder
 
-    return Runs(ctx.obj or root())
+    return Runs(ctx.obj or runs_folder())
 
 
 @app.callback()
@@ -39,27 +40,20 @@ def runs(
     ctx: typer.Context,
     folder: Folder = None,
     tag: Annotated[
-        str | None, typer.Option(help="Only those with this tag.", show_default=False)
+        str | None, typer.Option(help="List only runs with this tag.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The runs kept on this machine.
-
-    List them; show, add, rename, tag, track, delete, compare them.
-    """
+    """Runs on this machine: list, show, add, rename, tag, track, delete and compare them."""
     ctx.obj = folder
     if ctx.invoked_subcommand is None:
-        kept = _runs(ctx)
-        show(
-            as_json,
-            {"folder": str(kept.folder)},
-            "runs",
-            [summary(run) for run in reversed(kept.all(tag))],
-        )
+        store = _runs(ctx)
+        rows = [summary(run) for run in reversed(store.all(tag))]
+        show(as_json, {"folder": str(store.folder)}, "runs", rows)
 
 
 def summary(run: Any) -> dict[str, Any]:
-    """A run in one row."""
+    """Return the row of a run."""
     last = (run.evaluations or [{}])[-1]
     return {
         "id": run.id,
@@ -77,54 +71,56 @@ def summary(run: Any) -> dict[str, Any]:
 
 
 def protocol(described: Mapping[str, Any]) -> str:
-    """What a perplexity was measured on; only those with the same one compare."""
+    """Return a short text of a protocol. Only perplexities of the same protocol are comparable."""
     names = ("source", "name", "sampling")
-    known = [str(described[name]) for name in names if described.get(name)]
+    parts = [str(described[name]) for name in names if described.get(name)]
     if described.get("sampling") == "random":
-        known.append(f"seed {described.get('seed')}")
+        parts.append(f"seed {described.get('seed')}")
+    if described.get("bos"):
+        parts.append(f"bos {described['bos']}")
     if described.get("stride"):
-        known.append(f"stride {described['stride']}")
+        parts.append(f"stride {described['stride']}")
     if described.get("windows") and described.get("seq_len"):
-        known.append(f"{described['windows']} x {described['seq_len']}")
+        parts.append(f"{described['windows']} x {described['seq_len']}")
     if described.get("note"):
-        known.append(f"({described['note']})")
+        parts.append(f"({described['note']})")
     if described.get("on_calibration_text"):
-        known.append("(calibration text)")
-    return " ".join(known)
+        parts.append("(calibration text)")
+    return " ".join(parts)
 
 
 @app.command("show")
 def show_run(ctx: typer.Context, run: RunName, as_json: AsJson = False) -> None:
-    """Show all that is known of a run. Recipe, account, results, samples."""
-    kept = _runs(ctx)
-    entry = kept.find(run)
+    """Show a run: recipe, size and cost, results, samples."""
+    store = _runs(ctx)
+    entry = store.find(run)
     values = {
         **summary(entry),
         "folder": str(entry.checkpoint),
         "account": {} if entry.account is None else entry.account.to_dict(),
         "evaluations": entry.evaluations,
     }
-    show(as_json, {**values, "recipe": entry.recipe.to_dict(), "samples": kept.samples(entry.id)})
+    show(as_json, {**values, "recipe": entry.recipe.to_dict(), "samples": store.samples(entry.id)})
 
 
 @app.command()
 def add(
     ctx: typer.Context,
     checkpoint: Path,
-    name: Annotated[str, typer.Option(help="Its name.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take up a folder that `compress` wrote. Its files stay where they are."""
+    """Add a folder that `compress` wrote. Its files are not moved."""
     show(as_json, summary(_runs(ctx).add(checkpoint, name)))
 
 
 @app.command()
 def rename(ctx: typer.Context, run: RunName, name: str, as_json: AsJson = False) -> None:
-    """Give a run another name."""
-    kept = _runs(ctx)
-    entry = kept.find(run)
-    kept.rename(entry.id, name)
-    show(as_json, summary(kept.get(entry.id)))
+    """Rename a run."""
+    store = _runs(ctx)
+    entry = store.find(run)
+    store.rename(entry.id, name)
+    show(as_json, summary(store.get(entry.id)))
 
 
 @app.command()
@@ -132,15 +128,15 @@ def tag(
     ctx: typer.Context,
     run: RunName,
     tags: list[str],
-    remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tags.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put tags on a run, or take them off."""
-    kept = _runs(ctx)
-    entry = kept.find(run)
-    for one in tags:
-        (kept.untag if remove else kept.tag)(entry.id, one)
-    show(as_json, summary(kept.get(entry.id)))
+    """Add tags to a run, or remove them."""
+    store = _runs(ctx)
+    entry = store.find(run)
+    for name in tags:
+        (store.untag if remove else store.tag)(entry.id, name)
+    show(as_json, summary(store.get(entry.id)))
 
 
 @app.command()
@@ -149,18 +145,18 @@ def track(
     project: str,
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN...]", help="As above. Default: all.", show_default=False),
+        typer.Argument(metavar="[RUN...]", help="Ids or names. Default: all.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write runs into a project of trackio's local store.
+    """Write runs to a project of trackio's local store.
 
-    What is there already is not written twice.
+    Existing entries are not written again.
     """
     from ..runs.tracking import Tracker
 
-    kept = _runs(ctx)
-    chosen = [kept.find(run) for run in runs] if runs else kept.all()
+    store = _runs(ctx)
+    chosen = [store.find(run) for run in runs] if runs else store.all()
     tracker = Tracker(project)
     for run in chosen:
         tracker.log_run(run)
@@ -171,26 +167,28 @@ def track(
 def delete(
     ctx: typer.Context,
     run: RunName,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a run and its checkpoint. Asks first; of a run that was only added, the files stay."""
-    kept = _runs(ctx)
-    entry = kept.find(run)
+    """Delete a run and its checkpoint after confirmation. Files of added folders stay."""
+    store = _runs(ctx)
+    entry = store.find(run)
     if not yes and (
         as_json
         or not typer.confirm(f"Delete '{entry.name}' ({entry.id}) in {entry.folder}?", err=True)
     ):
-        raise InputError(f"'{entry.name}' was not deleted. Say --yes to delete without a question.")
-    kept.delete(entry.id)
+        raise InputError(
+            f"'{entry.name}' was not deleted. Add --yes to delete without confirmation."
+        )
+    store.delete(entry.id)
     show(as_json, {"deleted": entry.id})
 
 
 @app.command()
 def compare(ctx: typer.Context, runs: list[str], as_json: AsJson = False) -> None:
-    """Show only what differs between up to six runs. Recipe, account and perplexities."""
+    """Show the differences between up to six runs: recipe, size, cost and perplexities."""
     from ..runs.differences import differences
 
-    kept = _runs(ctx)
-    chosen = [kept.find(one) for one in runs]
+    store = _runs(ctx)
+    chosen = [store.find(name) for name in runs]
     show(as_json, {"compared": [run.id for run in chosen]}, "differences", differences(chosen))

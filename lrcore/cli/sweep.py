@@ -1,4 +1,4 @@
-"""The command that runs a sweep. Heavy imports wait until it runs."""
+"""Command `sweep`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,10 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from ..recipe import read_values
-from ..settings import setting
-from .arguments import CLUSTER, AsJson, ToTrackio, load_dense, on_cluster
+from ..recipes.recipe import read_values
+from ..system.errors import InputError
+from ..system.settings import setting
+from .arguments import (
+    CLUSTER,
+    AsJson,
+    ToTrackio,
+    load_dense,
+    make_tracker,
+    on_cluster,
+)
 from .console import progress, show
 from .flags import flags
 
@@ -19,29 +26,26 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists that replace those of the file, each with commas between its entries; and where the
-    cells are made.
-    """
+    """Lists that replace the lists of the file, and the cluster."""
 
-    methods: str | None = setting(None, "With commas between; as are the following.")
+    methods: str | None = setting(None, "Methods, separated by commas, as in the following lists.")
     policies: str | None = setting(None, "Allocation policies.")
-    ratios: str | None = setting(None, "Shares to remove, such as 0.1,0.2.")
-    calibration_sets: str | None = setting(None, "Data sets to calibrate on.")
+    ratios: str | None = setting(None, "Ratios to remove, such as 0.1,0.2.")
+    calibration_sets: str | None = setting(None, "Calibration data sets.")
     sample_counts: str | None = setting(None, "Numbers of calibration windows.")
     seeds: str | None = setting(None, "Seeds of the calibration windows.")
     temperatures: str | None = setting(None, "Temperatures of policy softmax.")
     rows: str | None = setting(
-        None, "File with rows: what is done for each combination, steps and chains of steps."
+        None, "File with rows: steps, or chains of steps, for each combination of the lists."
     )
-    cross: str | None = setting(None, "Data sets: calibrate on each, measure on each.")
-    speed: bool = setting(False, "Measure speed in turns with the dense model.")
+    cross: str | None = setting(None, "Data sets, each for calibration and for evaluation.")
+    speed: bool = setting(
+        False, "Measure speed, alternating with the dense model.", flag="measure-speed"
+    )
     cluster: str | None = setting(None, CLUSTER, metavar="ADDRESS")
 
     def applied(self, sweep: Any) -> Any:
-        """A copy of the sweep with these lists. Raises InputError for what is no list of it."""
-        import lrcore
-
-        from ..runs.shipped import sweep_file
+        """Return a copy of a sweep with these lists. Raises InputError for an invalid list."""
 
         lists: dict[str, Any] = {
             name: read(getattr(self, name))
@@ -49,11 +53,13 @@ class Lists:
             if getattr(self, name) is not None
         }
         sweep = replace(sweep, **lists, speed=self.speed or sweep.speed)
+        from ..runs.sweep import cross_calibration, sweep_file
+
         if self.rows is not None:
             sweep = sweep.with_rows(read_values(sweep_file(self.rows)))
         if self.cross is None:
             return sweep
-        study = lrcore.cross_calibration(sweep.base, _entries(self.cross))
+        study = cross_calibration(sweep.base, _entries(self.cross))
         return replace(
             sweep, calibration_sets=study.calibration_sets, evaluations=study.evaluations
         )
@@ -66,52 +72,55 @@ def sweep(
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="A recipe (.json, .yaml), with lists as below or without; or a name of a paper's "
-            "table that ships.",
+            help="Sweep or recipe (.json, .yaml), or the name of a built-in table of a paper.",
         ),
     ],
     lists: Lists,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="In the place of the recipe's model.")
+        str | None, typer.Option(metavar="MODEL", help="Replaces the model of the recipe.")
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Folder for cells, tables and page; goes on with one."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder of cells, tables and report; an unfinished sweep in it is continued.",
+        ),
     ] = Path("sweep"),
     trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try methods x policies x ratios x calibration sets, or rows of steps.
+    """Run methods x policies x ratios x calibration sets, or rows of steps.
 
-    Go on where it stopped; write table.csv, table.json and report.html.
+    Finished cells are not repeated. Writes table.csv, table.json and report.html.
     """
+
     progress.waits_for("load")
     import lrcore
 
-    from ..runs import sweep_page
+    from ..runs import sweep_report
 
-    tracker = None if trackio is None else lrcore.Tracker(trackio)
+    tracker = make_tracker(trackio)
     planned = lists.applied(lrcore.Sweep.read(recipe))
     if model is not None:
         planned = replace(planned, base=planned.base.with_(model=model))
     with on_cluster(lists.cluster):
         rows = lrcore.run_sweep(load_dense(planned.base), planned, out, progress)
-    files = sweep_page.write_tables(rows, planned.to_dict(), out)
+    files = sweep_report.write_tables(rows, planned.to_dict(), out)
     if tracker:
         tracker.log_sweep(rows, planned.to_dict())
-    shown = [row.to_dict() for row in rows] if as_json else sweep_page.plain(rows)
+    shown = [row.to_dict() for row in rows] if as_json else sweep_report.plain_rows(rows)
     show(as_json, {"files": files}, "rows", shown)
 
 
 def _entries(text: str) -> list[str]:
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
-        raise InputError(f"A list has commas between its entries, such as a,b; got '{text}'.")
+        raise InputError(f"'{text}' is not a valid list. Separate entries by commas, such as a,b.")
     return entries
 
 
 def _numbers(kind: Callable[[str], Any], rule: str) -> Callable[[str], list[Any]]:
-    """How a list of numbers of a kind is read; of one that is none it says the rule."""
+    """Return a reader of lists of numbers; rule: first part of the error message."""
 
     def read(text: str) -> list[Any]:
         try:
@@ -122,15 +131,17 @@ def _numbers(kind: Callable[[str], Any], rule: str) -> Callable[[str], list[Any]
     return read
 
 
-_counts = _numbers(int, "A list of whole numbers has commas, such as 16,64")
+_counts = _numbers(int, "Enter whole numbers separated by commas, such as 16,64")
 READ: dict[str, Callable[[str], list[Any]]] = {
     "methods": _entries,
     "policies": _entries,
-    "ratios": _numbers(float, "--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2"),
+    "ratios": _numbers(
+        float, "Enter --ratios between 0 and 1 separated by commas, such as 0.1,0.2"
+    ),
     "temperatures": _numbers(
-        float, "--temperatures reads positive numbers with commas, such as 0.05,0.1"
+        float, "Enter positive --temperatures separated by commas, such as 0.05,0.1"
     ),
     "calibration_sets": _entries,
     "sample_counts": _counts,
     "seeds": _counts,
-}  # how each list is read
+}

@@ -1,6 +1,5 @@
-"""The commands that make a model of another: fewer layers or experts, a narrower residual stream,
-bases that layers share, quantised or sparse weights, healed factors. Heavy imports wait until they
-run.
+"""Commands that apply a step to a model: pruning of layers and experts, slicing, basis sharing,
+quantization, sparsity and healing.
 """
 
 from pathlib import Path
@@ -8,15 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from ..compression.expert_pruning.settings import ExpertPruning
-from ..compression.healing.settings import Healing
-from ..compression.quantising import Quantising
-from ..compression.sharing import Sharing
-from ..compression.shortening.settings import Shortening
-from ..compression.slicing.settings import Slicing
-from ..compression.sparsifying import Sparsifying
-from ..models.hub import on_this_machine
-from ..recipe import Recipe
+from ..compression.steps.step_settings import (
+    ExpertPruning,
+    Healing,
+    LayerPruning,
+    Quantizing,
+    Sharing,
+    Slicing,
+    Sparsifying,
+)
+from ..models.hub import locate_local
+from ..recipes.recipe import Recipe
 from .arguments import AsJson, FolderOrRun, Loading, Model
 from .console import progress, show
 from .flags import flags
@@ -24,32 +25,33 @@ from .reports import step_report
 
 app = typer.Typer()
 
-TEXT = ("data", "samples", "seq_len", "seed")  # of a recipe, for what decides on a text
+# Fields of a recipe that select the calibration text, the flags of steps that read a text.
+TEXT = ("data", "samples", "seq_len", "seed")
 
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new model.")]
 
 
 @app.command()
 @flags(recipe=TEXT, loading=("revision", "dtype", "device"))
-def shorten(
+def prune_layers(
     model: Model,
     out: Out,
-    shortening: Shortening,
+    pruning: LayerPruning,
     recipe: Recipe,
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Drop whole decoder layers.
+    """Remove decoder layers.
 
-    What is left is a dense model: `compress`, `evaluate` and `export --stock` take the folder.
+    The result is a dense model for `compress`, `evaluate` and `export --standard`.
     """
     _check(out, model, loading.revision)
     import lrcore
 
-    layers, by = shortening.layers, shortening.by
+    recipe = recipe.with_(model=model)
     dense = loading.load(model)
-    made = lrcore.shorten(dense, recipe.with_(model=model), layers, by, progress)
-    _keep(made, out, as_json)
+    made = lrcore.prune_layers(dense, recipe, pruning.layers, pruning.criterion, progress)
+    _save(made, out, as_json)
 
 
 @app.command(name="prune-experts")
@@ -62,17 +64,17 @@ def prune_experts(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Drop whole routed experts, or merge them into others.
+    """Remove routed experts, or merge them.
 
-    Every layer loses equally many. What is left is a dense model of the same family: `compress`,
-    `evaluate` and `export --stock` take the folder.
+    All layers lose the same number of experts. The result is a dense model of the same family for
+    `compress`, `evaluate` and `export --standard`.
     """
     _check(out, model, loading.revision)
     import lrcore
 
     recipe = recipe.with_(model=model)
     dense = loading.load(model)
-    _keep(lrcore.prune_experts(dense, recipe, pruning, progress), out, as_json)
+    _save(lrcore.prune_experts(dense, recipe, pruning, progress), out, as_json)
 
 
 @app.command(name="slice")
@@ -85,10 +87,10 @@ def slice_(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Rotate the residual stream and drop where it holds least (SliceGPT).
+    """Rotate the residual stream and remove the least important columns (SliceGPT).
 
-    The ratio counts decoder-linear parameters, residual matrices among them.
-    `evaluate`, `generate` and `export` take the folder.
+    The ratio counts decoder-linear parameters, including residual matrices. The result is for
+    `evaluate`, `generate` and `export`.
     """
     _check(out, model, loading.revision)
     import lrcore
@@ -97,7 +99,7 @@ def slice_(
     rotations, multiple = slicing.rotations, slicing.multiple
     dense = loading.load(model)
     made = lrcore.slice_hidden(dense, recipe, rotations, multiple, progress)
-    _keep(made, out, as_json)
+    _save(made, out, as_json)
 
 
 @app.command()
@@ -110,52 +112,52 @@ def share(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Factor matrices of neighbouring layers with one basis (Basis Sharing).
+    """Factor matrices of neighboring layers with a shared basis (Basis Sharing).
 
-    The ratio counts decoder-linear parameters. `evaluate`, `generate` and `export` take the folder.
+    The ratio counts decoder-linear parameters. The result is for `evaluate`, `generate` and
+    `export`.
     """
     _check(out, model, loading.revision)
     import lrcore
 
     dense, text = loading.load(model), recipe.with_(model=model)
-    _keep(lrcore.share_bases(dense, text, sharing.group, progress), out, as_json)
+    _save(lrcore.share_bases(dense, text, sharing.group, progress), out, as_json)
 
 
 @app.command()
 @flags(recipe=TEXT, loading=("dtype", "device"))
-def quantise(
+def quantize(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL_OR_RUN", help="Demo model, folder, hub id, or a run of the page."
-        ),
+        typer.Argument(metavar="MODEL_OR_RUN", help="Built-in model, folder, hub id, or run."),
     ],
     out: Out,
-    quantising: Quantising,
+    quantizing: Quantizing,
     recipe: Recipe,
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Quantise a model's weights to 8, 4, 3 or 2 bits.
+    """Quantize the weights of a model to 8, 4, 3 or 2 bits.
 
-    Without data (HQQ) or on calibration text (GPTQ); `evaluate`, `compare` and `export` take the
-    folder.
+    By HQQ without data, or by GPTQ with a calibration text. The result is for `evaluate`, `compare`
+    and `export`.
     """
     _check(out)
     progress.waits_for("load")
     import lrcore
-    from lrcore.checkpoints.export import run_checkpoint
+
+    from ..checkpoints.export import run_checkpoint
 
     before = loading.load(run_checkpoint(model))
-    made = lrcore.quantise(
+    made = lrcore.quantize(
         before,
-        quantising.bits,
-        quantising.group,
+        quantizing.bits,
+        quantizing.group,
         progress,
-        quantiser=quantising.quantiser,
+        quantizer=quantizing.quantizer,
         recipe=recipe.with_(model=model),
     )
-    values = {"out": str(lrcore.save(made, out)), "quantised": step_report(made.history[-1])}
+    values = {"out": str(lrcore.save(made, out)), "quantized": step_report(made.history[-1])}
     sizes = {"megabytes_before": before.size.megabytes, "megabytes": made.size.megabytes}
     show(as_json, values | sizes)
 
@@ -170,40 +172,39 @@ def sparsify(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Keep two of every four weights (2:4), or a share of all.
+    """Set weights to zero: two of every four (2:4), or a fraction of all.
 
-    The size falls, masks counted; no CPU is faster by it.
+    The stored size decreases, including masks; CPUs are not faster.
     """
     _check(out, model, loading.revision)
     import lrcore
 
     before, text = loading.load(model), recipe.with_(model=model)
-    _keep(lrcore.sparsify(before, text, sparsifying, progress), out, as_json)
+    _save(lrcore.sparsify(before, text, sparsifying, progress), out, as_json)
 
 
 @app.command()
 @flags(loading=("dtype", "device"))
 def heal(
     model: FolderOrRun,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the healed model to.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the healed model.")],
     settings: Healing,
     loading: Loading,
     teacher: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="The dense model, where it has moved.", show_default=False
-        ),
+        typer.Option(metavar="MODEL", help="The dense model, if it was moved.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the factors of a compressed model against its dense one.
+    """Train the factors of a compressed model with the dense model as teacher.
 
-    Goes on where it was stopped; `evaluate` and `export` take DIR.
+    An interrupted training is continued. The result is for `evaluate` and `export`.
     """
     _check(out)
     progress.waits_for("load")
     import lrcore
-    from lrcore.checkpoints.export import run_checkpoint
+
+    from ..checkpoints.export import run_checkpoint
 
     state = out.expanduser().absolute().with_name(f".{out.name}.healing.safetensors")
     small = loading.load(run_checkpoint(model))
@@ -211,7 +212,7 @@ def heal(
     folder = lrcore.save(made, out)
     state.unlink(missing_ok=True)
     healing = step_report(made.history[-1])
-    if not as_json:  # a person reads neither curves nor protocols, nor settings left out
+    if not as_json:  # print only single numbers and words, without curves and protocols
         healing = {
             name: value
             for name, value in healing.items()
@@ -222,16 +223,16 @@ def heal(
 
 
 def _check(out: Path, model: str | None = None, revision: str | None = None) -> None:
-    """Raises InputError where there is no such model, or `out` cannot be written."""
+    """Raise InputError for an unknown model, or if `out` cannot be written."""
     if model is not None:
-        on_this_machine(model, revision)
-    from lrcore.checkpoints.out import check_out
+        locate_local(model, revision)
+    from ..checkpoints.output_folder import check_output_folder
 
-    check_out(out)
+    check_output_folder(out)
 
 
-def _keep(made: Any, out: Path, as_json: bool) -> None:
-    """Write the model, and show its last step and its account."""
+def _save(made: Any, out: Path, as_json: bool) -> None:
+    """Save a model and print the last step, size and cost."""
     import lrcore
 
     step = made.history[-1]

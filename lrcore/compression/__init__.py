@@ -1,3 +1,1 @@
-"""What changes a model: factors, what a policy measures on them, ranks put in, refit, healed,
-quantised, whole layers dropped.
-"""
+"""Compression: calibration, factors, rank allocation, evidence, refit and further steps."""

@@ -1,25 +1,25 @@
-"""The tail of a text file, which calibration leaves out so that it can be measured on."""
+"""Held-out tail of a text file, which calibration omits and evaluation uses."""
 
 from collections.abc import Sequence
 
-from lrcore.data import files
-from lrcore.errors import unknown
-from lrcore.places import place_of
+from ..system.errors import unknown
+from ..system.path_access import place_of
+from . import text_files as files
 
-SHARE = 0.1  # of a file's characters
-LEAST = 4096  # characters, about a thousand tokens: fewer say little about a model
-MOST = 0.25  # of a file's characters: where `LEAST` is more, the file serves for one thing alone
-NEAR = 400  # characters within which a line or a word ends
+SHARE = 0.1  # of the characters of a file
+MIN_CHARACTERS = 4096  # of the tail, about a thousand tokens
+MAX_SHARE = 0.25  # if `MIN_CHARACTERS` is a larger share, the file is not divided
+NEAR = 400  # characters in which the end of a line or a word is searched
 SPLITS = ("calibration", "test", "all")
 
 Documents = tuple[str, ...]
 
 
 def file_and_split(data: str) -> tuple[str, str]:
-    """The file and the split of "FILE:calibration", "FILE:test" or "FILE:all"; ("", "") for what
-    names no local file, and no split where none is named.
+    """Return file and split of "FILE:calibration", "FILE:test" or "FILE:all"; the split of "FILE"
+    is "", and other names give ("", "").
 
-    Raises InputError for an unknown split of a file that is there.
+    Raises InputError for an unknown split of an existing file.
     """
     name, _, split = data.rpartition(":")
     if name and not _is_file(data):
@@ -30,42 +30,48 @@ def file_and_split(data: str) -> tuple[str, str]:
     return (data, "") if files.looks_like_path(data) else ("", "")
 
 
-def cut(documents: Sequence[str]) -> tuple[Documents, Documents] | None:
-    """What is calibrated on, and the tail; None where there is too little for both.
+def cut(documents: Sequence[str], is_divisible: bool = True) -> tuple[Documents, Documents] | None:
+    """Return the documents for calibration and the tail, or None for a text that is too short.
 
-    The tail has a tenth of the characters, 4,096 at least. It begins with a document where one
-    begins about there, else with a line or a word.
+    The tail has a tenth of the characters, at least 4,096. It begins with a document, or with a
+    line or a word if no document begins near the intended position. Without is_divisible, it
+    always begins with a document, and the result is None if that makes the tail too large.
     """
     total = sum(map(len, documents))
-    wanted = max(LEAST, round(SHARE * total))
-    if wanted > MOST * total:
+    size = max(MIN_CHARACTERS, round(SHARE * total))
+    if size > MAX_SHARE * total:
         return None
     after, last = 0, len(documents)  # characters of the documents from `last` on
-    while after + len(documents[last - 1]) <= wanted:
+    while after + len(documents[last - 1]) <= size:
         last -= 1
         after += len(documents[last])
-    if after >= wanted / 2:
+    if not is_divisible and after < size / 2:
+        last -= 1
+        after += len(documents[last])
+        if after > MAX_SHARE * total:
+            return None
+    if after >= size / 2:
         head, tail = tuple(documents[:last]), tuple(documents[last:])
     else:
         divided = documents[last - 1]
-        at = _border(divided, len(divided) - (wanted - after))
-        head = (*documents[: last - 1], divided[:at])
-        tail = (divided[at:], *documents[last:])
-    has_text = all(any(one.strip() for one in part) for part in (head, tail))
+        border = _border(divided, len(divided) - (size - after))
+        head = (*documents[: last - 1], divided[:border])
+        tail = (divided[border:], *documents[last:])
+    has_text = all(any(document.strip() for document in part) for part in (head, tail))
     return (head, tail) if has_text else None
 
 
-def _border(text: str, at: int) -> int:
-    """Where the next line begins, else the next word; `at` itself where neither is near."""
+def _border(text: str, position: int) -> int:
+    """Return the begin of the next line or word within `NEAR` characters, else `position`."""
     for mark in ("\n", " "):
-        place = text.find(mark, at, at + NEAR)
-        if place >= 0:
-            return place + 1
-    return at
+        found_at = text.find(mark, position, position + NEAR)
+        if found_at >= 0:
+            return found_at + 1
+    return position
 
 
 def _is_file(name: str) -> bool:
     try:
         return place_of(name).is_file()
-    except OSError:  # a name too long for the file system
+    except OSError:  # the name is too long for the file system
         return False

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through `datasets`, without running their code."""
+"""Data sets of the Hugging Face hub, read by `datasets` without their code."""
 
 import os
 import re
@@ -7,31 +7,45 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lrcore.data.archives import check_file, check_names, is_packed, leaving_archives
-from lrcore.data.declared import check_card, check_folder
-from lrcore.data.rows import documents_of
-from lrcore.errors import InputError
-from lrcore.places import check_links, place_of
-from lrcore.shortage import raise_shortage
+from ..system.errors import InputError
+from ..system.path_access import check_links, place_of
+from ..system.resource_errors import raise_shortage
+from .conversations import has_messages
+from .hub_safety import (
+    check_card,
+    check_file,
+    check_folder,
+    check_names,
+    is_packed,
+    leaving_archives,
+)
+from .rows import Documents, documents_of
 
-# The most characters read of a split: about 15 M tokens, ten times any published calibration.
+# Characters read from a split: about 15 M tokens, ten times any published calibration.
 CHARACTERS = 64_000_000
-_DOWNLOAD = 2_000_000_000  # bytes; a larger repository (C4 has 300 GB) is streamed
-_FILES = 10_000  # of a local folder
-_TIMEOUT = 20  # seconds for the hub's first answer
+_MAX_DOWNLOAD = 2_000_000_000  # bytes; larger repositories (C4 has 300 GB) are streamed
+_MAX_FILES = 10_000  # of a local folder
+_TIMEOUT = 20  # seconds until the first response of the hub
 _FORM = "owner/name, owner/name:config or owner/name:config:split"
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_STRANGE = re.compile(r"[/\\@?#%<>|*\"]")  # in no config and no split: parts of an address or path
-_INSTEAD = "Built-in data (stories, python-docs) and local files need no network."
+# Characters of URLs and paths, which names of configs and splits must not contain.
+_FORBIDDEN = re.compile(r"[/\\@?#%<>|*\"]")
+_OFFLINE_HINT = "Built-in data (stories, python-docs) and local files need no network."
 
 
-def read(data: str, role: str, revision: str | None = None) -> tuple[list[str], str]:
-    """The documents of a hub data set, and their source as "name:config:split@commit".
+class NoTestSplit(InputError):
+    """A data set has a single split, which is not the test split."""
 
-    data: ``name``, ``name:config`` or ``name:config:split``. Rows are read in order, up to the
-    first 64 million characters. Raises InputError where the name is malformed or unknown, the hub
-    cannot be reached, or no field holds text.
+
+def read(data: str, role: str, revision: str | None = None) -> tuple[Documents, str]:
+    """Return the documents of a hub data set and their source, "name:config:split@commit".
+
+    data: `name`, `name:config` or `name:config:split`, then optionally #FIELD. The first rows are
+    read, up to 64 million characters. Raises InputError for an invalid or unknown name, if the hub
+    cannot be reached, and if no field is text; NoTestSplit if the test split of a data set with
+    another split is named.
     """
+    data, _, field = data.partition("#")
     name, config, split = _parts(data, role)
     commit, bytes_stored = _look_up(name, revision)
     folder = place_of(name)
@@ -40,36 +54,37 @@ def read(data: str, role: str, revision: str | None = None) -> tuple[list[str], 
         config,
         split,
         commit or revision,
-        stream=bytes_stored > _DOWNLOAD,
+        stream=bytes_stored > _MAX_DOWNLOAD,
     )
     source = f"{name}:{config or 'default'}:{split}" + (
         f"@{commit or revision}" if commit or revision else ""
     )
-    return documents_of(rows, source), source
+    return documents_of(rows, source, field), source + (f"#{field}" if field else "")
 
 
 def rows(name: str, config: str | None, split: str, count: int | None = None) -> list[dict]:
-    """The first `count` rows of a hub data set, up to 64 million characters, with an image as
-    {"bytes", "path"}. Raises InputError as `read` does.
+    """Return the first `count` rows of a hub data set, up to 64 million characters; images are
+    {"bytes", "path"}. Raises InputError like `read`.
     """
     commit, bytes_stored = _look_up(name, None)
     folder = place_of(name)
-    place = str(folder) if folder.is_dir() else name
-    return _load(place, config, split, commit, bytes_stored > _DOWNLOAD, count)
+    path = str(folder) if folder.is_dir() else name
+    return _load(path, config, split, commit, bytes_stored > _MAX_DOWNLOAD, count)
 
 
 def _parts(data: str, role: str) -> tuple[str, str | None, str]:
     name, *rest = data.split(":")
-    if len(rest) > 2 or not name or " " in data or any(map(_STRANGE.search, rest)):
+    if len(rest) > 2 or not name or " " in data or any(map(_FORBIDDEN.search, rest)):
         raise InputError(f"Cannot read the data set name '{data}'. A hub data set is {_FORM}.")
     config, split = (*rest, "", "")[:2]
     return name, config or None, split or ("test" if role == "test" else "train")
 
 
 def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
-    """Commit and stored bytes.
+    """Return the commit of a hub data set, or None, and its stored bytes.
 
-    Called first because its failures are exact and quick; `datasets` retries for half a minute.
+    Call it before `datasets`: its errors are specific and immediate, whereas `datasets` retries for
+    half a minute.
     """
     from huggingface_hub import HfApi, errors
 
@@ -83,25 +98,25 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
             name, revision=revision, timeout=_TIMEOUT, expand=["sha", "usedStorage", "cardData"]
         )
     except errors.OfflineModeIsEnabled:
-        return None, 0  # `datasets` may still have a copy in its cache
+        return None, 0  # the cache of `datasets` can have a copy
     except errors.GatedRepoError as error:
         raise InputError(
-            f"The hub data set '{name}' is gated. Accept its terms on the hub and log in with a "
-            f"token. {_INSTEAD}"
+            f"The hub data set '{name}' is gated. Accept the terms on the hub and log in with a "
+            f"token. {_OFFLINE_HINT}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise InputError(
-            f"The hub data set '{name}' has no revision '{revision}'. Give a branch, tag or "
-            "commit of it, or none."
+            f"The hub data set '{name}' has no revision '{revision}'. Enter a branch, "
+            "tag or commit, or omit the revision."
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise _unknown(name) from error
-    except Exception as error:  # the network library's errors, whose names change with versions
+    except Exception as error:  # errors of the network library, whose names change with versions
         raise_shortage(error)
         raise InputError(
-            f"'{name}' is no built-in name and no local file, so it was looked for on the hub, "
-            f"which cannot be reached ({_first_line(error)}). Check the name, the network and "
-            f"HF_ENDPOINT; with a copy in the cache, set HF_HUB_OFFLINE=1. {_INSTEAD}"
+            f"'{name}' is neither a built-in name nor a local file, and the hub cannot be reached "
+            f"({_first_line(error)}). Check the name, the network and HF_ENDPOINT; to use a cached "
+            f"copy, set HF_HUB_OFFLINE=1. {_OFFLINE_HINT}"
         ) from error
     check_card(name, info.card_data.to_dict() if info.card_data else None)
     return info.sha, info.used_storage or 0
@@ -109,26 +124,26 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
 
 def _unknown(name: str) -> InputError:
     return InputError(
-        f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has no "
-        "public data set of that name. Check the spelling; a private one needs a token; a file "
-        f"needs its extension. {_INSTEAD}"
+        f"Unknown data set '{name}': it is neither a built-in name nor a local file, and the hub "
+        "has no public data set of this name. Check the spelling; private data sets need a token, "
+        f"and files their extension. {_OFFLINE_HINT}"
     )
 
 
 def _check_folder(name: str, folder: Path) -> None:
-    """Raise InputError for a folder of so many files that listing them would take minutes, and for
-    one whose card or links lead out of it.
+    """Raise InputError for a folder with too many files to list, and for cards and links that lead
+    outside it.
     """
     count = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         count += len(names)
-        if count > _FILES:
+        if count > _MAX_FILES:
             raise InputError(
-                f"'{name}' is a folder with more than {_FILES:,} files, which is no data set of "
-                f"`datasets`. Name one file, or the folder that holds the text. {_INSTEAD}"
+                f"The folder '{name}' has more than {_MAX_FILES:,} files, the limit for data sets. "
+                f"Name a file, or the folder of the text. {_OFFLINE_HINT}"
             )
         for file in names:
-            check_file(name, Path(place) / file)
+            check_file(name, Path(parent) / file)
     check_links(folder)
     check_folder(name, folder)
 
@@ -144,51 +159,72 @@ def _load(
     import datasets
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
-    if name in _PACKAGED_DATASETS_MODULES:  # a reader, which would read the present folder
+    # Names such as "csv" select a loader of local files, which would read the working folder.
+    if name in _PACKAGED_DATASETS_MODULES:
         raise _unknown(name)
     try:
-        found = _opened(name, config, split, revision, stream)
-        for column, kind in (found.features or {}).items():
+        dataset = _opened(name, config, split, revision, stream)
+        for column, kind in (dataset.features or {}).items():
             if isinstance(kind, datasets.Image):
-                found = found.cast_column(column, datasets.Image(decode=False))
-        return _first_rows(found, count)
+                dataset = dataset.cast_column(column, datasets.Image(decode=False))
+        return _first_rows(dataset, count)
     except InputError:
         raise
-    except Exception as error:  # of many libraries: the network's, the parsers', datasets' own
+    except Exception as error:  # of many libraries: network, parsers, datasets
         raise_shortage(error)
-        # `datasets` names the configs or splits that exist in the first line of its own message.
-        what = f"'{name}' (config {config or 'default'}, split {split})"
+        # the first line of the message names the existing configs or splits
+        subject = f"'{name}' (config {config or 'default'}, split {split})"
         raise InputError(
-            f"Cannot load the hub data set {what}: {_first_line(error)} Give it as {_FORM}. "
-            f"{_INSTEAD}"
+            f"Cannot load the hub data set {subject}: {_first_line(error)} Enter {_FORM}. "
+            f"{_OFFLINE_HINT}"
         ) from error
 
 
 def _opened(name: str, config: str | None, split: str, revision: str | None, stream: bool) -> Any:
-    """A split of `datasets`, no file of which was unpacked; compressed ones are read as streams.
+    """Return a split as `datasets` reads it, without unpacking; compressed files are streamed.
 
-    Raises InputError where one is an archive.
+    Raises InputError for archives, and NoTestSplit.
     """
     import datasets
 
-    whole = leaving_archives()
-    builder = datasets.load_dataset_builder(name, config, revision=revision, download_config=whole)
-    files = [file for some in (builder.config.data_files or {}).values() for file in some]
+    without_unpacking = leaving_archives()
+    builder = datasets.load_dataset_builder(
+        name, config, revision=revision, download_config=without_unpacking
+    )
+    files = [file for group in (builder.config.data_files or {}).values() for file in group]
     check_names(name, files)
+    existing = [*(builder.config.data_files or builder.info.splits or {})]
+    if split == "test" and len(existing) == 1 and existing != [split]:
+        raise NoTestSplit(
+            f"The data set '{name}' has no split test, only {existing[0]}. Name the split: {_FORM}."
+        )
     if stream or any(map(is_packed, files)):
         return builder.as_streaming_dataset(split=split)
-    builder.download_and_prepare(download_config=whole)
+    builder.download_and_prepare(download_config=without_unpacking)
     return builder.as_dataset(split=split)
 
 
 def _first_rows(rows: Iterable[dict], count: int | None = None) -> list[dict]:
-    kept, characters = [], 0
+    first_rows, characters = [], 0
     for row in islice(rows, count):
-        kept.append(row)
-        characters += sum(len(value) for value in row.values() if isinstance(value, str))
+        first_rows.append(row)
+        characters += sum(map(_characters, row.values()))
         if characters >= CHARACTERS:
             break
-    return kept
+    return first_rows
+
+
+def _characters(value: Any) -> int:
+    """Return the characters of a text, or of the messages of a conversation."""
+    if isinstance(value, str):
+        return len(value)
+    messages = value if has_messages(value) else ()
+    return sum(len(part) for message in messages for part in _texts_of(message))
+
+
+def _texts_of(message: Any) -> list[str]:
+    values = message.values() if isinstance(message, dict) else ()
+    return [value for value in values if isinstance(value, str)]
 
 
 def _first_line(error: Exception) -> str:

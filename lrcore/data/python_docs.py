@@ -1,4 +1,4 @@
-"""Built-in technical text: the documentation of the running Python interpreter, by module."""
+"""Built-in technical text: the documentation of the running Python interpreter."""
 
 import ast
 import hashlib
@@ -11,12 +11,12 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Literal
 
-from lrcore.errors import unknown
+from ..system.errors import unknown
 
 Split = Literal["train", "calibration", "test"]
 SPLITS = ("train", "calibration", "test")
-_SHORTEST = 80  # characters; a shorter docstring ("Return self.") teaches a language model nothing
-# what a definition may stand in: no expression holds one
+_SHORTEST = 80  # characters of a docstring; shorter docstrings ("Return self.") are omitted
+# nodes that can contain a definition: statements, not expressions
 _WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _SKIPPED = {
     "test",
@@ -32,11 +32,11 @@ _SKIPPED = {
 
 
 def documents(split: Split) -> list[str]:
-    """Docstrings of the standard library (one document per module) and topics of ``help()``.
+    """Return docstrings of the standard library (a document per module) and topics of `help()`.
 
-    The split of a module or topic is a stable hash of its name: about 80 % train, 10 % calibration,
-    10 % test. Source files are parsed, never imported. Fingerprints differ between Python versions.
-    Raises InputError where the split is unknown.
+    The split of a module or topic is a stable hash of the name: about 80 % train, 10 % calibration,
+    10 % test. Source files are parsed, not imported. Fingerprints differ between Python versions.
+    Raises InputError for an unknown split.
     """
     if split not in SPLITS:
         raise unknown("python-docs split", split, SPLITS)
@@ -44,14 +44,14 @@ def documents(split: Split) -> list[str]:
 
 
 def split_of(name: str) -> str:
-    """The split of a module or topic name, the same on every machine and in every process."""
+    """Return the split of a module or topic by name, the same on all machines."""
     bucket = hashlib.sha256(name.encode()).digest()[0]  # 0..255
     return "test" if bucket < 26 else "calibration" if bucket < 52 else "train"
 
 
 @cache
 def _all_documents() -> tuple[tuple[str, str], ...]:
-    # Some topics ("else", "if") are one text under two names; it belongs to the split of the last.
+    # Some topics ("else", "if") share a text; it belongs to the split of the last name.
     names = {text: name for name, text in (*_modules(), *_topics())}
     return tuple((name, text) for text, name in names.items())
 
@@ -72,7 +72,7 @@ def _docstrings(path: Path) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences in old modules
             tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # a few library files are templates or deliberately broken
+    except (SyntaxError, ValueError):  # templates and deliberately invalid files
         return []
     owners = (
         node
@@ -84,7 +84,7 @@ def _docstrings(path: Path) -> list[str]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """The tree and its statements in the order of `ast.walk`, which also visits expressions."""
+    """Yield the tree and the statements in the order of `ast.walk`, without expressions."""
     queue: deque[ast.AST] = deque([tree])
     while queue:
         node = queue.popleft()

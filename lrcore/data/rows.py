@@ -1,52 +1,145 @@
-"""From rows of fields to documents, for local files and hub data sets."""
+"""Conversion of rows to documents, for local files and hub data sets."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from lrcore.errors import SHOWN, InputError, quoted
+from ..system.as_json import json_text
+from ..system.errors import SHOWN, InputError, quoted, unknown
+from .conversations import conversation_fields, conversation_of, has_messages, is_null
 
-MOST = 20  # fields that are named in a sentence
-_ALPACA = ("instruction", "input", "output")
+MAX_NAMED = 20  # fields in a message
+_OPTIONAL = "input"  # can be missing or null
+_ALPACA = ("instruction", _OPTIONAL, "output")
 
 
-def documents_of(rows: Sequence[Any], where: str) -> list[str]:
-    """One document per row; a row is a string or a mapping of fields.
+class Documents(NamedTuple):
+    """Documents in their order.
 
-    Of a mapping: its ``text``; or its instruction, input (if any) and output, one per line; or its
-    only field that holds text. The fields are chosen from the first row and required of every row.
-    Raises InputError, which begins with ``where``, for no rows or no text.
+    skipped: number of rows without a text, which are left out. conversations: for each document,
+    the JSON list of its messages; empty for plain text. A document is plain text as well if it
+    differs from its conversation.
+    """
+
+    texts: list[str]
+    skipped: int = 0
+    conversations: Sequence[str] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per document from which `documents_of` reads the same document."""
+        if not self.conversations:
+            return [{"text": text} for text in self.texts]
+        return [
+            {"messages": messages} if text == conversation else _alpaca_row(messages)
+            for text, conversation in zip(self.texts, self.conversations, strict=True)
+            for messages in (json.loads(conversation),)
+        ]
+
+
+def documents_of(rows: Sequence[Any], where: str, field: str = "") -> Documents:
+    """Return a document per row; a row is a string or a mapping of fields.
+
+    The document of a mapping is the field `field`; without a name, it is the field `text`; or
+    instruction, input (optional) and output, a line each, which are a conversation as well; or the
+    conversation in `messages`, `conversations`, or `prompt` and `completion`; or the only text
+    field. The first row with a text determines the fields, which all rows must have. Rows in which
+    a field is null or NaN are skipped, and conversations without a text. where: begin of error
+    messages. Raises InputError for missing rows, fields or texts.
     """
     if not rows:
         raise InputError(f"{where} has no rows. Choose a file or split with text.")
-    if isinstance(rows[0], str):
-        fields = None
-    else:
-        fields = _fields_with_text(rows[0], where)
-    return [
-        _document(row, fields, f"{where}, row {number}") for number, row in enumerate(rows, start=1)
-    ]
+    first = next(filter(_has_text, rows), rows[0])
+    chat = () if _is_plain(first, field) else conversation_fields(rows, field)
+    if chat:
+        return _conversations(rows, chat, where)
+    fields = None if isinstance(first, str) else _fields_with_text(first, where, field)
+    texts, conversations = [], []
+    for number, row in enumerate(rows, start=1):
+        if not _is_null_row(row, fields):
+            texts.append(_document(row, fields, f"{where}, row {number}"))
+            if fields and set(fields) >= {"instruction", "output"}:
+                conversations.append(_alpaca_conversation(row))
+    skipped = len(rows) - len(texts)
+    if not texts:
+        raise InputError(f"{where} has no text: all {skipped} rows are null.")
+    return Documents(texts, skipped, conversations)
 
 
-def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
+def _conversations(rows: Sequence[Any], fields: tuple[str, ...], where: str) -> Documents:
+    read = (
+        conversation_of(row, fields, f"{where}, row {number}")
+        for number, row in enumerate(rows, start=1)
+    )
+    texts = [conversation for conversation in read if conversation is not None]
+    skipped = len(rows) - len(texts)
+    if not texts:
+        raise InputError(f"{where} has no text: all {skipped} conversations are empty.")
+    return Documents(texts, skipped, texts)
+
+
+def _is_plain(row: object, field: str) -> bool:
+    """Return whether a row is a string, or has the fields of a text."""
+    is_text = isinstance(row, dict) and ("text" in row or {"instruction", "output"} <= row.keys())
+    return isinstance(row, str) or (is_text and not field)
+
+
+def _alpaca_conversation(row: dict[str, Any]) -> str:
+    request = "\n".join(filter(None, (_text_of(row, name) for name in _ALPACA[:2])))
+    messages = [("user", request), ("assistant", row["output"])]
+    return json_text(
+        [{"role": role, "content": content} for role, content in messages], ensure_ascii=False
+    )
+
+
+def _text_of(row: dict[str, Any], name: str) -> str:
+    value = row.get(name)
+    return "" if is_null(value) else str(value)
+
+
+def _alpaca_row(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"instruction": messages[0]["content"], "output": messages[1]["content"]}
+
+
+def _has_text(row: object) -> bool:
+    values = row.values() if isinstance(row, dict) else (row,)
+    return any(isinstance(value, str) or has_messages(value) for value in values)
+
+
+def _is_null_row(row: object, fields: tuple[str, ...] | None) -> bool:
+    """Return whether a row, or a field of its document, is null; a missing field is not null."""
+    if is_null(row):
+        return True
+    if fields is None or not isinstance(row, dict):
+        return False
+    return any(name in row and is_null(row[name]) for name in fields if name != _OPTIONAL)
+
+
+def _fields_with_text(row: object, where: str, field: str) -> tuple[str, ...]:
     if not isinstance(row, dict):
         raise InputError(
-            f"{where}: a row is a JSON {type(row).__name__}, expected an object with named fields "
-            "or a string."
+            f"{where}: a row is a JSON {type(row).__name__}. Each row must be an object with named "
+            "fields or a string."
         )
-    if "text" in row:
-        return ("text",)
+    if field and field not in row:
+        raise unknown(f"field of {where}", field, map(str, row))
+    if field or "text" in row:
+        return (field or "text",)
     if "instruction" in row and "output" in row:
         return tuple(name for name in _ALPACA if name in row)
     texts = [name for name, value in row.items() if isinstance(value, str)]
     if len(texts) == 1:
         return (texts[0],)
-    first = [f"{name[:SHOWN]} ({type(value).__name__})" for name, value in [*row.items()][:MOST]]
-    listed = ", ".join(first + ["..."] * (len(row) > MOST)) or "none"
+    first = [
+        f"{name[:SHOWN]} ({type(value).__name__})" for name, value in [*row.items()][:MAX_NAMED]
+    ]
+    listed = ", ".join(first + ["..."] * (len(row) > MAX_NAMED)) or "none"
     raise InputError(
-        f"{where}: cannot tell which field is the text. Fields found: {listed}. "
-        "Needed: 'text', or 'instruction' and 'output' (and 'input'), or exactly one field that "
-        "holds a string. Rename one to 'text'."
+        f"{where}: the text field is ambiguous. Fields: {listed}. "
+        "Valid rows have 'text', 'instruction' and 'output' (and 'input'), 'messages', "
+        "'conversations', 'prompt' and 'completion', or a single field with a string. Name the "
+        "field, as in data.jsonl#content, or rename it to 'text'."
     )
 
 
@@ -60,27 +153,48 @@ def _document(row: object, fields: tuple[str, ...] | None, where: str) -> str:
             f"{where}: expected an object with the field {fields[0]}, got {type(row).__name__}."
         )
     for name, value in zip(fields or ("",), values, strict=True):
-        if not isinstance(value, str) and not (name == "input" and value is None):
-            what = f"field '{name}'" if name else "the row"
+        if not isinstance(value, str) and not (name == _OPTIONAL and is_null(value)):
+            subject = f"field '{name}'" if name else "the row"
             raise InputError(
-                f"{where}: {what} is {type(value).__name__}, expected text. Remove or repair the "
-                "row."
+                f"{where}: {subject} is {type(value).__name__}, not text. Remove or repair the row."
             )
-    texts = [str(value) for value in values if value]  # all are text, or an absent "input"
+    texts = [str(value) for value in values if value and not is_null(value)]
     return "\n".join(texts)
 
 
 def parsed(text: str) -> Any:
-    """JSON in which no field of an object stands twice: which would be meant? Raises ValueError
-    where one does, and for what is no JSON, RecursionError for what is nested too deep.
+    """Parse JSON without duplicate fields.
+
+    Raises ValueError for invalid JSON and duplicate fields, RecursionError for too deep nesting.
     """
-    return json.loads(text, object_pairs_hook=_once_each)
+    return json.loads(text, object_pairs_hook=_without_duplicates)
 
 
-def _once_each(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Convert errors of reading a text file in the block.
+
+    Raises InputError for a file that is not UTF-8 text or cannot be read.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+        raise InputError(
+            f"'{path.name}' is not UTF-8 text ({byte}): it has another encoding or is a binary "
+            "file. Save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"Cannot read '{path.name}': {error.strerror or error}. Check that it is a readable "
+            "file."
+        ) from error
+
+
+def _without_duplicates(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(fields)
     if len(row) < len(fields):
         names = [name for name, _ in fields]
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise ValueError(f"{quoted(twice)} stands twice in one object")
+        duplicate = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"{quoted(duplicate)} occurs twice in an object")
     return row

@@ -1,11 +1,11 @@
-"""ScienceQA (Lu et al. 2022), of the hub: questions of three school subjects, about half of them
-with an image. LatentLLM calibrates on its training split and measures on its test split.
+"""ScienceQA (Lu et al. 2022) from the hub: questions on three school subjects, half of them with an
+image. LatentLLM uses the training split for calibration and the test split for evaluation.
 """
 
 from typing import Any
 
-from lrcore.data import hub
-from lrcore.errors import InputError
+from ..system.errors import InputError
+from . import hub
 
 NAME = "derek-thomas/ScienceQA"
 SPLITS = {"calibration": "train", "train": "train", "test": "test"}
@@ -14,20 +14,20 @@ LETTERS = "ABCDEFGH"
 
 
 def items(split: str, count: int | None = None) -> list[dict[str, Any]]:
-    """The first `count` questions of a split: question, choices (the letters), label, groups, and
-    "image", the bytes of a file, of those that have one.
+    """Return the first `count` questions of a split: question, choices (letters), label, groups,
+    and "image" (bytes of a file) if the question has an image.
 
-    Groups are those of LatentLLM's table 4: the subject (NAT, SOC, LAN), what the question comes
-    with (TXT, a text; IMG, an image; NO, neither), and the grade (G1-6, G7-12).
-    Raises InputError where the data set cannot be read, or has other fields.
+    The groups of LatentLLM's table 4 are subject (NAT, SOC, LAN), context (TXT: text, IMG: image,
+    NO: neither) and grade (G1-6, G7-12). Raises InputError if the data set cannot be read or has
+    other fields.
     """
     rows = hub.rows(NAME, None, SPLITS[split], count)
     try:
         return [_item(row) for row in rows]
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise InputError(
-            f"The rows of {NAME} have other fields than ScienceQA's ({error!r}). Give a .jsonl "
-            "file of questions instead."
+            f"The rows of {NAME} do not have the fields of ScienceQA ({error!r}). Use a .jsonl "
+            "file of questions."
         ) from error
 
 
@@ -45,6 +45,6 @@ def _item(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _groups(row: dict[str, Any], text: bool, image: bool) -> list[str]:
-    contexts = [name for name, there in (("TXT", text), ("IMG", image)) if there] or ["NO"]
+    contexts = [name for name, exists in (("TXT", text), ("IMG", image)) if exists] or ["NO"]
     grade = int(str(row["grade"]).removeprefix("grade"))
     return [SUBJECTS[row["subject"]], *contexts, "G1-6" if grade <= 6 else "G7-12"]

@@ -1,6 +1,7 @@
-"""One text as tokens, with the byte offset at which each token ends."""
+"""Tokenization of texts, with byte offsets of the token ends."""
 
 import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,40 +13,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lrcore.data.texts import Texts
-from lrcore.errors import InputError
-from lrcore.memory import free_memory, raise_unless_free
-from lrcore.shortage import raise_shortage
-from lrcore.text_growth import USUAL, growth_of
+from ..system.errors import InputError, unknown
+from ..system.memory import free_memory, raise_unless_free
+from ..system.resource_errors import raise_shortage
+from ..system.settings import BOS
+from .chat_template import is_rendered, render, template_key
+from .text_growth import USUAL, growth_of
+from .texts import Texts
 
-PANIC = "PanicException"  # of pyo3, which has no module to import it from
-KEPT = 8  # tokenised texts: a million tokens take 16 MB
+PANIC = "PanicException"  # of pyo3, which does not export it
+MAX_CACHED = 8  # tokenized texts; a million tokens take 16 MB
 
 
 @dataclass(frozen=True, eq=False)
-class Tokenised:
-    """A tokenised text: ids [n] int64 and ends [n] int64.
+class Tokenized:
+    """A tokenized text: ids [n] int64 and ends [n] int64.
 
-    ends: UTF-8 bytes of the text up to the end of each token, never decreasing (a special token
-    ends where the one before it does); None where the tokenizer gives no offsets.
+    ends: UTF-8 bytes of the text up to the end of each token, not decreasing (special tokens have
+    no bytes); None for tokenizers without offsets. begins: positions of the first tokens of
+    conversations, increasing; None for plain text.
     """
 
     ids: Tensor
     ends: Tensor | None
+    begins: Tensor | None = None
 
     def bytes(self, first: int, last: int) -> int | None:
-        """UTF-8 bytes of the tokens first..last - 1; None where the tokenizer gives no offsets."""
+        """Return the UTF-8 bytes of tokens first..last - 1; None for tokenizers without offsets."""
         if self.ends is None:
             return None
         return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else 0)
 
 
 def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
-    """What a tokenizer makes of a text, as `tokenizer(text, **options)` gives it, without a warning
-    where that is beyond the context: texts are cut into windows later.
+    """Return `tokenizer(text, **options)` without the warning for texts beyond the context.
 
-    Raises InputError where it fails. Patterns come of the author of the model, and one that never
-    ends is stopped by a panic of the library, which is no `Exception` and would end a thread.
+    Raises InputError if it fails. The author of a model defines the patterns; the library stops an
+    endless match with a panic, which is not an `Exception` and would end the thread.
     """
     try:
         return tokenizer(text, verbose=False, **options)
@@ -56,69 +60,123 @@ def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
             raise
         raise_shortage(error)
         raise InputError(
-            f"The tokenizer fails on a text of {len(text):,} characters ({type(error).__name__}). "
-            "Its files are damaged or made up: copy them again."
+            f"The tokenizer failed on a text of {len(text):,} characters ({type(error).__name__}). "
+            "The files are damaged: copy them again."
         ) from error
 
 
-def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenised:
-    """The whole text tokenised at once.
+def bos_token(tokenizer: Any, bos: str) -> int | None:
+    """Return the beginning-of-text token that a setting of `BOS` puts before a text, or None.
 
-    special_tokens: with those that the tokenizer adds around a text (add_special_tokens). Raises
-    Shortage where the memory does not suffice: beyond it the tokenizer would end the process.
+    Raises InputError for another setting, and for "always" if the tokenizer has no such token.
     """
-    need = round(PER_CHARACTER * len(text) * max(1.0, growth_of(tokenizer) / USUAL))
-    remedy = "Take a part of the text, or free memory."
-    raise_unless_free(need, f"The tokens of {len(text):,} characters", remedy, free_memory())
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    offsets = {"return_offsets_mapping": True} if fast else {}
-    found = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
-    ids = torch.tensor(found["input_ids"], dtype=torch.long)
-    if not fast or not len(ids):
-        return Tokenised(ids, None)
-    ends = np.maximum.accumulate(np.array([end for _, end in found["offset_mapping"]]))
-    return Tokenised(ids, torch.from_numpy(_bytes_before(text)[ends]))
+    if bos not in BOS:
+        raise unknown("bos", str(bos), BOS)
+    token: int | None = None if bos == "never" else tokenizer.bos_token_id
+    if bos == "always" and token is None:
+        raise InputError(
+            "bos is 'always', but the tokenizer has no beginning-of-text token. Use 'auto' or "
+            "'never'."
+        )
+    if bos == "auto" and token is not None and encoded(tokenizer, "a").input_ids[:1] != [token]:
+        return None
+    return token
 
 
-# Bytes of a character on the way to tokens, as 100 MB of stories took: what a fast tokenizer keeps
-# of each token, and its place in the text as Python objects.
+def tokenize(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenized:
+    """Tokenize a text.
+
+    special_tokens: add special tokens around the text (add_special_tokens). Raises ResourceError
+    for a text that is too long for the free memory, before the system kills the process.
+    """
+    _check_memory(len(text), tokenizer)
+    is_fast = bool(getattr(tokenizer, "is_fast", False))
+    offsets = {"return_offsets_mapping": True} if is_fast else {}
+    encoding = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
+    ids = torch.tensor(encoding["input_ids"], dtype=torch.long)
+    if not is_fast or not len(ids):
+        return Tokenized(ids, None)
+    ends = np.maximum.accumulate(np.array([end for _, end in encoding["offset_mapping"]]))
+    return Tokenized(ids, torch.from_numpy(_bytes_before(text)[ends]))
+
+
+def _check_memory(characters: int, tokenizer: Any) -> None:
+    need = round(PER_CHARACTER * characters * max(1.0, growth_of(tokenizer) / USUAL))
+    remedy = "Use a part of the text, or free memory."
+    raise_unless_free(need, f"The tokens of {characters:,} characters", remedy, free_memory())
+
+
+# Peak memory per character in bytes, measured with 100 MB of stories: tokens of the library, and
+# offsets as Python objects.
 PER_CHARACTER = 130
 
-_kept: OrderedDict[tuple[str, str, bool], Tokenised] = OrderedDict()
+_cached: OrderedDict[tuple[str | bool, ...], Tokenized] = OrderedDict()
 _lock = threading.Lock()
 
 
-def tokenise_all(
+def tokenize_all(
     texts: Texts, tokenizer: Callable[..., Any], special_tokens: bool = False
-) -> Tokenised:
-    """The documents tokenised as one text.
+) -> Tokenized:
+    """Tokenize the documents as a single text, or one by one if a chat template renders them.
 
-    The last few are kept, since models of one tokenizer are measured on one text again and again;
-    under a key of all that a fast tokenizer holds. The tensors are shared: do not write to them.
-    Raises InputError for images, unless the tokenizer is one that `encoder_of` returned.
+    No special tokens are added to those that the template writes. The last few results are cached
+    by text and by the complete state of a fast tokenizer. The tensors are shared: do not modify
+    them. Raises InputError for images, unless `encoder_of` returned the tokenizer.
     """
     if texts.images and not getattr(tokenizer, "reads_images", False):
         raise InputError(
-            f"{texts.source} has images, with which models are calibrated and answer tasks. "
-            "Perplexity, answers and healing need a data set of text."
+            f"{texts.name} has images, which calibration and tasks support. Use a data set of "
+            "text for perplexity, answers and healing."
         )
+    is_chat = is_rendered(texts, tokenizer)
+
+    def compute() -> Tokenized:
+        if is_chat:
+            return _tokenize_conversations(texts, tokenizer)
+        return tokenize(texts.joined(), tokenizer, special_tokens)
+
     if not getattr(tokenizer, "is_fast", False):
-        return tokenise(texts.joined(), tokenizer, special_tokens)
+        return compute()
     state = tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
-    key = (hashlib.sha256(state.encode()).hexdigest(), texts.fingerprint, special_tokens)
+    chat = (template_key(tokenizer), _hash("".join(texts.conversations))) if is_chat else ()
+    key = (_hash(state), texts.fingerprint, special_tokens, *chat)
     with _lock:
-        tokenised = _kept.get(key)
-    tokenised = tokenised or tokenise(texts.joined(), tokenizer, special_tokens)
+        tokenized = _cached.get(key)
+    tokenized = tokenized or compute()
     with _lock:
-        _kept[key] = tokenised
-        _kept.move_to_end(key)
-        while len(_kept) > KEPT:
-            _kept.popitem(last=False)
-    return tokenised
+        _cached[key] = tokenized
+        _cached.move_to_end(key)
+        while len(_cached) > MAX_CACHED:
+            _cached.popitem(last=False)
+    return tokenized
+
+
+def _tokenize_conversations(texts: Texts, tokenizer: Callable[..., Any]) -> Tokenized:
+    _check_memory(sum(map(len, texts.conversations)), tokenizer)
+    parts = [
+        tokenize(render(tokenizer, json.loads(conversation)), tokenizer)
+        for conversation in texts.conversations
+    ]
+    parts = [part for part in parts if len(part.ids)]
+    if not parts:
+        raise InputError(f"The chat template renders no text from {texts.name}. Choose other data.")
+    lengths = torch.tensor([len(part.ids) for part in parts])
+    ends = [part.ends for part in parts if part.ends is not None]
+    joined_ends = None
+    if len(ends) == len(parts):
+        sizes = torch.stack([end[-1] for end in ends])
+        before = (sizes.cumsum(0) - sizes).repeat_interleave(lengths)
+        joined_ends = torch.cat(ends) + before
+    ids = torch.cat([part.ids for part in parts])
+    return Tokenized(ids, joined_ends, lengths.cumsum(0) - lengths)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _bytes_before(text: str) -> NDArray[np.int64]:
-    """UTF-8 bytes before each character and at the end, [characters + 1]."""
+    """Return the UTF-8 bytes before each character and at the end, [characters + 1]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     return np.concatenate(([0], np.cumsum(sizes)))

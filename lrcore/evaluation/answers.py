@@ -1,4 +1,4 @@
-"""Prompts answered by several models with the same settings: streamed side by side, or a table."""
+"""Answers of several models to the same prompts, as streams or as a table."""
 
 import csv
 import io
@@ -10,38 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from ..data import load_texts
-from ..data.reading import reading
-from ..errors import InputError
-from ..generate import counted
-from ..generation_settings import GenerationSettings
+from ..data.rows import reading
 from ..models.load import LoadedModel
-from ..places import expanded
-from ..progress import Progress, silent
+from ..recipes.generation_settings import GenerationSettings
+from ..system.errors import InputError
+from ..system.path_access import expanded
+from ..system.progress import Progress, silent
+from .generate import stream_with_counts
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Prompts from a .txt file (one per line), or from .jsonl and .json as data sets are read.
+    """Return the prompts of a file: a .txt file with one prompt per line, or .jsonl or .json in the
+    format of data sets.
 
-    Raises InputError where the file cannot be read or holds no prompt.
+    Raises InputError if the file cannot be read or has no prompts.
     """
     path = expanded(path)
     if path.suffix == ".txt" and path.is_file():
         with reading(path):
             prompts = path.read_text(encoding="utf-8-sig").split("\n")
     else:
-        prompts = list(load_texts(str(path), role="test").documents)
-    kept = [prompt.rstrip("\r\n") for prompt in prompts if prompt.strip()]
-    if not kept:
-        raise InputError(f"'{path}' has no prompts: all of its lines are blank.")
-    return kept
+        texts = load_texts(str(path), role="test").as_plain_text(
+            "Write a row per prompt: prompts are"
+        )
+        prompts = list(texts.documents)
+    non_blank = [prompt.rstrip("\r\n") for prompt in prompts if prompt.strip()]
+    if not non_blank:
+        raise InputError(f"'{path}' has no prompts: all lines are blank.")
+    return non_blank
 
 
 @dataclass
 class Answer:
-    """A model's answer so far; it grows while the model generates.
+    """The answer of a model, extended while the model generates.
 
-    seconds: this model's own time, prefill included. tokens: as the model made them; the text may
-    have others when it is tokenised.
+    seconds: computing time of this model, including prefill. tokens: number of generated tokens;
+    tokenizing `text` may give a different number.
     """
 
     model: LoadedModel
@@ -53,11 +57,11 @@ class Answer:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def grow(self, pieces: Iterator[tuple[str, int]]) -> bool:
-        """Append the next piece; False where there is none."""
-        began = time.perf_counter()
+    def advance(self, pieces: Iterator[tuple[str, int]]) -> bool:
+        """Append the next piece. Returns False at the end of the answer."""
+        start = time.perf_counter()
         piece = next(pieces, None)
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - start
         if piece is None:
             return False
         text, self.tokens = piece
@@ -65,32 +69,34 @@ class Answer:
         return True
 
 
-def in_turns(
+def stream_answers(
     models: Sequence[LoadedModel],
     prompt: str,
     settings: GenerationSettings | None = None,
     **fields: Any,
 ) -> Iterator[list[Answer]]:
-    """Several models answer one prompt, a piece of text from each in turn.
+    """Yield the answers of several models to a prompt, one piece of text of each model in turn.
 
-    settings: of every model, seed included; fields: single ones by name, such as `temperature`.
-    Yields the list of answers before the first piece and after each. Closing the iterator stops at
-    the next token. Raises InputError as `stream` does.
+    settings: the generation settings of all models, including the seed. fields: single settings by
+    name, such as `temperature`. Yields the list of answers before the first piece and after each
+    piece. Closing the iterator stops generation at the next token. Raises InputError like `stream`.
     """
-    own = GenerationSettings.of(settings, fields)
-    growing = [Answer(model) for model in models]
-    streams = [(answer, counted(answer.model, prompt, own)) for answer in growing]
-    yield growing
+    settings = GenerationSettings.of(settings, fields)
+    progressing = [Answer(model) for model in models]
+    streams = [
+        (answer, stream_with_counts(answer.model, prompt, settings)) for answer in progressing
+    ]
+    yield progressing
     while streams:
-        for one in list(streams):
-            answer, pieces = one
-            if answer.grow(pieces):
-                yield growing
+        for active in list(streams):
+            answer, pieces = active
+            if answer.advance(pieces):
+                yield progressing
             else:
-                streams.remove(one)
+                streams.remove(active)
 
 
-def answers(
+def answer_prompts(
     models: Sequence[LoadedModel],
     prompts: Sequence[str],
     settings: GenerationSettings | None = None,
@@ -98,38 +104,39 @@ def answers(
     progress: Progress | None = None,
     **fields: Any,
 ) -> list[dict[str, Any]]:
-    """One row per prompt and model, in that order, with the answer and its speed.
+    """Return one row per prompt and model, in that order, with the answer and its speed.
 
-    settings: of every answer, seed included; fields: single ones by name, such as `temperature`.
-    A row has prompt, model, answer, tokens, seconds, tokens_per_second, same_as_first (whether the
-    text equals the first model's) and error: why there is no answer, such as a prompt beyond the
-    context. No model's first forward pass is timed. Raises InputError for settings out of range.
+    settings: the generation settings of all answers, including the seed. fields: single settings by
+    name, such as `temperature`. A row has prompt, model, answer, tokens, seconds,
+    tokens_per_second, same_as_first (whether the text equals that of the first model) and error
+    (why there is no answer, such as a prompt longer than the context). The first forward pass of
+    each model is not timed. Raises InputError for settings out of range.
     """
     progress, settings = progress or silent, GenerationSettings.of(settings, fields)
     rows: list[dict[str, Any]] = []
     total = len(prompts) * len(models)
-    for model in models if prompts else ():  # a model's first pass sets up what the later ones use
-        with suppress(InputError):  # of a prompt that gets no answer: its row says so
-            next(counted(model, prompts[0], replace(settings, max_new_tokens=1)), None)
+    for model in models if prompts else ():  # the first forward pass is slower
+        with suppress(InputError):  # the row of this prompt reports the error
+            next(stream_with_counts(model, prompts[0], replace(settings, max_new_tokens=1)), None)
     for prompt in prompts:
-        first = None
+        first_text = None
         for model in models:
             progress("answers", len(rows), total)
-            one, error = Answer(model), ""
+            answer, error = Answer(model), ""
             try:
-                *_, (one,) = in_turns([model], prompt, settings)
-            except InputError as refused:
-                error = str(refused)
-            first = one.text if first is None else first
+                *_, (answer,) = stream_answers([model], prompt, settings)
+            except InputError as reason:
+                error = str(reason)
+            first_text = answer.text if first_text is None else first_text
             rows.append(
                 {
                     "prompt": prompt,
                     "model": model.name,
-                    "answer": one.text,
-                    "tokens": one.tokens,
-                    "seconds": round(one.seconds, 4),
-                    "tokens_per_second": round(one.tokens_per_second, 2),
-                    "same_as_first": not error and one.text == first,
+                    "answer": answer.text,
+                    "tokens": answer.tokens,
+                    "seconds": round(answer.seconds, 4),
+                    "tokens_per_second": round(answer.tokens_per_second, 2),
+                    "same_as_first": not error and answer.text == first_text,
                     "error": error,
                 }
             )
@@ -138,11 +145,11 @@ def answers(
 
 
 def answers_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of `answers` as CSV, one line per prompt and model."""
-    out = io.StringIO()
+    """The rows of `answer_prompts` as CSV, one line per prompt and model."""
+    buffer = io.StringIO()
     writer = csv.DictWriter(
-        out, list(rows[0]) if rows else ["prompt", "model", "answer"], lineterminator="\n"
+        buffer, list(rows[0]) if rows else ["prompt", "model", "answer"], lineterminator="\n"
     )
     writer.writeheader()
     writer.writerows(rows)
-    return out.getvalue()
+    return buffer.getvalue()

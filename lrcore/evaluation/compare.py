@@ -1,4 +1,4 @@
-"""Two models on the same tokens: the loss of each, KL divergence and top-1 agreement."""
+"""Comparison of two models on the same tokens: losses, KL divergence and top-1 agreement."""
 
 import math
 import time
@@ -10,28 +10,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..layers.linalg import sum_float64
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..models.read_ahead import reading_ahead
-from ..notebooks import html_table
-from ..precise import exact_sum
-from ..progress import Progress
-from ..tables import frame
-from .evaluate import _ROWS, Evaluation, batches, groups, summarise
+from ..system.errors import InputError
+from ..system.notebooks import frame, html_table
+from ..system.progress import Progress
+from .evaluate import _ROWS, Evaluation, batches, group_rows, summarize
+from .evaluation_settings import EvaluationSettings
 from .protocols import make_passages
-from .settings import EvaluationSettings
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two models on the same scored tokens.
+    """Comparison of two models on the same scored tokens.
 
-    dense, small: the evaluation of each. kl: mean over the tokens of KL(dense || small) of the
-    next-token distributions, nats/token, >= 0. top1: share of the tokens at which both have the
-    same most likely token, in [0, 1]. kl and top1 are NaN where a prediction is not finite. delta:
-    small's mean loss minus dense's, nats/token. losses: per group of equally long rows, dense's and
-    small's [n, scored], float32, aligned.
+    dense, small: evaluations of the two models. kl: mean of KL(dense || small) of the next-token
+    distributions, nats/token, >= 0. top1: share of the tokens for which both models predict the
+    same most likely token, in [0, 1]. kl and top1 are NaN if a prediction is not finite. delta:
+    mean loss of small minus mean loss of dense, nats/token. losses: for each group of rows of equal
+    length, the losses of dense and of small, [n, scored] each, float32.
     """
 
     dense: Evaluation
@@ -46,8 +45,8 @@ class Comparison:
 
     @property
     def delta_error(self) -> float:
-        """Standard error of `delta` over windows, nats/token: of the differences, since both models
-        read the same tokens. NaN for fewer than two windows.
+        """Standard error of `delta` over windows, nats/token, of paired differences. NaN for fewer
+        than two windows.
         """
         return self.small.delta_error(self.dense)
 
@@ -58,20 +57,24 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row per model."""
+        """Return an HTML table for notebooks, one row per model."""
         rows = [
-            {"model": name, "perplexity": one.perplexity, "loss (nats/token)": one.nll}
-            for name, one in (("dense", self.dense), ("small", self.small))
+            {
+                "model": name,
+                "perplexity": evaluation.perplexity,
+                "loss (nats/token)": evaluation.nll,
+            }
+            for name, evaluation in (("dense", self.dense), ("small", self.small))
         ]
         rows[1] |= {"KL (nats/token)": self.kl, "same top-1": self.top1}
         table = frame(rows).set_index("model").round(4)
         return html_table(f"{self.dense.tokens:,} tokens", table.astype(object).fillna(""))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, which has no NaN or infinity: those become None."""
+        """Return plain values for JSON; NaN and infinity become None."""
         figures = {name: getattr(self, name) for name in ("kl", "top1", "delta", "delta_error")}
-        own = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        return {"dense": self.dense.to_dict(), "small": self.small.to_dict()} | own
+        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        return {"dense": self.dense.to_dict(), "small": self.small.to_dict()} | finite
 
 
 def compare(
@@ -83,33 +86,33 @@ def compare(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Loss, KL divergence and top-1 agreement of two models; the arguments are as in `evaluate`.
+    """Return loss, KL divergence and top-1 agreement of two models; arguments as in `evaluate`.
 
-    Raises InputError as `evaluate` does, and where the vocabularies of the two models differ.
+    Raises InputError like `evaluate`, and if the vocabularies of the models differ.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     passages = make_passages(dense, EvaluationSettings.of(data, settings), small)
     check_tokens(dense, small, passages.rows)
     parts, done = [], 0
     with reading_ahead(dense.network, small.network):
-        for tokens, scored in groups(passages.rows):
+        for tokens, scored in group_rows(passages.rows):
             for part in batches(dense, tokens, batch):
                 parts.append(_compare_rows(dense, small, part, scored))
                 done += len(part)
                 if progress is not None:
                     progress("compare", done, len(passages.rows))
-    seconds = time.perf_counter() - began
-    sides = [
-        summarise(model, passages, [part[i].double() for part in parts], seconds)
+    seconds = time.perf_counter() - start
+    evaluations = [
+        summarize(model, passages, [part[i].double() for part in parts], seconds)
         for i, model in enumerate((dense, small))
     ]
-    kl, agree = (torch.cat([part[i].flatten() for part in parts]) for i in (2, 3))
+    kl, agreement = (torch.cat([part[i].flatten() for part in parts]) for i in (2, 3))
     finite = bool(torch.isfinite(kl).all())
     return Comparison(
-        dense=sides[0],
-        small=sides[1],
+        dense=evaluations[0],
+        small=evaluations[1],
         kl=float(kl.mean()) if finite else math.nan,
-        top1=float(agree.double().mean()) if finite else math.nan,
+        top1=float(agreement.double().mean()) if finite else math.nan,
         losses=[(part[0], part[1]) for part in parts],
     )
 
@@ -117,7 +120,7 @@ def compare(
 def check_tokens(dense: LoadedModel, small: LoadedModel, rows: list[tuple[Tensor, int]]) -> None:
     """Check that both models can score the same rows (tokens [t], scored).
 
-    Raises InputError where their vocabularies differ or a row exceeds the context of `small`.
+    Raises InputError if the vocabularies differ or a row exceeds the context of `small`.
     """
     sizes = {text_config(model.network).vocab_size for model in (dense, small)}
     if dense.tokenizer.get_vocab() != small.tokenizer.get_vocab() or len(sizes) > 1:
@@ -132,9 +135,9 @@ def check_tokens(dense: LoadedModel, small: LoadedModel, rows: list[tuple[Tensor
 def _compare_rows(
     dense: LoadedModel, small: LoadedModel, tokens: Tensor, scored: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Losses of both (float32), KL (float64) and agreement, [b, scored] each, on the CPU.
+    """Return both losses (float32), KL (float64) and agreement, [b, scored] each, on the CPU.
 
-    tokens [b, t] on dense's device.
+    tokens [b, t] on the device of `dense`.
     """
     targets = tokens[:, -scored:].flatten()
     logits = [
@@ -142,28 +145,28 @@ def _compare_rows(
         for model in (dense, small)
     ]  # [b * scored, vocab]
     step = max(1, _ROWS // logits[0].shape[1])
-    pieces = [
+    columns = [
         _compare_logits(*piece)
         for piece in zip(*(t.split(step) for t in (*logits, targets)), strict=True)
     ]
-    first, second, kl, agree = (
-        torch.cat(column).view(len(tokens), scored).cpu() for column in zip(*pieces, strict=True)
+    dense_loss, small_loss, kl, agreement = (
+        torch.cat(parts).view(len(tokens), scored).cpu() for parts in zip(*columns, strict=True)
     )
-    return first, second, kl, agree
+    return dense_loss, small_loss, kl, agreement
 
 
 def _scored_logits(model: LoadedModel, tokens: Tensor, scored: int) -> Tensor:
-    out = model.network(input_ids=tokens[:, :-1], use_cache=False)
-    logits: Tensor = out.logits[:, -scored:]
+    output = model.network(input_ids=tokens[:, :-1], use_cache=False)
+    logits: Tensor = output.logits[:, -scored:]
     return logits.flatten(0, 1)
 
 
 def _compare_logits(
     dense: Tensor, small: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits [n, vocab] of both and targets [n] -> losses of both, KL and agreement, [n] each."""
+    """Return both losses, KL and agreement, [n] each, for logits [n, vocab] and targets [n]."""
     p, q = (F.log_softmax(logits.float(), dim=-1) for logits in (dense, small))
-    kl = exact_sum(p.exp() * (p - q), -1)
+    kl = sum_float64(p.exp() * (p - q), -1)
     return (
         F.nll_loss(p, targets, reduction="none"),
         F.nll_loss(q, targets, reduction="none"),

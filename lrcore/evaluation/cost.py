@@ -1,9 +1,9 @@
-"""What a model costs, measured: parameters, bytes on disk and in the KV cache, FLOPs, tokens per
+"""Measured costs of a model: parameters, bytes on disk and in the KV cache, FLOPs, tokens per
 second, peak memory.
 
-FLOPs are those of matrix products, a multiply-add counted as two, as torch's own counter sees them;
-scores over all positions, masked or not; experts in fused kernels it does not see. Speed is only
-comparable within one call of `measure_speed`, where the models take turns.
+FLOPs are counted by torch's counter for matrix products, two per multiply-add. They include the
+scores of masked positions, but not experts in fused kernels. Speeds are comparable only within a
+call of `measure_speed`, which alternates between the models.
 """
 
 import os
@@ -19,27 +19,26 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..errors import InputError
-from ..hardware import seconds_now
-from ..models.cached import cached
-from ..models.counting import count_flops
+from ..layers.modules.compressed import CompressedAttention
+from ..models.kv_cache import QuantizedLayer, forward_with_cache, quantized_cache
 from ..models.load import LoadedModel
-from ..models.quantised_cache import QuantisedLayer, quantised_cache
+from ..models.model_size import count_flops
 from ..models.weights import fingerprint, weight_files
-from ..modules.compressed import CompressedAttention
-from ..progress import Progress, silent
-from ..settings import check_least
+from ..system.errors import InputError
+from ..system.hardware import seconds_now
+from ..system.progress import Progress, silent
+from ..system.settings import check_least
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Measured.
+    """Measured costs of a model.
 
-    bytes_on_disk: of the weight files; None for a compressed model that was not saved.
-    kv_bytes_per_token: of the cache object after a forward pass, over its tokens: less than the
-    shapes say where layers keep only a window. flops_prefill: per token of a prompt of `context`
-    tokens; flops_decode: of one token after so many; flops_formula: what `predicted_flops` says for
-    the same, more than is counted where layers keep only a window.
+    bytes_on_disk: size of the weight files; None for a compressed model that was not saved.
+    kv_bytes_per_token: size of the cache after a forward pass, divided by the number of tokens;
+    layers with sliding windows cache fewer tokens. flops_prefill: per token of a prompt of
+    `context` tokens. flops_decode: of a token after `context` tokens. flops_formula: flops_decode
+    according to `predicted_flops`, which ignores sliding windows.
     """
 
     parameters: int
@@ -58,8 +57,8 @@ class ModelCost:
 class Speed:
     """Medians over the rounds, in tokens per second.
 
-    peak_memory: bytes at the highest, of the CUDA allocator or else of the process
-    (which holds all models loaded); None where neither can be read. memory_of: "cuda" or "process".
+    peak_memory: bytes, of the CUDA allocator ("cuda" in memory_of) or of the process with all
+    loaded models ("process"); None if neither can be read.
     """
 
     name: str
@@ -74,27 +73,29 @@ class Speed:
 
 
 def measure_cost(model: LoadedModel, context: int = 256, kv_bits: int | None = None) -> ModelCost:
-    """The exact costs of a model; `context` tokens are the prompt of a prefill, and what a decoded
-    token looks back on. kv_bits: of a quantised cache, see `quantised_cache`; its newest tokens are
-    in full precision, so a short context says little.
+    """Return the exact costs of a model.
 
-    Raises InputError for a context below 1, where the model has no positions for context + 1
-    tokens, and for other kv_bits than 8, 4 and 2.
+    context: tokens of the prompt, and of the cache when a token is decoded. kv_bits: 8, 4 or 2 bits
+    of a quantized cache, see `quantized_cache`. Its newest tokens are in full precision, so use a
+    long context.
+
+    Raises InputError for a context below 1 or above the positions of the model minus 1, and for
+    another value of kv_bits.
     """
     check_least("context", context, 1)
-    cache = None if kv_bits is None else quantised_cache(kv_bits)
+    cache = None if kv_bits is None else quantized_cache(kv_bits)
     model.check_length(context + 1)
     prompt = _prompt(model, context)
-    with _counting(model) as counter:
+    with _FlopCounter(model) as counter:
         cache = _forward(model, prompt, cache)
     prefill = counter.get_total_flops() / context
-    kv = cache_bytes(cache) / context
-    with _counting(model) as counter:
+    kv_bytes_per_token = cache_bytes(cache) / context
+    with _FlopCounter(model) as counter:
         _forward(model, prompt[:, :1], cache)
     return ModelCost(
         parameters=model.size.parameters,
         bytes_on_disk=bytes_on_disk(model),
-        kv_bytes_per_token=kv,
+        kv_bytes_per_token=kv_bytes_per_token,
         context=context,
         flops_prefill=prefill,
         flops_decode=float(counter.get_total_flops()),
@@ -102,56 +103,59 @@ def measure_cost(model: LoadedModel, context: int = 256, kv_bits: int | None = N
     )
 
 
-class _counting(FlopCounterMode):
-    """Counts matrix products, with attention taken apart into its two: the fused kernels of a
-    CPU are not in the counter's table, and the zeros that they are given multiply nothing.
+class _FlopCounter(FlopCounterMode):
+    """Counter of matrix products. Attention runs unfused, as two products, because the counter
+    does not support the fused kernels of a CPU, and because fused attention pads with zeros.
     """
 
     def __init__(self, model: LoadedModel) -> None:
         super().__init__(display=False)
-        self._plain = sdpa_kernel(SDPBackend.MATH)
-        every = model.network.modules()
-        self._narrowed = [one for one in every if isinstance(one, CompressedAttention)]
+        self._math_attention = sdpa_kernel(SDPBackend.MATH)
+        modules = model.network.modules()
+        self._compressed_attentions = [
+            module for module in modules if isinstance(module, CompressedAttention)
+        ]
 
     def __enter__(self) -> Self:
-        self._fused(False)
-        self._plain.__enter__()
+        self._set_fused(False)
+        self._math_attention.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._plain.__exit__(*error)
-        self._fused(True)
+        self._math_attention.__exit__(*error)
+        self._set_fused(True)
 
-    def _fused(self, on: bool) -> None:
-        for attention in self._narrowed:
-            attention.fused = on
+    def _set_fused(self, is_fused: bool) -> None:
+        for attention in self._compressed_attentions:
+            attention.fused = is_fused
 
 
 def predicted_flops(model: LoadedModel, context: int) -> int:
-    """FLOPs of one decoded token with `context` tokens in the cache, from the shapes of its layers;
-    see `account.flops_per_token`.
+    """Return the FLOPs of a decoded token with `context` cached tokens, from the layer shapes; see
+    `account.flops_per_token`.
     """
     return count_flops(model.network, context)
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of all keys and values that a KV cache holds; of rounded ones, codes and grids. Layers
-    that read those of an earlier one hold none.
+    """Return the bytes of all keys and values of a KV cache; for a quantized cache, of codes and
+    grids. Layers that share the cache of an earlier layer have none.
     """
     return sum(map(_layer_bytes, cache.layers))
 
 
 def _layer_bytes(layer: Any) -> int:
-    if isinstance(layer, QuantisedLayer):
+    if isinstance(layer, QuantizedLayer):
         return layer.nbytes
     return 0 if layer.keys is None else int(layer.keys.nbytes + layer.values.nbytes)
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:
-    """Of the safetensors files in the model's folder; None where they are gone or hold another
-    model, the one it was made of.
+    """Return the size of the safetensors files in the folder of the model.
+
+    Returns None if the files are missing or contain another model, such as the dense model.
     """
     try:
         files = weight_files(model.folder)
@@ -172,13 +176,13 @@ def measure_speed(
     progress: Progress | None = None,
     batch: int = 1,
 ) -> list[Speed]:
-    """Prefill and decode speed of each model, taking turns in every round, so that a busy machine
-    slows all of them alike.
+    """Return prefill and decode speed of each model.
 
-    prompt tokens are read in one pass, then `new` ones are decoded greedily: 128 and 32, or three
-    quarters and one of the shortest context. batch: sequences at once, whose tokens all count. One
-    round before the first is not counted. Raises InputError where a context holds fewer, and for a
-    batch below 1.
+    Each round measures all models, so that load on the machine affects them equally; a warm-up
+    round is discarded. `prompt` tokens are read in a single pass, then `new` tokens are decoded
+    greedily. The defaults are 128 and 32, or 3/4 and 1/4 of the shortest context. batch: number of
+    sequences, all of which count. Raises InputError if a context is shorter than prompt + new, and
+    for a batch below 1.
     """
     check_least("batch", batch, 1)
     progress, context = (
@@ -190,45 +194,47 @@ def measure_speed(
         model.check_length(prompt + new)
     times: list[list[tuple[float, float]]] = [[] for _ in models]
     peaks: list[int | None] = [None] * len(models)
-    for turn in range(rounds + 1):
-        progress("speed", turn, rounds + 1)
+    for round_number in range(rounds + 1):
+        progress("speed", round_number, rounds + 1)
         for i, model in enumerate(models):
             reset_peak(model.device)
-            result = _time(model, _prompt(model, prompt, batch), new)
-            if turn:
-                times[i].append(result)
+            seconds = _time(model, _prompt(model, prompt, batch), new)
+            if round_number:
+                times[i].append(seconds)
                 peaks[i] = max(filter(None, (peaks[i], read_peak(model.device))), default=None)
     progress("speed", rounds + 1, rounds + 1)
     return [
         Speed(
             model.name,
-            batch * prompt / statistics.median(prefill for prefill, _ in own),
-            batch * new / statistics.median(decode for _, decode in own),
+            batch * prompt / statistics.median(prefill for prefill, _ in model_times),
+            batch * new / statistics.median(decode for _, decode in model_times),
             peak,
             "cuda" if model.device.type == "cuda" else "process",
             rounds,
         )
-        for model, own, peak in zip(models, times, peaks, strict=True)
+        for model, model_times, peak in zip(models, times, peaks, strict=True)
     ]
 
 
 def _time(model: LoadedModel, prompt: Tensor, new: int) -> tuple[float, float]:
-    """Seconds of one prefill and of `new` decoded tokens after it."""
-    # By its place: of a slice of several sequences, which does not lie in one piece, torch takes
-    # the product with the head sequence by sequence, with a copy of the head for each
-    last = torch.tensor([prompt.shape[1] - 1], device=model.device)
-    begin = seconds_now(model.device)
+    """Return the seconds of a prefill and of the `new` tokens decoded after it."""
+    # An index instead of a slice: the slice of several sequences is not contiguous, and torch
+    # would multiply each sequence with a copy of the head.
+    last_position = torch.tensor([prompt.shape[1] - 1], device=model.device)
+    start = seconds_now(model.device)
     with torch.inference_mode():
-        out, cache = cached(model.network, prompt, None, logits_to_keep=last)
-        between = seconds_now(model.device)
+        output, cache = forward_with_cache(
+            model.network, prompt, None, logits_to_keep=last_position
+        )
+        prefill_end = seconds_now(model.device)
         for _ in range(new):
-            token = out.logits[:, -1:].argmax(-1)
-            out, cache = cached(model.network, token, cache, logits_to_keep=1)
-    return between - begin, seconds_now(model.device) - between
+            token = output.logits[:, -1:].argmax(-1)
+            output, cache = forward_with_cache(model.network, token, cache, logits_to_keep=1)
+    return prefill_end - start, seconds_now(model.device) - prefill_end
 
 
 def _prompt(model: LoadedModel, tokens: int, batch: int = 1) -> Tensor:
-    """Any tokens, [batch, tokens]: what they say changes no cost."""
+    """Return random tokens, [batch, tokens]; the cost does not depend on them."""
     rows = model.network.get_input_embeddings().num_embeddings
     return torch.randint(rows, (batch, tokens), generator=torch.Generator().manual_seed(0)).to(
         model.device
@@ -237,13 +243,13 @@ def _prompt(model: LoadedModel, tokens: int, batch: int = 1) -> Tensor:
 
 @torch.inference_mode()
 def _forward(model: LoadedModel, tokens: Tensor, cache: Any = None) -> Any:
-    return cached(model.network, tokens, cache)[1]
+    return forward_with_cache(model.network, tokens, cache)[1]
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the highest memory so far.
+    """Reset the peak memory.
 
-    On a CPU that is Linux's own mark; elsewhere it stays, and `read_peak` is that of the process.
+    For a CPU this needs Linux; on other systems `read_peak` covers the lifetime of the process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -253,8 +259,9 @@ def reset_peak(device: torch.device) -> None:
 
 
 def read_peak(device: torch.device) -> int | None:
-    """Bytes: the CUDA allocator's highest, or the highest resident size of this process; None
-    where the system does not tell.
+    """Return the peak of the CUDA allocator or of the resident memory of this process, in bytes.
+
+    Returns None if the system does not report it.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -1,12 +1,18 @@
-"""Multiple choice: which continuation the model scores highest, in total and per character.
+"""Multiple-choice tasks: accuracy by total and by normalized log-likelihood.
 
-Items are built in or in a .jsonl file (see lrcore/data/questions.py). Conventions are lm-eval's: a
-choice follows the question after a space, trailing blanks of the question belong to the choice, and
-the normalised score divides by the choice's characters. A question with a blank "_"
-(WinoGrande) is completed by each choice, and the text after the blank is scored.
+Items are built in or in a .jsonl file (see lrcore/data/questions.py). The conventions are those of
+lm-eval: the choice follows the question after a space, trailing spaces of the question belong to
+the choice, and the normalized score divides by the number of characters of the choice. In a
+question with a blank "_" (WinoGrande), each choice fills the blank, and the text after the blank is
+scored.
+
+The tasks "needle-256", "needle-2048", ... hide a sentence in a long text, at evenly spaced depths,
+and ask for it at the end of the text.
 """
 
 import math
+import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -15,46 +21,52 @@ from typing import Any
 import torch
 import yaml
 
+from ..data import load_texts
 from ..data.questions import BUILTIN_TASKS, continuations, images_of, read_items, solved
 from ..data.tokens import encoded
-from ..errors import InputError
-from ..models.images import encoder_of, shown
+from ..models.images import loaded_images, text_encoder
 from ..models.load import LoadedModel
-from ..places import expanded
-from ..progress import Progress
-from ..settings import check_least
-from .evaluate import measured_with, window_losses
-from .needle import is_needle, needle_items
+from ..system.errors import InputError
+from ..system.path_access import expanded
+from ..system.progress import Progress
+from ..system.settings import check_least
+from .evaluate import model_details, window_losses
+from .evaluation_settings import TaskSettings
 from .protocols import prefix_token
-from .settings import TaskSettings
 
-MOST_SHOTS, MOST_ITEMS = 1000, 100_000  # what is built in would be made without an end
+MAX_SHOTS, MAX_ITEMS = 1000, 100_000  # built-in tasks generate any number of items
+NEEDLE_TASK = re.compile(r"needle-(\d+)")
+NEEDLE_ITEMS = 20  # default number of items
+MIN_NEEDLE_TOKENS = 64  # about 30 tokens of needle and question, and some filler
+SPARE_TOKENS = 16  # margin: joining texts can change the number of tokens at the joints
+NEEDLE_CITIES = ("Paris", "London", "Rome", "Berlin", "Madrid", "Vienna", "Oslo", "Athens")
 
 
 @dataclass(frozen=True)
-class Share:
-    """Accuracy on some items, in [0, 1], with its standard error."""
+class Accuracy:
+    """Accuracy in [0, 1] with its standard error, and the number of items."""
 
     items: int
     accuracy: float
     error: float
 
     @classmethod
-    def of(cls, right: Sequence[bool]) -> "Share":
-        """right: of every item, whether its answer is; at least one."""
-        n, accuracy = len(right), sum(right) / len(right)
-        return cls(n, accuracy, math.sqrt(accuracy * (1 - accuracy) / max(n - 1, 1)))
+    def of(cls, is_correct: Sequence[bool]) -> "Accuracy":
+        """Return the accuracy for at least one item. is_correct: one entry per item."""
+        count, accuracy = len(is_correct), sum(is_correct) / len(is_correct)
+        return cls(count, accuracy, math.sqrt(accuracy * (1 - accuracy) / max(count - 1, 1)))
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Accuracy of a model on a task of multiple choice.
+    """Accuracy of a model on a multiple-choice task.
 
-    accuracy: share of items whose labelled choice has the highest score; accuracy_normalised: per
-    character (acc_norm of lm-eval). Both in [0, 1]. chance: accuracy of random guessing. error:
-    standard error of `accuracy`. nonfinite: items with a NaN or infinite score; they count as
-    wrong. cut: items whose question was truncated on the left to fit the context. groups: the
-    accuracy on the items of each group, where the task has groups; an item may be in several.
+    accuracy: share of items whose labeled choice has the highest score, in [0, 1].
+    accuracy_normalised: the same with scores per character (acc_norm of lm-eval). chance: accuracy
+    of random guessing. error: standard error of `accuracy`. nonfinite: number of items with a NaN
+    or infinite score, which count as wrong. cut: number of items whose question was truncated on
+    the left to fit the context. groups: accuracy by group of items, if the task has groups; an item
+    can be in several groups.
     """
 
     task: str
@@ -66,7 +78,7 @@ class TaskResult:
     nonfinite: int
     cut: int
     protocol: dict[str, Any]
-    groups: Mapping[str, Share] = field(default_factory=dict)
+    groups: Mapping[str, Accuracy] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,132 +92,185 @@ def score_choices(
     progress: Progress | None = None,
     shots: int = 0,
 ) -> TaskResult:
-    """Accuracy of `model` on multiple choice.
+    """Return the accuracy of `model` on a multiple-choice task.
 
-    task: a built-in one, a .jsonl file, or "needle-TOKENS" (see lrcore/evaluation/needle.py).
-    items: only the first so many; None: all. batch: choices per forward pass. shots: solved
-    examples before every question. Raises InputError as `read_items` and `with_examples` do, for
-    items or batch below 1, more than 100,000 items or 1,000 shots, where a choice exceeds the
-    context, and as `ImageEncoder` does.
+    task: a built-in task, a .jsonl file, or "needle-TOKENS". items: number of items, from the
+    first; None: all. batch: choices per forward pass. shots: solved examples before each question.
+    Raises InputError like `read_items`, `few_shot_items` and `ImageEncoder`, for items or batch
+    below 1, for more than 100,000 items or 1,000 shots, and if a choice exceeds the context.
     """
     check_least("batch", batch, 1)
     check_least("shots", shots, 0)
     if items is not None:
         check_least("items", items, 1)
-    for name, number, most in (("shots", shots, MOST_SHOTS), ("items", items or 0, MOST_ITEMS)):
-        if number > most:
-            raise InputError(f"{name} = {number:,}: at most {most:,} can be asked for.")
-    chosen = with_examples(model, task, items, shots)
-    pairs = [pair for item in chosen for pair in continuations(item)]
-    encode = encoder_of(model, images_of(chosen))
-    encoded = [encode_pair(model, *pair, encode) for pair in pairs]
+    for name, value, maximum in (("shots", shots, MAX_SHOTS), ("items", items or 0, MAX_ITEMS)):
+        if value > maximum:
+            raise InputError(f"{name} = {value:,} is too large; use at most {maximum:,}.")
+    questions = few_shot_items(model, task, items, shots)
+    pairs = [pair for item in questions for pair in continuations(item)]
+    encoder = text_encoder(model, images_of(questions))
+    encoded = [encode_pair(model, *pair, encoder) for pair in pairs]
     context = model.context or max(len(ids) for ids, _ in encoded)
-    # one token more than the context: the last is predicted, never read
+    # one token more than the context: the last token is predicted, not read
     rows = [(ids[-(context + 1) :], scored) for ids, scored in encoded]
     if any(scored >= len(ids) for ids, scored in rows):
         raise InputError(
-            f"A choice alone is longer than the context of '{model.name}' ({context} tokens). Use "
-            "a model with a longer one."
+            f"A choice is longer than the context of '{model.name}' ({context} tokens). Use a "
+            "model with a longer context."
         )
-    scores = iter(likelihoods(model, rows, batch, progress, encode))
-    judged = [_judged(item, list(islice(scores, len(item["choices"])))) for item in chosen]
-    cut = iter([len(ids) > context + 1 for ids, _ in encoded])
-    n, whole = len(chosen), Share.of([one.right for one in judged])
-    protocol = {"task": task, "items": n, "shots": shots, "special_tokens": False}
+    scores = iter(likelihoods(model, rows, batch, progress, encoder))
+    results = [_item_result(item, list(islice(scores, len(item["choices"])))) for item in questions]
+    is_truncated = iter([len(ids) > context + 1 for ids, _ in encoded])
+    count, overall = len(questions), Accuracy.of([result.is_correct for result in results])
+    protocol = {"task": task, "items": count, "shots": shots, "special_tokens": False}
     return TaskResult(
         task,
-        n,
-        whole.accuracy,
-        sum(one.right_normalised for one in judged) / n,
-        sum(1 / len(item["choices"]) for item in chosen) / n,
-        whole.error,
-        sum(not one.finite for one in judged),
-        sum(any(list(islice(cut, len(item["choices"])))) for item in chosen),
-        protocol | measured_with(model),
-        _by_group(chosen, [one.right for one in judged]),
+        count,
+        overall.accuracy,
+        sum(result.is_correct_normalized for result in results) / count,
+        sum(1 / len(item["choices"]) for item in questions) / count,
+        overall.error,
+        sum(not result.is_finite for result in results),
+        sum(any(list(islice(is_truncated, len(item["choices"])))) for item in questions),
+        protocol | model_details(model),
+        _by_group(questions, [result.is_correct for result in results]),
     )
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """An answered item. finite: whether all scores are; else neither answer is right."""
+class _ItemResult:
+    """Result of an item. An item with a score that is not finite counts as wrong."""
 
-    right: bool
-    right_normalised: bool
-    finite: bool
+    is_correct: bool
+    is_correct_normalized: bool
+    is_finite: bool
 
 
-def _judged(item: dict[str, Any], scores: list[float]) -> _Judged:
+def _item_result(item: dict[str, Any], scores: list[float]) -> _ItemResult:
     lengths = [len(text.strip()) for _, text in continuations(item)]
-    normalised = [score / n for score, n in zip(scores, lengths, strict=True)]
+    normalized = [score / n for score, n in zip(scores, lengths, strict=True)]
     if not all(map(math.isfinite, scores)):
-        return _Judged(False, False, False)
-    return _Judged(best(scores) == item["label"], best(normalised) == item["label"], True)
+        return _ItemResult(False, False, False)
+    return _ItemResult(argmax(scores) == item["label"], argmax(normalized) == item["label"], True)
 
 
-def _by_group(items: list[dict[str, Any]], right: list[bool]) -> dict[str, Share]:
+def _by_group(items: list[dict[str, Any]], is_correct: list[bool]) -> dict[str, Accuracy]:
     names = dict.fromkeys(name for item in items for name in item.get("groups", []))
-    pairs = list(zip(items, right, strict=True))
+    pairs = list(zip(items, is_correct, strict=True))
     return {
-        name: Share.of([own for item, own in pairs if name in item.get("groups", [])])
+        name: Accuracy.of([correct for item, correct in pairs if name in item.get("groups", [])])
         for name in names
     }
 
 
-def with_examples(
+def few_shot_items(
     model: LoadedModel, task: str, items: int | None, shots: int
 ) -> list[dict[str, Any]]:
-    """The first `items` of a task, each question after the same `shots` solved examples, a blank
-    line after each.
+    """Return the first `items` of a task, with `shots` solved examples before each question.
 
-    Examples of a built-in task are of its calibration split; those of a file are its first items,
-    which are then not asked. Raises InputError where a file has no more items than examples, and
-    for examples of a needle.
+    All questions have the same examples, each followed by a blank line. Examples of a built-in task
+    are from its calibration split. Examples of a file are its first items, which are not scored.
+    Raises InputError if a file has no more items than examples, and for shots of a needle task.
     """
     if is_needle(task):
         if shots:
-            raise InputError(f"Task '{task}' is long text, not examples: leave out shots.")
+            raise InputError(f"Task '{task}' has no examples; use shots = 0.")
         return needle_items(model, task, items)
     if not shots:
         return read_items(task, items)
     if task in BUILTIN_TASKS:
         examples = read_items(task, shots, "calibration")
-        chosen = read_items(task, items)
+        selected = read_items(task, items)
     else:
-        whole = read_items(task, None if items is None else items + shots)
-        examples, chosen = whole[:shots], whole[shots:]
-    if not chosen:
+        all_items = read_items(task, None if items is None else items + shots)
+        examples, selected = all_items[:shots], all_items[shots:]
+    if not selected:
         raise InputError(
-            f"'{task}' has {len(examples)} items, all of them examples: ask for fewer shots."
+            f"'{task}' has only {len(examples)} items, which are all examples; use fewer shots."
         )
-    before, images = "".join(f"{solved(one)}\n\n" for one in examples), images_of(examples)
+    prefix, images = "".join(f"{solved(example)}\n\n" for example in examples), images_of(examples)
     return [
-        item | {"question": before + item["question"], "images": images | item.get("images", {})}
-        for item in chosen
+        item | {"question": prefix + item["question"], "images": images | item.get("images", {})}
+        for item in selected
     ]
 
 
-def best(scores: list[float]) -> int:
-    """The place of the largest, the first of equals."""
+def is_needle(task: str) -> bool:
+    """Return True if a task is "needle-TOKENS"."""
+    return NEEDLE_TASK.fullmatch(task) is not None
+
+
+def needle_items(model: LoadedModel, task: str, count: int | None = None) -> list[dict[str, Any]]:
+    """Return the items of a task "needle-TOKENS".
+
+    The question is a text of at most TOKENS tokens of the tokenizer, with a sentence such as "The
+    secret number of Rome is 4821." at the i-th of `count` depths from start to end, followed by the
+    question. There are four numbers to choose from. The filler is the test split of "python-docs".
+    Raises InputError if the model has fewer than TOKENS positions, or if TOKENS is below 64.
+    """
+    match = NEEDLE_TASK.fullmatch(task)
+    tokens = int(match[1]) if match else 0
+    if tokens < MIN_NEEDLE_TOKENS:
+        raise InputError(
+            f"'{task}' is too short for a needle; use at least needle-{MIN_NEEDLE_TOKENS}."
+        )
+    if model.context is not None and tokens > model.context:
+        raise InputError(
+            f"'{task}' has {tokens} tokens, but the context of '{model.name}' is {model.context}. "
+            f"Use at most needle-{model.context}."
+        )
+    # `continuations` would fill in a single underscore as a blank
+    filler = load_texts("python-docs", "test").joined()[: 40 * tokens].replace("_", "-")
+    ids = encoded(model.tokenizer, filler, add_special_tokens=False).input_ids
+    count = count or NEEDLE_ITEMS
+    return [_needle_item(model, ids, tokens, index, count) for index in range(count)]
+
+
+def _needle_item(model: LoadedModel, ids: list[int], tokens: int, index: int, count: int) -> dict:
+    rng = random.Random(f"needle/{index}")
+    city, numbers = rng.choice(NEEDLE_CITIES), rng.sample(range(1000, 10000), 4)
+    label = rng.randrange(4)
+    needle = f"The secret number of {city} is {numbers[label]}."
+    question = f"Question: what is the secret number of {city}? The secret number of {city} is"
+    fixed_tokens = sum(
+        len(encoded(model.tokenizer, text, add_special_tokens=False).input_ids)
+        for text in (needle, question, f" {numbers[0]}")
+    )
+    length = max(0, tokens - fixed_tokens - SPARE_TOKENS)
+    start = rng.randrange(max(1, len(ids) - length))
+    window, depth = ids[start : start + length], round(length * index / max(1, count - 1))
+    before, after = (model.tokenizer.decode(part) for part in (window[:depth], window[depth:]))
+    return {
+        "question": "\n".join(part for part in (before, needle, after, question) if part.strip()),
+        "choices": [f" {number}" for number in numbers],
+        "label": label,
+    }
+
+
+def argmax(scores: list[float]) -> int:
+    """Return the index of the first maximum."""
     return max(range(len(scores)), key=scores.__getitem__)
 
 
 def encode_pair(
     model: LoadedModel, context: str, continuation: str, encode: Callable[..., Any] | None = None
 ) -> tuple[list[int], int]:
-    """Tokens of both together, and how many of the last belong to the continuation.
+    """Return the tokens of context and continuation, and the length of the continuation.
 
-    encode: called as a tokenizer is; None: the model's. An empty context becomes the prefix token.
-    Raises InputError where the tokenizer has none.
+    encode: a tokenizer or `ImageEncoder`; None: the tokenizer of the model. An empty context
+    becomes the prefix token; raises InputError if the tokenizer has no prefix token.
     """
+    # trailing spaces of the context belong to the continuation, as in lm-eval
     stripped = context.rstrip()
     continuation, context = context[len(stripped) :] + continuation, stripped
     encode = encode or model.tokenizer
-    whole = encoded(encode, context + continuation, add_special_tokens=False).input_ids
-    begin = len(encoded(encode, context, add_special_tokens=False).input_ids) if context else 0
-    if begin == 0:
-        whole, begin = [prefix_token(model), *whole], 1
-    return whole, max(1, len(whole) - begin)
+    tokens = encoded(encode, context + continuation, add_special_tokens=False).input_ids
+    context_length = (
+        len(encoded(encode, context, add_special_tokens=False).input_ids) if context else 0
+    )
+    if context_length == 0:
+        tokens, context_length = [prefix_token(model), *tokens], 1
+    return tokens, max(1, len(tokens) - context_length)
 
 
 def likelihoods(
@@ -215,10 +280,11 @@ def likelihoods(
     progress: Progress | None = None,
     encoder: Any = None,
 ) -> list[float]:
-    """log p of the last `scored` tokens of each row (tokens, scored), in nats. encoder: what made
-    the tokens, where they may have images.
+    """Return log p of the last `scored` tokens of each row (tokens, scored), in nats.
 
-    Rows of similar length share a batch, padded on the right, which a causal model does not see.
+    encoder: the `ImageEncoder` that returned the tokens, if they contain images. Rows of similar
+    length share a batch. They are padded on the right, which does not change the scores of a causal
+    model.
     """
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     scores = [math.nan] * len(rows)
@@ -226,7 +292,7 @@ def likelihoods(
         chosen = order[start : start + batch]
         longest = max(len(rows[i][0]) for i in chosen)
         tokens = torch.tensor([rows[i][0] + [0] * (longest - len(rows[i][0])) for i in chosen])
-        with shown(encoder, tokens):
+        with loaded_images(encoder, tokens):
             losses = window_losses(model, tokens, batch).double()  # [b, longest - 1]
         for i, row in zip(chosen, losses, strict=True):
             ids, scored = rows[i]
@@ -236,14 +302,14 @@ def likelihoods(
     return scores
 
 
-def answer(
+def measure_task(
     model: LoadedModel, settings: TaskSettings, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Accuracy of a model on a task by its settings: accuracy, accuracy_error (its standard error),
-    chance (None where lm-eval does not say) and protocol.
+    """Return the accuracy of a model on a task.
 
-    Raises InputError as `score_choices` and `lm_eval` do, and for a task of lm-eval's without
-    accuracy.
+    The result has accuracy, accuracy_error (its standard error), protocol, and chance unless the
+    task is from lm-eval. Raises InputError like `score_choices` and `lm_eval`, and for a task of
+    lm-eval without accuracy.
     """
     if not settings.task.startswith(LM_EVAL):
         result = score_choices(
@@ -253,26 +319,17 @@ def answer(
     name = settings.task.removeprefix(LM_EVAL)
     (figures,) = lm_eval(model, [name], settings.items, shots=settings.shots or None).values()
     if "acc,none" not in figures:
-        raise InputError(f"'{settings.task}' has no accuracy: {', '.join(figures)}.")
+        raise InputError(
+            f"'{settings.task}' has no accuracy, only {', '.join(figures)}. Use another task."
+        )
     return {
         "accuracy": figures["acc,none"],
         "accuracy_error": figures.get("acc_stderr,none"),
-        "protocol": asdict(settings) | measured_with(model),
+        "protocol": asdict(settings) | model_details(model),
     }
 
 
-LM_EVAL = "lm-eval:"  # before the name of a task of lm-eval's
-LM_EVAL_TASKS = (
-    "arc_challenge",
-    "arc_easy",
-    "boolq",
-    "hellaswag",
-    "lambada_openai",
-    "mmlu",
-    "openbookqa",
-    "piqa",
-    "winogrande",
-)
+LM_EVAL = "lm-eval:"  # prefix of the tasks of lm-eval
 
 
 def lm_eval(
@@ -282,12 +339,12 @@ def lm_eval(
     batch: int = 8,
     shots: int | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Results of lm-eval on a loaded model, {task: {metric: value}}; data come from the hub.
+    """Run lm-eval on a loaded model; returns {task: {metric: value}}.
 
-    tasks: names of lm-eval's tasks, or configurations: a mapping, or a .yaml file of one. limit:
-    the most items per task. shots: examples before every question; None: as the task says. Raises
-    InputError where lm-eval (`pip install lm-eval accelerate`) is
-    not installed, a task is unknown or its data cannot be fetched.
+    tasks: names of tasks, or task configurations, each a mapping or a .yaml file. limit: maximum
+    number of items per task. shots: examples before each question; None: default of the task. Data
+    are downloaded from the hub. Raises InputError if lm-eval (`pip install lm-eval accelerate`) is
+    not installed, a task is unknown, or its data cannot be downloaded.
     """
     try:
         from lm_eval import simple_evaluate
@@ -301,14 +358,14 @@ def lm_eval(
         _task_file(task) if isinstance(task, str) and task.endswith((".yaml", ".yml")) else task
         for task in tasks
     ]
-    wrapped = HFLM(
+    wrapper = HFLM(
         pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch
     )
     try:
         outcome = simple_evaluate(
-            model=wrapped, tasks=configs, limit=limit, bootstrap_iters=0, num_fewshot=shots
+            model=wrapper, tasks=configs, limit=limit, bootstrap_iters=0, num_fewshot=shots
         )
-    except (OSError, KeyError, ValueError) as error:  # unknown, or its data cannot be fetched
+    except (OSError, KeyError, ValueError) as error:  # unknown task, or failed download
         line = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"lm-eval could not run {', '.join(map(str, tasks))}: {line} Check the names and the "
@@ -321,18 +378,18 @@ def lm_eval(
 
 
 def _task_file(path: str) -> dict[str, Any]:
-    """A task of lm-eval's from a .yaml file, without tags (!function) that run code."""
+    """Read a task of lm-eval from a .yaml file. Tags that run code (!function) are refused."""
     try:
         config = yaml.safe_load(expanded(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise InputError(
-            f"'{path}' cannot be read as a task of lm-eval's: {line}. It is YAML without tags "
-            "such as !function."
+            f"'{path}' cannot be read as a task of lm-eval: {line}. Use YAML without tags such "
+            "as !function."
         ) from error
     if not isinstance(config, dict) or "task" not in config:
         raise InputError(
-            f"'{path}' names no task. A task of lm-eval's is a mapping with task, dataset_path, "
+            f"'{path}' has no task name. A task of lm-eval is a mapping with task, dataset_path, "
             "output_type, ..."
         )
     return config

@@ -1,9 +1,9 @@
-"""The methods, one row each.
+"""The table of compression methods.
 
-A method is a pure function from one layer and its moments to factors that serve every rank.
+A method is a pure function from a layer and moments to factors that serve every rank.
 """
 
-from ..errors import as_name, unknown
+from ..system.errors import as_name, unknown
 from . import (
     a3,
     aa_svd,
@@ -12,6 +12,7 @@ from . import (
     clover,
     flap,
     fused,
+    kfac_svd,
     latentllm,
     llm_pruner,
     llm_surgeon,
@@ -40,6 +41,7 @@ METHODS: dict[str, Method] = {
     for row in (
         svd.METHOD,
         svd_llm.METHOD,
+        kfac_svd.METHOD,
         aa_svd.METHOD,
         bolaco.METHOD,
         a3.METHOD,
@@ -58,7 +60,10 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """The row of a method. Raises InputError with the nearest name for an unknown one."""
+    """Return the row of a method.
+
+    Raises InputError with the nearest name if the method is unknown.
+    """
     if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", as_name(name), METHODS)
     return METHODS[name]

@@ -1,9 +1,9 @@
 """AA-SVD: Anchored and Adaptive SVD for Large Language Model Compression.
 
-Each matrix on its own, as SVD-LLM, but its output is anchored to the dense model: with x the
-matrix's input there and x' that in the compressed one, `E |W x - W^ x'|^2` is least, so that a
-matrix makes up for what those before it lose. With calibration "independent" x' is x, and the
-method is `svd_llm`.
+Each matrix separately, as in SVD-LLM, but with the output anchored to the dense model. With x the
+input of the matrix in the dense model and x' its input in the compressed model, `E |W x - W^ x'|^2`
+is minimized, so that a matrix compensates for the loss of the preceding matrices. With calibration
+"independent", x' equals x and the method is `svd_llm`.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layer import Layer
-from ..linalg import EPS, cholesky, damped, whitened_svd
-from ..options import option
-from ..statistics import COMMON_TAPS, TAPS, Moments
+from ..layers.layer import Layer
+from ..layers.linalg import EPS, cholesky, damped, whitened_svd
+from ..layers.statistics import COMMON_TAPS, TAPS, Moments
+from ..system.settings import option
 from .factors import LayerFactors
 from .method import MATRICES, Method
 from .svd import factored, stored_option
@@ -26,14 +26,14 @@ NEEDS = frozenset((tap, statistic) for tap in COMMON_TAPS for statistic in ("sec
 class AaSvdOptions:
     anchor: float = option(
         1.0,
-        "share of the dense model's output in the target W x; the rest is W x' (1: AA-SVD; 0: "
-        "SVD-LLM; 0.25: PIFA's M)",
+        "fraction of the dense output W x in the target; the remaining fraction is W x' (1: "
+        "AA-SVD; 0: SVD-LLM; 0.25: M of PIFA)",
         low=0.0,
         high=1.0,
     )
     ridge: float = option(
         0.01,
-        "share of the mean squared input by which W x is drawn to W x' where inputs are few",
+        "regularization towards W x', as a fraction of the mean squared input",
         low=1e-8,
         high=10.0,
     )
@@ -44,11 +44,11 @@ DEFAULT = AaSvdOptions()
 
 
 def factor(layer: Layer, moments: Moments, options: AaSvdOptions = DEFAULT) -> LayerFactors:
-    """Every matrix at every rank r as the best approximation of `anchored` in the metric
-    `S' = E[x' x'^T]`; those alone whose moments are given.
+    """Return the factors of the matrices with moments, for all ranks.
 
-    Its error is what the values leave, `sum_{j>=r} sigma_j^2`, and what no W^ could make up for.
-    With `S' = L L^T` it is the paper's `SVD_r(W E[x x'^T] L^{-T}) L^{-1}`.
+    Each is the best approximation of `anchored` in the metric `S' = E[x' x'^T]`. The error at rank
+    r is `sum_{j>=r} sigma_j^2` plus the error of the full-rank optimum. With `S' = L L^T` the
+    solution is the paper's `SVD_r(W E[x x'^T] L^{-T}) L^{-1}`.
     """
     solved: LayerFactors = {}
     for name, projection in layer.matrices().items():
@@ -56,22 +56,23 @@ def factor(layer: Layer, moments: Moments, options: AaSvdOptions = DEFAULT) -> L
         if (tap, "second") not in moments.values:
             continue
         second = moments.second(tap)
-        apart = moments.cross(tap) - second
-        target = anchored(projection.weight, apart, second, options)
+        difference = moments.cross(tap) - second
+        target = anchored(projection.weight, difference, second, options)
         solved[name] = factored(layer, name, *whitened_svd(target, second), options.stored)
     return solved
 
 
-def anchored(weight: Tensor, apart: Tensor, second: Tensor, options: AaSvdOptions) -> Tensor:
-    """The matrix W* of least `E |anchor W x + (1 - anchor) W x' - W* x'|^2`, [out, in], float64.
+def anchored(weight: Tensor, difference: Tensor, second: Tensor, options: AaSvdOptions) -> Tensor:
+    """Return the matrix W* that minimizes `E |anchor W x + (1 - anchor) W x' - W* x'|^2`, [out,
+    in], float64.
 
-    weight [out, in]; apart `E[(x - x') x'^T]` and second `E[x' x'^T]` [in, in]. It is
-    `W + anchor W E[(x - x') x'^T] S'^{-1}`, with the ridge on the diagonal of S': the step from W
-    is 0 where nothing is lost.
+    weight [out, in]; difference `E[(x - x') x'^T]` and second `E[x' x'^T]` [in, in]. The solution
+    is `W + anchor W E[(x - x') x'^T] S'^{-1}`, with the ridge on the diagonal of S'; the step from
+    W is 0 if x' equals x.
     """
     weight = weight.double()
     lower = cholesky(damped(second, options.ridge), EPS)
-    step: Tensor = torch.cholesky_solve((weight @ apart.double()).mT, lower).mT
+    step: Tensor = torch.cholesky_solve((weight @ difference.double()).mT, lower).mT
     return weight + options.anchor * step
 
 
@@ -79,10 +80,10 @@ METHOD = Method(
     name="aa_svd",
     paper="AA-SVD: Anchored and Adaptive SVD for Large Language Model Compression (Sinha and "
     "Fleuret 2026)",
-    notes="Every matrix on its own, its output anchored to the dense model's; needs calibration "
-    "'sequential', without which it is svd_llm. A layer is compressed part by part: q, k and v; o; "
-    "gate and up; down. Biases stay as they are. anchor is PIFA's mixed target. The paper then "
-    "trains whole blocks; here heal trains.",
+    notes="Each matrix separately, with its output anchored to that of the dense model. Needs "
+    "calibration 'sequential', without which it equals svd_llm. A layer is compressed part by "
+    "part: q, k and v; o; gate and up; down. Biases are unchanged. anchor is the mixed target of "
+    "PIFA. The paper then trains complete blocks; use heal for training.",
     factor=factor,
     components=MATRICES,
     needs=NEEDS,

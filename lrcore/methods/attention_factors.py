@@ -1,6 +1,6 @@
 """Factors of attention: of queries and keys, and of values and the output projection.
 
-lrcore/methods/factors.py says what all factors have in common.
+lrcore/methods/factors.py describes the properties that all factors share.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layer import (
+from ..layers.layer import (
     Layer,
     Linear,
     Projection,
@@ -18,7 +18,7 @@ from ..layer import (
     merge_output_heads,
     output_heads,
 )
-from ..spectra import Cost
+from ..layers.spectra import Cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +45,13 @@ class HeadMaps:
 
 @dataclass(frozen=True, eq=False)
 class ColumnOrder:
-    """QK by selection of columns (step 1) or of whole rotary pairs (step 2).
+    """QK by selection of columns (step 1) or of complete rotary pairs (step 2).
 
     order [n_kv, d_h / step]: the columns or pairs of each kv head, most important first. Pair j
-    stands for the columns (j, j + d_h / 2) of the rotate-half layout, d_h the size that queries and
-    keys have. Those that are kept are sorted: their order is free.
-    maps: of the queries and keys of a kv head, [n_kv, d_h, d_h] each, where columns are selected of
-    `T q` and `T k` (see `scores.still_directions`).
+    stands for the columns (j, j + d_h / 2) of the rotate-half layout, d_h the size of queries and
+    keys. The selected ones are sorted, since their order does not matter.
+    maps: of the queries and keys of a kv head, [n_kv, d_h, d_h] each, if the columns are selected
+    from `T q` and `T k` (see `attention_scores.unrotated_directions`).
     """
 
     values: Tensor
@@ -64,15 +64,16 @@ class ColumnOrder:
         if rank >= self.cost.full:
             return layer
         a, step = layer.attention, self.cost.step
-        kept = self.order[:, : rank // step].sort(dim=-1).values
-        # [n_kv, rank]
-        columns = kept if step == 1 else torch.cat((kept, kept + a.qk_size // 2), dim=-1)
+        selected = self.order[:, : rank // step].sort(dim=-1).values
+        columns = selected
+        if step == 2:  # [n_kv, rank / 2] -> [n_kv, rank]
+            columns = torch.cat((selected, selected + a.qk_size // 2), dim=-1)
         q_maps, k_maps = self.maps or (None, None)
         q = select_rows(a.q, columns.repeat_interleave(a.group, 0), q_maps)
         k = select_rows(a.k, columns, k_maps)
-        pairs = kept if step == 2 else None
-        if pairs is not None and a.rotary_pairs is not None:  # some are gone already
-            pairs = a.rotary_pairs.long().gather(1, kept)
+        pairs = selected if step == 2 else None
+        if pairs is not None and a.rotary_pairs is not None:  # pairs were removed before
+            pairs = a.rotary_pairs.long().gather(1, selected)
         sizes: dict[str, Any] = {
             "qk_size": rank,
             "rotary_pairs": pairs,
@@ -82,25 +83,27 @@ class ColumnOrder:
 
 
 def select_rows(linear: Projection, columns: Tensor, maps: Tensor | None = None) -> Linear:
-    """The projection with these entries of every head's state alone, or of what a map makes of the
-    state. columns [heads, r]; maps [n_kv, size, size], one for as many heads as read a kv head.
+    """Return the projection with only the entries `columns` [heads, r] of each head state.
+
+    maps [n_kv, size, size]: if not None, the entries are selected from the mapped states; each map
+    applies to all heads that read its kv head.
     """
     count = columns.shape[0]
     if maps is not None:
-        each = maps.repeat_interleave(count // len(maps), 0)
-        return map_rows(
-            linear, each[torch.arange(count, device=columns.device).unsqueeze(1), columns]
-        )
+        by_head = maps.repeat_interleave(count // len(maps), 0)  # [heads, size, size]
+        head = torch.arange(count, device=columns.device).unsqueeze(1)
+        return map_rows(linear, by_head[head, columns])  # maps [heads, r, size]
     size = linear.weight.shape[0] // count
-    first = torch.arange(count, device=columns.device).unsqueeze(1) * size  # row of every head
+    first = torch.arange(count, device=columns.device).unsqueeze(1) * size  # [heads, 1]
     index = (columns + first).flatten()
     return Linear(linear.weight[index], None if linear.bias is None else linear.bias[index])
 
 
 @dataclass(frozen=True, eq=False)
 class ValueMaps:
-    """OV: `v^ = T v`, T the first r rows of v_maps [n_kv, d_h, d_h]; the output projection of every
-    query head is the first r columns of out [n_q, d, d_h].
+    """OV: `v^ = T v`, T the first r rows of v_maps [n_kv, d_h, d_h].
+
+    The output projection of a query head is the first r columns of its part of out [n_q, d, d_h].
     """
 
     values: Tensor
@@ -120,11 +123,11 @@ class ValueMaps:
 
 @dataclass(frozen=True, eq=False)
 class SummedValues:
-    """OV over all heads at once: the output of the attention on its first r principal directions,
-    the columns `V_r` of basis [d, d].
+    """OV over all heads jointly: the output of the attention, projected onto its first r principal
+    directions, the columns `V_r` of basis [d, d].
 
-    Every query head gets the values `V_r^T W_o,i W_v x`; the sum of the heads' outputs goes through
-    the shared `V_r`.
+    Every query head gets the values `V_r^T W_o,i W_v x`; the sum of the outputs of the heads is
+    multiplied by the shared `V_r`.
     """
 
     values: Tensor

@@ -1,19 +1,19 @@
 """CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head Latent Attention.
 
-Keys and values become latents of all heads: `W ~ W^b W^a` for K and V of every layer (eq. 4-5). At
+Keys and values become latents of all heads: `W ~ W^b W^a` for K and V of each layer (eq. 4-5). At
 run time the cache holds the latents `W^a x`, r_K + r_V numbers per token instead of 2 n_kv d_h (KV
-parity, eq. 1). Queries, output projection and MLP stay as they are; biases stay with `W^b`. The
-paper repeats the weights of a kv head over its group, which multiplies every singular value by the
-same number; so nothing is repeated here.
+parity, eq. 1). Queries, output projection and MLP are unchanged; biases belong to `W^b`. The paper
+repeats the weights of a kv head over its group, which multiplies all singular values by the same
+number; the code does not repeat them.
 
 With `U S V^T = svd(W C)` the paper's `W^ = U_r S_r V_r^T C^{-1}` equals the projection
 `U_r U_r^T W`: C is never inverted, and U comes from a matrix of n_kv d_h rows, not from a `d x d`
 decomposition.
 
 Ranks: CARE-U is the policy `uniform`, CARE-E `waterfill`, with budget `kv`. With group=4,
-whitening=root and shrinkage=0 the method is Palu's grouped-head decomposition: one latent for every
-four kv heads and a block-diagonal `W^b`, which multiplies less per cached number and has a larger
-error at the same cache.
+whitening=root and shrinkage=0 the method is the grouped-head decomposition of Palu: a latent for
+each group of four kv heads and a block-diagonal `W^b`, with fewer multiplications per cached number
+and a larger error at the same cache size.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from ..layer import Layer, heads
-from ..linalg import EPS, symmetric, whitened_svd
-from ..options import option
-from ..statistics import Moments
-from ..threads import threads_for
+from ..layers.layer import Layer, heads
+from ..layers.linalg import EPS, damped, whitened_svd
+from ..layers.statistics import Moments
+from ..system.errors import InputError
+from ..system.settings import option
+from ..system.threads import threads_for
 from .factors import LayerFactors, pooled
 from .latents import (
     GroupedLatent,
@@ -46,8 +46,8 @@ NEEDS = frozenset({("attn_in", "second")})
 class CareOptions:
     whitening: str = option(
         "covariance",
-        "What W is multiplied by before the SVD: C (the paper), root (its square root, the "
-        "optimum of the paper's eq. 3), or identity (the weight alone, TransMLA).",
+        "Metric of W in the SVD: covariance (C, the paper), root (C^{1/2}, the optimum of the "
+        "paper's eq. 3), or identity (no metric, TransMLA).",
         choices=("covariance", "root", "identity"),
     )
     shrinkage: float = option(
@@ -58,13 +58,12 @@ class CareOptions:
     )
     joint: bool = option(
         False,
-        "One latent for keys and values together, from the SVD of both weights stacked, as "
-        "in MHA2MLA.",
+        "A joint latent of keys and values, from the SVD of the stacked weights, as in MHA2MLA.",
     )
     group: int = option(
         0,
-        "KV heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, with "
-        "whitening=root.",
+        "Number of kv heads that share a latent; 0: all heads of the matrix (CARE). Palu has 4, "
+        "with whitening=root.",
         low=0,
     )
 
@@ -73,14 +72,14 @@ DEFAULT = CareOptions()
 
 
 def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> LayerFactors:
-    """Solve K and V of one layer for all ranks.
+    """Return the factors of K and V of a layer for all ranks.
 
     The loss curves are the singular values of `W C` (whitening=root: of `W C^{1/2}`; identity: of
-    `W`). With joint the only slot is "kv": W is K stacked on V, and both are computed from one
-    cached latent. With group every group of heads is solved on its own, and all have the same rank
+    `W`). With joint the only slot is "kv": W is K stacked on V, and both are computed from a joint
+    cached latent. With group each group of heads is solved separately, and all have the same rank
     (Palu's grouped-head decomposition).
 
-    Raises InputError where the kv heads do not divide into groups of that size, and for group with
+    Raises InputError if the kv heads do not divide into groups of that size, or for group with
     joint.
     """
     a, whitening = layer.attention, options.whitening
@@ -106,23 +105,23 @@ def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> La
 
 
 def count_groups(n_kv: int, group: int, joint: bool) -> int:
-    """Groups of kv heads in a matrix; 1 where all share a latent.
+    """Return the number of groups of kv heads in a matrix; 1 if all heads share a latent.
 
-    Raises InputError where n_kv heads do not divide into groups of `group`, and for several groups
-    with joint.
+    Raises InputError if n_kv heads do not divide into groups of `group`, or for several groups with
+    joint.
     """
     if group == 0 or group >= n_kv:
         return 1
     if joint:
         raise InputError(
-            "Option joint gives all heads one latent; it does not go with groups of heads. Choose "
+            "Option joint gives all heads a joint latent, so it excludes groups of heads. Choose "
             "group=0 or joint=off."
         )
     if n_kv % group:
-        sizes = ", ".join(str(size) for size in range(1, n_kv) if n_kv % size == 0)
+        divisors = ", ".join(str(size) for size in range(1, n_kv) if n_kv % size == 0)
         raise InputError(
-            f"{n_kv} kv heads make no whole groups of {group}; sizes that do: {sizes}, or 0 for "
-            "all heads together."
+            f"group={group} does not divide the {n_kv} kv heads; use one of {divisors}, or 0 for a "
+            "single group of all heads."
         )
     return n_kv // group
 
@@ -130,8 +129,8 @@ def count_groups(n_kv: int, group: int, joint: bool) -> int:
 def grouped(
     layer: Layer, name: str, groups: int, solve: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 ) -> GroupedLatent:
-    """Palu's grouped-head decomposition (Chang et al., ICLR 2025): `svd(W_g C)` of the stacked
-    heads of every group.
+    """Return Palu's grouped-head decomposition (Chang et al., ICLR 2025): `svd(W_g C)` of the
+    stacked heads of each group.
 
     solve: from a weight [rows, in] to up [rows, k], values [k] and down [k, in].
     """
@@ -143,23 +142,21 @@ def grouped(
 
 
 def shrunk(second: Tensor, alpha: float) -> Tensor:
-    """`C = (1 - alpha) S + alpha mean(diag S) I`, float64.
+    """Return `C = (1 - alpha) S + alpha mean(diag S) I`, float64.
 
     second [d, d]; alpha in [0, 1]. An all-zero S becomes the identity.
     """
-    second = symmetric(second)
-    eye = torch.eye(len(second), dtype=second.dtype, device=second.device)
-    level = float(second.diagonal().mean())
-    return (1 - alpha) * second + alpha * level * eye if level > 0 else eye
+    return damped(second, alpha, 1 - alpha)
 
 
 def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 4 for every rank: `W^_r = up[:, :r] @ down[:r]` minimises `|(W - W^) C|_F`.
+    """Return the solution of eq. 4 for all ranks: `W^_r = up[:, :r] @ down[:r]` minimizes
+    `|(W - W^) C|_F`.
 
     weight [out, in]; c [in, in] symmetric, may be singular. Returns up [out, k] orthonormal, values
-    [k] descending, down [k, in], k = min(out, in). By QR of `C W^T` and SVD of the triangular
-    factor, not by a Gram matrix: the squares of the singular values of `W C` span more than float64
-    resolves.
+    [k] descending, down [k, in], k = min(out, in). Computed by QR of `C W^T` and SVD of the
+    triangular factor instead of a Gram matrix, because the squares of the singular values of `W C`
+    span more than the precision of float64.
     """
     weight = weight.double()
     product = c @ weight.mT
@@ -170,12 +167,12 @@ def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(up: Tensor, values: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 5: `S^{1/2}` on both sides, so `W^b = U S^{1/2}` and
+    """Return the factors of eq. 5 with `S^{1/2}` on both sides: `W^b = U S^{1/2}` and
     `W^a = S^{-1/2} U^T W = S^{1/2} V^T C^{-1}`.
 
     up [out, k], values [k], down [k, in] -> W^b, values and W^a in the same shapes.
     """
-    # directions that no token has stay unscaled
+    # directions without tokens are not scaled
     scale = torch.where(values > EPS * values[0], values, 1.0).sqrt()
     return up * scale, values, down / scale.unsqueeze(-1)
 
@@ -184,10 +181,10 @@ METHOD = Method(
     name="care",
     paper="CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head "
     "Latent Attention (ICLR 2026)",
-    notes="Keys and values of all heads become one low-rank latent each, and the cache holds only "
-    "the latents; queries, output projection and MLP stay as they are. Its ratios are shares of "
-    "the KV cache. Policy uniform is CARE-U, waterfill CARE-E. group gives every few heads a "
-    "latent of their own (Palu).",
+    notes="The keys of all heads become a low-rank latent, and so do the values. The cache holds "
+    "only the latents. Queries, output projection and MLP are unchanged. Ratios refer to the KV "
+    "cache. Policy uniform is CARE-U, waterfill CARE-E. With group, each group of heads has a "
+    "separate latent (Palu).",
     factor=factor,
     components=("k", "v"),
     needs=NEEDS,

@@ -1,32 +1,44 @@
-"""What a rank costs: parameters and cached numbers per token of a slot, at every rank.
+"""Costs of a slot at every rank: parameters and cached numbers per token.
 
-Biases count as parameters wherever they are stored; they take no part in FLOPs (`Cost.idle_*`).
-At full rank a slot stays as it is and costs what it costs now: its projections may be low-rank
-already, its heads narrower than those of the family, its keys and values cached as latents.
+Biases count as parameters but not in FLOPs (`Cost.idle_*`). At full rank a slot is unchanged and
+has its current cost: the projections may already be low-rank, the heads narrower than in the
+family, and the keys and values cached as latents.
 """
 
 from dataclasses import replace
 
-from ..layer import MLP, Attention, Layer, Projection, rank_of
-from ..multiply_adds import absorbed, multiplied, parts, raised_keys, weighted_values
-from ..spectra import Cost
+from ..layers.layer import (
+    MLP,
+    Attention,
+    Layer,
+    Projection,
+    absorption_products,
+    factor_matrices,
+    key_expansion_products,
+    multiplied_numbers,
+    rank_of,
+    value_products,
+)
+from ..layers.spectra import Cost
 
 
 def has_bias(projection: Projection) -> int:
-    """1 where a projection has a bias, else 0."""
+    """Return 1 if a projection has a bias, else 0."""
     return int(projection.bias is not None)
 
 
 def stored(*projections: Projection) -> tuple[int, int]:
-    """Numbers that projections store as they are, and how many of them multiply no input."""
-    whole = sum(p.parameters for p in projections)
-    return whole, whole - sum(multiplied(part) for p in projections for part in parts(p))
+    """Return the count of stored numbers, and how many of them multiply no input."""
+    total = sum(p.parameters for p in projections)
+    return total, total - sum(
+        multiplied_numbers(part) for p in projections for part in factor_matrices(p)
+    )
 
 
 def qk_cost(a: Attention, step: int = 1) -> Cost:
-    """A rank of QK is one column of every query and key head.
+    """Return the cost of QK; a rank is a column of every query and key head.
 
-    step: ranks come in multiples of it; 2 where rotary pairs stay whole.
+    step: ranks are multiples of it; 2 if complete rotary pairs are selected.
     """
     biases = a.n_q * has_bias(a.q) + a.n_kv * has_bias(a.k)
     per_rank = a.n_q * a.q.weight.shape[1] + a.n_kv * a.k.weight.shape[1] + biases
@@ -37,17 +49,17 @@ def qk_cost(a: Attention, step: int = 1) -> Cost:
         dense,
         step=step,
         kv_per_rank=a.n_kv,
-        kv_dense=a.cached("k"),
+        kv_dense=a.cached_size("k"),
         per_cached=a.n_q,
-        cached_dense=a.n_q * a.qk_size + raised_keys(a),
+        cached_dense=a.n_q * a.qk_size + key_expansion_products(a),
         idle_per_rank=biases,
         idle_dense=idle,
     )
 
 
 def ov_cost(a: Attention) -> Cost:
-    """A rank of OV is one column of every value head, and one of every query head's part of the
-    output projection.
+    """Return the cost of OV; a rank is a column of every value head and a column of the part of
+    every query head in the output projection.
     """
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
     dense, idle = stored(a.v, a.o)
@@ -58,23 +70,24 @@ def ov_cost(a: Attention) -> Cost:
         dense,
         fixed,
         kv_per_rank=a.n_kv,
-        kv_dense=a.cached("v"),
+        kv_dense=a.cached_size("v"),
         per_cached=a.n_q,
-        cached_dense=weighted_values(a),
+        cached_dense=value_products(a),
         idle_per_rank=a.n_kv * has_bias(a.v),
         idle_fixed=fixed,
-        idle_dense=idle - absorbed(a),
+        idle_dense=idle - absorption_products(a),
     )
 
 
 def heads_cost(a: Attention) -> Cost:
-    """A rank of heads is a whole group: a key and a value head, and the query heads and parts of
-    the output projection that belong to them.
+    """Return the cost of heads; a rank is a complete group: a key and a value head, their query
+    heads, and the parts of the output projection that read them.
     """
     d_out, rows = a.o.weight.shape[0], {"q": a.group * a.qk_size, "k": a.qk_size, "v": a.v_size}
-    own = [(getattr(a, name), size) for name, size in rows.items()]
-    biases = sum(size * has_bias(p) for p, size in own)
-    per_rank = sum(size * p.weight.shape[1] for p, size in own) + a.group * a.v_size * d_out
+    projections = [(getattr(a, name), size) for name, size in rows.items()]
+    biases = sum(size * has_bias(p) for p, size in projections)
+    per_rank = sum(size * p.weight.shape[1] for p, size in projections)
+    per_rank += a.group * a.v_size * d_out
     dense, idle = stored(a.q, a.k, a.v, a.o)
     fixed = d_out * has_bias(a.o)
     return Cost(
@@ -85,18 +98,19 @@ def heads_cost(a: Attention) -> Cost:
         kv_per_rank=a.qk_size + a.v_size,
         kv_dense=a.kv_values,
         per_cached=a.group * (a.qk_size + a.v_size),
-        cached_dense=a.n_q * a.qk_size + raised_keys(a) + weighted_values(a),
+        cached_dense=a.n_q * a.qk_size + key_expansion_products(a) + value_products(a),
         idle_per_rank=biases,
         idle_fixed=fixed,
-        idle_dense=idle - absorbed(a),
+        idle_dense=idle - absorption_products(a),
     )
 
 
 def summed_ov_cost(a: Attention) -> Cost:
-    """A rank of OV over all heads at once is one row of values for *every query head*, and one
-    column of the output projection that they share.
+    """Return the cost of OV over all heads jointly.
 
-    Every query head caches values of its own: n_q * rank numbers per token in place of n_kv * d_h.
+    A rank is a row of values for *every query head* and a column of the output projection that the
+    heads share. Every query head caches separate values: n_q * rank numbers per token in place of
+    n_kv * d_h.
     """
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
     fixed = d_out * has_bias(a.o)
@@ -112,7 +126,7 @@ def summed_ov_cost(a: Attention) -> Cost:
 
 
 def mlp_cost(m: MLP) -> Cost:
-    """A rank of the MLP is one hidden neuron."""
+    """Return the cost of the MLP; a rank is a hidden neuron."""
     d_out, d_f = m.down.weight.shape
     rows = [p for p in (m.up, m.gate) if p is not None]
     dense, idle = stored(*rows, m.down)
@@ -129,37 +143,40 @@ def mlp_cost(m: MLP) -> Cost:
 
 
 def matrix_cost(layer: Layer, name: str) -> Cost:
-    """A rank of a factored matrix is one row of `down` and one column of `up`; the KV cache keeps
-    its size, unless it holds the latents of this matrix.
+    """Return the cost of a factored matrix; a rank is a row of `down` and a column of `up`.
+
+    The size of the KV cache is constant unless it holds the latents of this matrix.
     """
     projection, a = layer.matrices()[name], layer.attention
     d_out, d_in = projection.weight.shape
     dense, idle = stored(projection)
     fixed = d_out * has_bias(projection)
     cost = Cost(rank_of(projection), d_out + d_in, dense, fixed, idle_fixed=fixed, idle_dense=idle)
-    if name == "kv_b":  # raises the latent of every cached token
-        return replace(cost, recomputed=True, cached_dense=raised_keys(a))
+    if name == "kv_b":  # expands the latent of every cached token
+        return replace(cost, recomputed=True, cached_dense=key_expansion_products(a))
     if name not in ("k", "v"):
         return cost
     if name in a.latent:
         return as_latent(cost, a, name)
-    kv = a.cached(name)
+    kv = a.cached_size(name)
     return replace(cost, kv_fixed=kv, kv_dense=kv)
 
 
 def as_latent(cost: Cost, a: Attention, name: str) -> Cost:
-    """The cost of keys or values ("k", "v") whose latent is cached: a rank is one cached number per
-    token. Every later token multiplies the latent of keys by `up` again; of values, every query
+    """Return the cost of keys or values ("k", "v") whose latent is cached; a rank is a cached
+    number per token.
+
+    The latent of keys is multiplied by `up` again for every later token. For values, every query
     head weights the latents and multiplies their sum by its rows of `up`.
     """
     rows = getattr(a, name).weight.shape[0]
-    cost = replace(cost, kv_per_rank=1, kv_fixed=0, kv_dense=a.cached(name), latent=True)
+    cost = replace(cost, kv_per_rank=1, kv_fixed=0, kv_dense=a.cached_size(name), latent=True)
     if name == "k":
-        return replace(cost, per_cached=rows, cached_dense=raised_keys(a))
+        return replace(cost, per_cached=rows, cached_dense=key_expansion_products(a))
     return replace(
         cost,
         per_cached=a.n_q,
-        cached_dense=weighted_values(a),
+        cached_dense=value_products(a),
         idle_per_rank=rows - a.n_q * a.v_size,
-        idle_dense=cost.idle_dense - absorbed(a),
+        idle_dense=cost.idle_dense - absorption_products(a),
     )

@@ -1,9 +1,10 @@
-"""What `factor` returns: one decomposition per slot that serves every rank.
+"""Rank-free factors: a decomposition per slot that serves every rank.
 
-Each class holds the tensors of one slot in order of importance, the loss curve over rank (`values`,
-see `Spectrum`), and the cost per rank (`cost`). `truncate(layer, rank)` takes the first `rank` of
-them and decomposes nothing; at full rank the slot stays dense. Here are the factors of the MLP and
-of a single matrix; those of attention are in lrcore/methods/attention_factors.py.
+Each class holds the tensors of a slot in order of importance, the loss curve over rank (`values`,
+see `Spectrum`) and the cost per rank (`cost`). `truncate(layer, rank)` takes the first `rank`
+directions without a further decomposition. At full rank the slot stays dense. This module has the
+factors of the MLP and of single matrices; lrcore/methods/attention_factors.py has those of
+attention.
 """
 
 from abc import ABC, abstractmethod
@@ -13,16 +14,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..layer import MLP, Layer, Linear, LowRank, Projection
-from ..linalg import leading_refit
-from ..lower import Lower
-from ..spectra import Cost, Form, Spectrum
+from ..layers.layer import MLP, Layer, Linear, LowRank, Projection
+from ..layers.linalg import Lower, leading_refit
+from ..layers.spectra import Cost, Form, Spectrum
 
 
 class Factor(Protocol):
-    """A decomposed slot: its loss curve, its cost, and the layer at any rank.
+    """A decomposed slot: the loss curve, the cost, and the layer at any rank.
 
-    values [k]: the loss curve, see `Spectrum`. heads [heads, k]: the curve of every head, where the
+    values [k]: the loss curve, see `Spectrum`. heads [heads, k]: the curve of each head, if the
     slot has heads.
     """
 
@@ -36,7 +36,7 @@ class Factor(Protocol):
     def heads(self) -> Tensor | None: ...
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
-        """The layer with this slot at a rank, `layer` itself at full rank."""
+        """Return the layer with this slot at a rank; at full rank the layer itself."""
         ...
 
 
@@ -44,11 +44,12 @@ LayerFactors = dict[str, Factor]  # of one layer, by component or matrix name
 
 
 def spectrum(index: int, name: str, factor: Factor, form: Form | None = None) -> Spectrum:
-    """The loss curve of a factor as a Spectrum of slot (index, name), on the CPU, where ranks are
-    chosen; form: see there.
+    """Return the loss curve of a factor as the Spectrum of slot (index, name).
+
+    The tensors are on the CPU, where ranks are chosen. form: see `Spectrum`.
     """
-    more: tuple[Tensor | None, ...] = (factor.heads, getattr(factor, "scores", None))
-    heads, scores = (None if one is None else one.cpu() for one in more)
+    optional: tuple[Tensor | None, ...] = (factor.heads, getattr(factor, "scores", None))
+    heads, scores = (None if tensor is None else tensor.cpu() for tensor in optional)
     return Spectrum(
         (index, name),
         factor.values.cpu(),
@@ -61,9 +62,9 @@ def spectrum(index: int, name: str, factor: Factor, form: Form | None = None) ->
 
 
 def truncate(layer: Layer, layer_factors: LayerFactors, ranks: Mapping[str, int]) -> Layer:
-    """The layer with every slot in `ranks` truncated to its rank.
+    """Return the layer with all slots in `ranks` truncated to their ranks.
 
-    Slots share no tensors, so their order is free.
+    Slots share no tensors, so the order does not matter.
     """
     for name, rank in ranks.items():
         layer = layer_factors[name].truncate(layer, rank)
@@ -71,25 +72,25 @@ def truncate(layer: Layer, layer_factors: LayerFactors, ranks: Mapping[str, int]
 
 
 def mlp_of(layer: Layer) -> MLP:
-    """The MLP of a layer that has slots in it."""
+    """Return the MLP of a layer that has slots in it."""
     assert layer.mlp is not None
     return layer.mlp
 
 
 def pooled(values: Tensor) -> Tensor:
-    """Loss curve of heads that share one rank: the root of the sum of squares.
-
-    [heads, k] -> [k].
+    """Return the loss curve of heads with a common rank, the root of the sum of squares: [heads, k]
+    -> [k].
     """
     return (values**2).sum(0).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
 class StructureOrder(ABC):
-    """Selection of whole structures: the first r of order [n] stay, with their weights as they are.
+    """Selection of complete structures: the first r of order [n] are retained with unchanged
+    weights.
 
-    mean [in]: of the inputs of the projection that reads them; given where what the removed ones
-    contribute on average moves into its bias. scores [n]: see `Spectrum`.
+    mean [in]: the mean input of the projection that reads the structures, if the mean contribution
+    of the removed structures moves into its bias; else None. scores [n]: see `Spectrum`.
     """
 
     values: Tensor
@@ -100,33 +101,35 @@ class StructureOrder(ABC):
     scores: Tensor | None = None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
-        return layer if rank >= self.cost.full else self._of(layer, self.order[:rank].sort().values)
+        if rank >= self.cost.full:
+            return layer
+        return self._select(layer, self.order[:rank].sort().values)
 
     @abstractmethod
-    def _of(self, layer: Layer, kept: Tensor) -> Layer:
-        """The layer with the structures kept [r] alone, ascending."""
+    def _select(self, layer: Layer, retained: Tensor) -> Layer:
+        """Return the layer with only the structures `retained` [r], ascending."""
 
 
 class NeuronOrder(StructureOrder):
     """MLP by selection of neurons, with their columns of `down`."""
 
-    def _of(self, layer: Layer, kept: Tensor) -> Layer:
+    def _select(self, layer: Layer, retained: Tensor) -> Layer:
         old = mlp_of(layer).down
-        small = narrow_mlp(layer, kept, old.weight[:, kept])
+        small = narrow_mlp(layer, retained, old.weight[:, retained])
         if self.mean is None:
             return small
-        return with_down_bias(small, removed_mean(old, kept, self.mean))
+        return with_down_bias(small, bias_with_removed_mean(old, retained, self.mean))
 
 
 @dataclass(frozen=True, eq=False)
 class NystromOrder:
-    """MLP by selection and least-squares refit, for every rank from one Cholesky factor.
+    """MLP by selection and least-squares refit, for every rank from a single Cholesky factor.
 
     With C permuted by order [d_f] and C = L L^T, the refit at rank r is
     `(W L)[:, :r] L[:r, :r]^{-1}`, and the error of the output is `sum_{j >= r} |(W L)[:, j]|^2`.
     cholesky: L [d_f, d_f]; product: W L [d, d_f], both in the permuted order. mean [d_f], in the
-    original order: given where C is a covariance; the mean of the removed neurons then moves into
-    the bias of `down`. scores [d_f]: see `Spectrum`.
+    original order: set if C is a covariance; the mean of the removed neurons then moves into the
+    bias of `down`. scores [d_f]: see `Spectrum`.
     """
 
     values: Tensor
@@ -141,43 +144,47 @@ class NystromOrder:
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        kept, old = self.order[:rank], mlp_of(layer).down
+        retained, old = self.order[:rank], mlp_of(layer).down
         down = leading_refit(self.cholesky, self.product, rank)
-        small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
+        small = narrow_mlp(layer, retained, down.to(old.weight.dtype))
         if self.mean is None:
             return small
-        shift = old.weight.double() @ self.mean - down @ self.mean[kept]
+        shift = old.weight.double() @ self.mean - down @ self.mean[retained]
         return with_down_bias(small, moved_bias(old, shift))
 
 
 def moved_bias(linear: Projection, shift: Tensor) -> Tensor:
-    """The bias [out] of a projection plus shift [out], what its approximation loses of the mean; a
-    projection without a bias gets one.
+    """Return the bias [out] of a projection plus shift [out], the mean output that its
+    approximation loses.
+
+    A projection without a bias gets one.
     """
     return (shift if linear.bias is None else linear.bias.double() + shift).to(linear.weight.dtype)
 
 
-def removed_mean(linear: Projection, kept: Tensor, mean: Tensor) -> Tensor:
-    """The bias [out] of a projection plus what its inputs that are not in kept [r] contribute on
-    average. mean [in]: of the inputs.
+def bias_with_removed_mean(linear: Projection, retained: Tensor, mean: Tensor) -> Tensor:
+    """Return the bias [out] of a projection plus the mean contribution of the inputs outside
+    `retained` [r].
+
+    mean [in]: the mean input.
     """
-    gone = mean.clone().index_fill_(0, kept, 0.0)
-    return moved_bias(linear, linear.weight.double() @ gone)
+    removed = mean.clone().index_fill_(0, retained, 0.0)
+    return moved_bias(linear, linear.weight.double() @ removed)
 
 
 def with_down_bias(layer: Layer, bias: Tensor) -> Layer:
-    """The layer with another bias [d] in its down projection."""
+    """Return the layer with `bias` [d] in its down projection."""
     mlp = mlp_of(layer)
     return replace(layer, mlp=replace(mlp, down=replace(mlp.down, bias=bias)))
 
 
-def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:
-    """The layer with the neurons kept [r] alone, and `down` [d, r] as weight of the down
-    projection.
+def narrow_mlp(layer: Layer, retained: Tensor, down: Tensor) -> Layer:
+    """Return the layer with only the neurons `retained` [r] and `down` [d, r] as the weight of the
+    down projection.
     """
 
     def rows(p: Projection) -> Linear:
-        return Linear(p.weight[kept], None if p.bias is None else p.bias[kept])
+        return Linear(p.weight[retained], None if p.bias is None else p.bias[retained])
 
     m = mlp_of(layer)
     gate = None if m.gate is None else rows(m.gate)
@@ -187,9 +194,9 @@ def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
-    """One matrix as a product: `W^ = up[:, :r] @ down[:r]`.
+    """A matrix as a product: `W^ = up[:, :r] @ down[:r]`.
 
-    up [out, k], down [k, in]; the bias stays as it is.
+    up [out, k], down [k, in]; the bias is unchanged.
     """
 
     values: Tensor
@@ -206,9 +213,10 @@ class FactoredMatrix:
         down, up = (t.to(old.weight.dtype) for t in (self.down[:rank], self.up[:, :rank]))
         return layer.with_matrices(**{self.name: LowRank(down, up, old.bias)})
 
-    def without_each_term(self, gradient: Tensor) -> Tensor:
-        """What the loss changes by, to first order, without each of the terms alone, [k], float64.
+    def first_order_changes(self, gradient: Tensor) -> Tensor:
+        """Return the first-order change of the loss without each single term `u_i d_i`, [k],
+        float64.
 
-        gradient [out, in]: of the loss, by the matrix.
+        gradient [out, in]: of the loss with respect to the matrix.
         """
         return -(self.up.double() * (gradient.double() @ self.down.double().mT)).sum(0)

@@ -1,20 +1,19 @@
-"""Second moments of head states, `d_h x d_h`, from the four second moments that calibration
-collects.
+"""Second moments of head states, `d_h x d_h`, from the four second moments of the calibration.
 
-The state of a head is a linear function of the layer's input, so `E[q q^T] = W_q S W_q^T` (with
-biases) needs no tap of its own.
+The state of a head is a linear function of the input of the layer, so `E[q q^T] = W_q S W_q^T`
+(with biases) needs no separate tap.
 """
 
 import torch
 from torch import Tensor
 
-from ..layer import Attention, heads
-from ..linalg import state_gram, symmetric
-from ..statistics import Moments
+from ..layers.layer import Attention, heads
+from ..layers.linalg import state_gram, symmetric
+from ..layers.statistics import Moments
 
 
 def head_gram(a: Attention, name: str, moments: Moments) -> Tensor:
-    """E[s s^T] of the states of "q", "k" or "v" before rotary, [heads, size, size], float64."""
+    """Return E[s s^T] of the states "q", "k" or "v" before rotary, [heads, size, size], float64."""
     projection = getattr(a, name)
     count = a.n_q if name == "q" else a.n_kv
     bias = None if projection.bias is None else heads(projection.bias, count)
@@ -24,14 +23,15 @@ def head_gram(a: Attention, name: str, moments: Moments) -> Tensor:
 
 
 def output_gram(a: Attention, moments: Moments) -> Tensor:
-    """E[a_i a_i^T] of each head's output: the diagonal blocks of the second moment of the output
-    projection's input, [n_q, d_h, d_h], float64.
+    """Return E[a_i a_i^T] of the output of each head, [n_q, d_h, d_h], float64.
+
+    These are the diagonal blocks of the second moment of the input of the output projection.
     """
     return diagonal_blocks(moments.second("attn_out"), a.n_q)
 
 
 def diagonal_blocks(second: Tensor, count: int) -> Tensor:
-    """The blocks on the diagonal of a second moment, [count * size, count * size] -> [count, size,
+    """Return the diagonal blocks of a second moment, [count * size, count * size] -> [count, size,
     size].
     """
     blocks = second.unflatten(1, (count, -1)).unflatten(0, (count, -1))
@@ -39,15 +39,15 @@ def diagonal_blocks(second: Tensor, count: int) -> Tensor:
 
 
 def identity_input(a: Attention) -> Moments:
-    """Moments of an input that does not depend on the data: E[x x^T] = I, mean zero."""
+    """Return the moments of an input that does not depend on the data: E[x x^T] = I, mean zero."""
     weight = a.v.weight
     eye = torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device)
     return Moments({("attn_in", "second"): eye, ("attn_in", "mean"): torch.zeros_like(eye[0])}, 1)
 
 
 def diagonal_input(moments: Moments) -> Moments:
-    """Moments of the layer's input as if its entries were uncorrelated: E[x x^T] without its
-    off-diagonal entries, mean zero.
+    """Return the moments of the input of the layer as if its entries were uncorrelated: E[x x^T]
+    without its off-diagonal entries, mean zero.
     """
     second = moments.second("attn_in")
     values = {
@@ -58,6 +58,6 @@ def diagonal_input(moments: Moments) -> Moments:
 
 
 def by_group(per_head: Tensor, a: Attention) -> Tensor:
-    """Query heads by their kv head: [n_q, ...] -> [n_kv, group, ...]."""
+    """Return the values of query heads by their kv head: [n_q, ...] -> [n_kv, group, ...]."""
     groups: Tensor = per_head.unflatten(0, (a.n_kv, a.group))
     return groups

@@ -1,6 +1,6 @@
-"""Attention by selection of whole heads, which the methods that remove structures share.
+"""Selection of complete heads, shared by the methods that remove structures.
 
-What is kept or removed is a group: a key and a value head with the query heads that read them.
+The unit of selection is a group: a key head and a value head with the query heads that read them.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..layer import (
+from ..layers.layer import (
     Attention,
     Layer,
     Linear,
@@ -17,30 +17,33 @@ from ..layer import (
     merge_output_heads,
     output_heads,
 )
-from .factors import StructureOrder, removed_mean
+from .factors import StructureOrder, bias_with_removed_mean
 
 
 class GroupOrder(StructureOrder):
     """Attention by selection of groups, with their columns of the output projection."""
 
-    def _of(self, layer: Layer, kept: Tensor) -> Layer:
+    def _select(self, layer: Layer, retained: Tensor) -> Layer:
         a = layer.attention
-        small = of_groups(a, kept)
+        small = select_groups(a, retained)
         if self.mean is not None:
-            size = torch.arange(a.v_size, device=kept.device)
-            inputs = (queries_of(a, kept).unsqueeze(1) * a.v_size + size).flatten()
-            small = replace(small, o=Linear(small.o.weight, removed_mean(a.o, inputs, self.mean)))
+            columns = torch.arange(a.v_size, device=retained.device)
+            # [r * group, v_size] -> [r * group * v_size]
+            inputs = (query_heads_of(a, retained).unsqueeze(1) * a.v_size + columns).flatten()
+            small = replace(
+                small, o=Linear(small.o.weight, bias_with_removed_mean(a.o, inputs, self.mean))
+            )
         return replace(layer, attention=small)
 
 
-def queries_of(a: Attention, groups: Tensor) -> Tensor:
-    """The query heads of some groups [r], in order: [r * group]."""
-    own = torch.arange(a.group, device=groups.device)
-    return (groups.unsqueeze(1) * a.group + own).flatten()
+def query_heads_of(a: Attention, groups: Tensor) -> Tensor:
+    """Return the query heads of some groups [r], in order: [r * group]."""
+    within_group = torch.arange(a.group, device=groups.device)
+    return (groups.unsqueeze(1) * a.group + within_group).flatten()
 
 
-def groups_left(before: Attention, after: Attention) -> Tensor:
-    """The places in `before` of the groups that `after` still has, [n_kv], ascending."""
+def remaining_groups(before: Attention, after: Attention) -> Tensor:
+    """Return the indices in `before` of the groups that `after` still has, [n_kv], ascending."""
     groups = torch.arange(before.n_kv, device=before.k.weight.device)
     if after.kept_heads is None:
         return groups
@@ -50,12 +53,13 @@ def groups_left(before: Attention, after: Attention) -> Tensor:
     return groups[torch.isin(first, after.kept_heads.to(first))]
 
 
-def of_groups(a: Attention, groups: Tensor) -> Attention:
-    """The attention with some groups [r] alone, ascending; the bias of the output projection stays.
+def select_groups(a: Attention, groups: Tensor) -> Attention:
+    """Return the attention with only the groups `groups` [r], ascending; the bias of the output
+    projection is unchanged.
 
-    Its output is that of `a` with zeros in place of the outputs of all other heads.
+    The output equals that of `a` with the outputs of all other heads set to zero.
     """
-    queries = queries_of(a, groups)
+    queries = query_heads_of(a, groups)
     before = torch.arange(a.n_q, device=groups.device)
     if a.kept_heads is not None:
         before = a.kept_heads.long().to(groups.device)
@@ -74,7 +78,10 @@ def of_groups(a: Attention, groups: Tensor) -> Attention:
     )
 
 
-def _rows(linear: Projection, count: int, kept: Tensor) -> Linear:
-    """The projection with the states of some of its `count` heads alone. kept [r]."""
-    bias = None if linear.bias is None else heads(linear.bias, count)[kept].flatten()
-    return Linear(heads(linear.weight, count)[kept].flatten(0, 1), bias)
+def _rows(linear: Projection, count: int, selected: Tensor) -> Linear:
+    """Return the projection with only the states of the heads `selected` [r].
+
+    count: the number of heads of the projection.
+    """
+    bias = None if linear.bias is None else heads(linear.bias, count)[selected].flatten()
+    return Linear(heads(linear.weight, count)[selected].flatten(0, 1), bias)

@@ -1,44 +1,47 @@
-"""Keys and values as latents that the KV cache holds in their place: what a rank costs, and the
-factors.
-"""
+"""Cached latents of keys and values: their costs and factors."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..forms import BlockDiagonal
-from ..layer import Layer, LowRank
-from ..spectra import Cost
+from ..layers.forms import BlockDiagonal
+from ..layers.layer import Layer, LowRank
+from ..layers.spectra import Cost
 from .costs import as_latent, matrix_cost
 from .factors import FactoredMatrix
 
 
 def latent_cost(layer: Layer, name: str) -> Cost:
-    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token."""
+    """Return the cost of a latent; a rank is a row of `down`, a column of `up`, and a cached number
+    per token.
+    """
     cost = matrix_cost(layer, name)
     return cost if cost.latent else as_latent(cost, layer.attention, name)
 
 
 def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
-    """A rank is a row of `down`, a column of its group's block of `up`, and one cached number per
+    """Return the cost of a latent per group of heads.
+
+    A rank is a row of `down`, a column of the block of `up` of its group, and a cached number per
     token, which every later token multiplies by the block again. All groups have the same rank, so
-    ranks are multiples of their number.
+    ranks are multiples of the number of groups.
     """
-    whole, (d_out, d_in) = latent_cost(layer, name), layer.matrices()[name].weight.shape
+    single, (d_out, d_in) = latent_cost(layer, name), layer.matrices()[name].weight.shape
     rows = d_out // groups
-    own = replace(whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups)
-    own = replace(own, per_cached=rows, idle_per_rank=0)
+    cost = replace(single, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups)
+    cost = replace(cost, per_cached=rows, idle_per_rank=0)
     if name == "k":
-        return own
-    # raised for the whole cache, then weighted
+        return cost
+    # values are expanded for the complete cache, then weighted
     a = layer.attention
-    return replace(own, cached_dense=own.cached_dense - a.n_q * a.v_size)
+    return replace(cost, cached_dense=cost.cached_dense - a.n_q * a.v_size)
 
 
 def joint_latent_cost(layer: Layer) -> Cost:
-    """A rank of the latent that keys and values share: a row of `down`, a column of both `up`, and
-    one cached number per token.
+    """Return the cost of the latent that keys and values share.
+
+    A rank is a row of `down`, a column of both `up`, and a cached number per token.
     """
     k, v = latent_cost(layer, "k"), latent_cost(layer, "v")
     rows = [layer.attention.k.weight.shape[0], layer.attention.v.weight.shape[0]]
@@ -61,9 +64,9 @@ def joint_latent_cost(layer: Layer) -> Cost:
 
 
 def with_latents(layer: Layer, name: str) -> Layer:
-    """The layer whose cache holds the latents of keys or values ("k", "v") too."""
+    """Return the layer whose cache also holds the latents of keys or values ("k", "v")."""
     a = layer.attention
-    latent = "".join(one for one in "kv" if one == name or one in a.latent)
+    latent = "".join(state for state in "kv" if state == name or state in a.latent)
     return replace(layer, attention=replace(a, latent=latent))
 
 
@@ -83,11 +86,11 @@ class LatentMatrix(FactoredMatrix):
 
 @dataclass(frozen=True, eq=False)
 class GroupedLatent:
-    """K or V with a latent for every group of heads (Palu).
+    """K or V with a latent for each group of heads (Palu).
 
-    up [groups, rows of a group, k]; down [groups, k, d]; the bias stays as it is. A rank is the sum
+    up [groups, rows of a group, k]; down [groups, k, d]; the bias is unchanged. A rank is the sum
     over the groups, which have equal ranks: a multiple of their number. heads [groups, k]: the loss
-    curve of every group.
+    curve of each group.
     """
 
     values: Tensor
@@ -101,20 +104,19 @@ class GroupedLatent:
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        old, each = layer.matrices()[self.name], rank // self.cost.step
+        old, per_group = layer.matrices()[self.name], rank // self.cost.step
         dtype = old.weight.dtype
-        up = BlockDiagonal(self.up[..., :each].to(dtype).contiguous())
-        small = layer.with_matrices(
-            **{self.name: LowRank(self.down[:, :each].flatten(0, 1).to(dtype), up, old.bias)}
-        )
+        up = BlockDiagonal(self.up[..., :per_group].to(dtype).contiguous())
+        down = self.down[:, :per_group].flatten(0, 1).to(dtype)  # [groups, r, d] -> [rank, d]
+        small = layer.with_matrices(**{self.name: LowRank(down, up, old.bias)})
         return with_latents(small, self.name)
 
 
 @dataclass(frozen=True, eq=False)
 class JointLatent:
-    """K and V from one latent that the cache holds once.
+    """K and V from a joint latent that the cache holds once.
 
-    up [rows of k and of v, k]; down [k, d]; the biases stay as they are.
+    up [rows of k and of v, k]; down [k, d]; the biases are unchanged.
     """
 
     values: Tensor

@@ -1,9 +1,10 @@
-"""LLM-Pruner: On the Structural Pruning of Large Language Models; and pruning of the same
-structures by simpler scores.
+"""LLM-Pruner: On the Structural Pruning of Large Language Models, with simpler scores of the same
+structures as baselines.
 
-A structure is what must go together: a group of heads with its rows of queries, keys and values and
-its columns of the output projection, or a neuron with its rows of gate and up and its column of
-down. Its importance is the sum over its weights; the rest stays as it is.
+A structure is a set of weights that are removed together: a group of heads (rows of queries, keys
+and values, and columns of the output projection) or a neuron (rows of gate and up, and a column of
+down). The importance of a structure is the sum over these weights. The remaining weights are
+unchanged.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layer import Layer
-from ..options import option
-from ..spectra import Cost
-from ..statistics import TAPS, Moments
+from ..layers.layer import Layer
+from ..layers.spectra import Cost
+from ..layers.statistics import TAPS, Moments
+from ..system.settings import option
 from .costs import heads_cost, mlp_cost
 from .factors import LayerFactors, NeuronOrder, StructureOrder, mlp_of
 from .heads import GroupOrder
@@ -29,9 +30,9 @@ OF_GRADIENTS = ("param_first", "param_second", "param_mix", "taylor")
 class PrunerOptions:
     scores: str = option(
         "param_first",
-        "param_first, _second, _mix: what the loss changes by without each weight, to first, "
-        "second or both orders; taylor: first order by rows and columns; abs: magnitudes; wanda: "
-        "those times the input's norm; random",
+        "param_first, _second, _mix: change of the loss without each weight, to first, second or "
+        "both orders; taylor: first order by rows and columns; abs: magnitudes; wanda: magnitudes "
+        "times the norm of the input; random",
         choices=(*OF_GRADIENTS, "abs", "wanda", "random"),
     )
     seed: int = option(
@@ -45,23 +46,23 @@ DEFAULT = PrunerOptions()
 
 
 def factor(layer: Layer, moments: Moments, options: PrunerOptions = DEFAULT) -> LayerFactors:
-    """Rank the groups of heads and the neurons of one layer, those that it has.
+    """Return the order of the groups of heads and of the neurons of a layer, if present.
 
-    The loss curve is the sum of the scores that go, in the unit of the score.
+    The loss curve is the sum of the scores of the removed structures, in the unit of the score.
     """
     generator = torch.Generator().manual_seed(options.seed + layer.index)
     solved: LayerFactors = {}
     for name in layer.structures:
-        cost, score, kind = STRUCTURES[name]
-        price = cost(layer)
+        cost_of, score, order_type = STRUCTURES[name]
+        cost = cost_of(layer)
         if options.scores == "random":
-            scores = torch.rand(price.full, generator=generator, dtype=torch.float64)
+            scores = torch.rand(cost.full, generator=generator, dtype=torch.float64)
             scores = scores.to(layer.attention.o.weight.device)
         else:
             scores = score(layer, moments, options.scores)
         order = scores.sort(descending=True, stable=True).indices
         scores = scores[order]
-        solved[name] = kind(scores.sqrt(), price, None, order, scores=scores)
+        solved[name] = order_type(scores.sqrt(), cost, None, order, scores=scores)
     return solved
 
 
@@ -75,12 +76,12 @@ METHOD = Method(
     name="llm_pruner",
     paper="LLM-Pruner: On the Structural Pruning of Large Language Models (Ma et al., NeurIPS "
     "2023)",
-    notes="Whole heads and neurons by the change of the loss without their weights, from one "
-    "backward pass per calibration window (64 at most); options: second order, both orders, by "
+    notes="Complete heads and neurons by the change of the loss without their weights, from a "
+    "backward pass per calibration window (at most 64). Options: second order, both orders, by "
     "rows and columns, and magnitudes, Wanda and random choice of the same structures. With GQA a "
-    "key and a value head go with all their query heads. Under a query-key norm over the whole "
-    "width the attention stays as it is. All layers are pruned, and nothing is trained afterwards: "
-    "the paper keeps the first and last ones and trains with LoRA.",
+    "key and a value head are removed with all their query heads. Attention with a query-key norm "
+    "over the complete width is unchanged. All layers are pruned, without training; the paper "
+    "leaves the first and last layers unchanged and trains with LoRA.",
     factor=factor,
     components=("heads", "mlp"),
     needs=frozenset(),

@@ -1,49 +1,52 @@
-"""What a row of the table of methods is."""
+"""The row of a method in the table of methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import targets
-from ..layer import Layer
-from ..options import NoOptions, options_of, read_options
-from ..spectra import Form
-from ..statistics import CROSS, GRADIENTS, Moments, Need, of_activations
-from .experts import EachExpert
+from ..layers.layer import Layer
+from ..layers.spectra import Form
+from ..layers.statistics import CROSS, GRADIENTS, Moments, Need, activation_needs
+from ..recipes import targets
+from ..system.settings import NoOptions, options_of, read_options
+from .expert_factors import EachExpert
 from .factors import LayerFactors
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 COMPONENT_MATRICES = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 COMPONENTS = tuple(COMPONENT_MATRICES)
 KEYS_AND_VALUES = frozenset({"k", "v"})
-AUTO = ("auto", None)  # an option that is left open
+AUTO = ("auto", None)  # values of an option that the method chooses by itself
 CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table.
+    """A row of the table of methods.
 
-    factor(layer, moments, options): the factors of one layer for all ranks; an `EachExpert` where
-    it solves routed experts as well.
-    components: the slots of a layer with the default options, in their first form where they have
-    several. They need not cover the layer: the rest stays dense.
-    needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) where the
-    statistic is one of gradients; of those that a layer lacks it reads none.
-    shrinks_kv: whether some slot caches less at a lower rank.
-    holds: the matrices of every slot, with any options, that is not named after a single matrix.
-    options: the frozen dataclass of its options, described by the metadata of its fields.
-    extra_needs: what `factor` reads besides with an (option, value); collected only then.
-    refit: whether layers are refit unless the recipe says otherwise, see
-    lrcore/compression/refit.py.
-    lacks: those of CASES that `factor` refuses with InputError; a test checks every row.
-    adds_biases: whether projections of the MLP that have no bias get one.
-    forms: of the slots of a part that has several, see lrcore/alternatives.py. The factors of a
-    layer have the form first that policies take which do not choose between them.
-    copies: at least how many matrices as large as the widest second moment that it reads `factor`
-    has at once, measured (tests/test_working_memory.py).
-    under: what options that are "auto" mean under a kind of budget, {budget: {option: value}}.
-    first: what they mean, where no budget says, to solve the first form of every part alone.
+    factor(layer, moments, options): returns the factors of a layer for all ranks. It is an
+    `EachExpert` if the method also solves routed experts.
+    components: the slots of a layer with the default options, in their first form if they have
+    several. Matrices outside these slots stay dense.
+    needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) for statistics of
+    gradients. `factor` skips the pairs that a layer lacks.
+    diagonals: the taps of which `factor` reads only the diagonal of the second moment.
+    shrinks_kv: whether at least one slot caches fewer numbers at a lower rank.
+    holds: the matrices of each slot, with any options, that is not named after a single matrix.
+    options: the frozen dataclass of the options, described by the metadata of its fields.
+    extra_needs: additional needs of `factor` by (option, value), collected only with this value.
+    refit: whether layers are refit by default, see lrcore/compression/solve/refit.py.
+    unsupported: the entries of CASES that `factor` rejects with InputError. A test checks all rows.
+    adds_biases: whether projections of the MLP without a bias get a bias.
+    forms: the forms of the slots of parts that have several, see lrcore/layers/spectra.py.
+    Policies that do not choose between forms use the first.
+    copies: the number of matrices of the size of the widest second moment that `factor` has in
+    memory at the same time, a measured lower bound
+    (tests/compression/calibration/test_working_memory.py).
+    auto_by_budget: the values of options that are "auto", by kind of budget, {budget: {option:
+    value}}.
+    auto_for_first_forms: the values of options that are "auto" if only the first form of each part
+    is solved and no budget determines them.
     """
 
     name: str
@@ -57,29 +60,32 @@ class Method:
     options: type = NoOptions
     extra_needs: Mapping[tuple[str, Any], frozenset[Need]] = field(default_factory=dict)
     refit: bool = False
-    lacks: frozenset[str] = frozenset()
+    unsupported: frozenset[str] = frozenset()
     adds_biases: bool = False
     forms: Mapping[str, Form] = field(default_factory=dict)
-    under: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    first: Mapping[str, Any] = field(default_factory=dict)
+    auto_by_budget: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    auto_for_first_forms: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
+    diagonals: frozenset[str] = frozenset()
 
     @property
     def covers(self) -> frozenset[str]:
-        """The matrices that its components hold; a layer may lack some, such as the gate."""
-        return frozenset(one for name in self.components for one in self.matrices_of(name))
+        """Return the names of the matrices of all components; a layer may lack some of them, such
+        as the gate.
+        """
+        return frozenset(matrix for slot in self.components for matrix in self.matrices_of(slot))
 
     @property
-    def experts(self) -> bool:
-        """Whether it compresses the routed experts of a layer that has them."""
+    def solves_experts(self) -> bool:
+        """Return whether the method compresses the routed experts of a layer."""
         return isinstance(self.factor, EachExpert)
 
     def matrices_of(self, slot: str) -> tuple[str, ...]:
-        """The matrices whose weights a slot of this method holds; a layer may lack some."""
+        """Return the names of the matrices in a slot; a layer may lack some of them."""
         return self.holds.get(slot, (slot,))
 
     def structure(self, slot: str, options: Any) -> str:
-        """What a slot is below full rank, one of `targets.STRUCTURES`."""
+        """Return the structure of a slot below full rank, an entry of `targets.STRUCTURES`."""
         by_name = {
             "latent_k": targets.BIASED_LATENTS,
             "latent_v": targets.BIASED_LATENTS,
@@ -94,75 +100,86 @@ class Method:
             return targets.LATENT_VALUES if slot == "v" else targets.LATENT_KEYS
         if getattr(options, "sparse", 0):
             return targets.SPARSE
-        return targets.QUANTISED if getattr(options, "bits", 0) else targets.PAIRS
+        return targets.QUANTIZED if getattr(options, "bits", 0) else targets.PAIRS
 
-    def own_structures(self) -> set[str]:
-        """What its slots are below full rank with its own options, of `targets.STRUCTURES`."""
+    def default_structures(self) -> set[str]:
+        """Return the structures of all slots below full rank with the default options."""
         return {self.structure(name, self.choose({})) for name in self.components}
 
     def budget(self, kind: str) -> str:
-        """What a ratio counts: `kind`, and for "auto" what this method shrinks: "kv" where it
-        factors keys and values only, else "params".
+        """Return the kind of budget that a ratio refers to.
+
+        "auto" stands for "kv" if the method factorizes only keys and values, and for "params"
+        otherwise.
         """
         if kind != "auto":
             return kind
         return "kv" if self.covers <= KEYS_AND_VALUES else "params"
 
-    def choose(self, given: Mapping[str, Any]) -> Any:
-        """The options as a value of their dataclass. Raises InputError for an unknown name or a
-        value out of range.
-        """
-        return read_options(f"method {self.name}", self.options, given)
+    def choose(self, options: Mapping[str, Any]) -> Any:
+        """Return the options as a value of their dataclass.
 
-    def given(self, options: Mapping[str, Any], budget: str) -> dict[str, Any]:
-        """The options of a recipe with what "auto" means under its budget."""
-        return _where_auto(options, self.under.get(self.budget(budget), {}))
-
-    def with_first_forms(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options `given`, such that the first form of every part alone is solved, as far as
-        they leave it open.
+        Raises InputError for an unknown name or a value out of range.
         """
-        return _where_auto(given, self.first)
+        return read_options(f"method {self.name}", self.options, options)
+
+    def resolve_auto(self, options: Mapping[str, Any], budget: str) -> dict[str, Any]:
+        """Return the options of a recipe with the values of "auto" under its budget."""
+        return _where_auto(options, self.auto_by_budget.get(self.budget(budget), {}))
+
+    def with_first_forms(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options with which only the first form of each part is solved.
+
+        Options that are set explicitly keep their values.
+        """
+        return _where_auto(options, self.auto_for_first_forms)
 
     def reads(self, options: Any) -> frozenset[Need]:
-        """What `factor` reads of activations with these options."""
-        return of_activations(self._all(options))
+        """Return the statistics of activations that `factor` reads with these options."""
+        return activation_needs(self._all(options))
 
     @property
-    def anchored(self) -> bool:
-        """Whether `factor` reads cross moments with the dense model, where layers are compressed in
-        sequence: then it is given the moments of one tap at a time, and solves what reads it.
+    def is_anchored(self) -> bool:
+        """Return whether `factor` reads cross moments with the dense model.
+
+        If layers are compressed in sequence, `factor` is then called with the moments of a single
+        tap at a time and solves the matrices that read this tap.
         """
         return any(statistic == CROSS for _, statistic in self.needs)
 
     def gradients(self, options: Any) -> frozenset[str]:
-        """The statistics of gradients that `factor` reads with these options."""
+        """Return the statistics of gradients that `factor` reads with these options."""
         return frozenset(name for _, name in self._all(options) if name in GRADIENTS)
 
-    def gradients_read_by(self, options: Any) -> str:
-        """What of it reads those with these options, such as "weights=fisher of svd"; "" where
-        nothing does.
+    def gradient_user(self, options: Any) -> str:
+        """Return a description of the part of the method that reads gradients, such as
+        "weights=fisher of svd"; "" if no part does.
         """
         if not GRADIENTS.isdisjoint(name for _, name in self.needs):
             return f"method {self.name}"
-        own = [
+        settings = [
             f"{name}={value}"
             for (name, value), needs in self._extra(options).items()
-            if not GRADIENTS.isdisjoint(one for _, one in needs)
+            if not GRADIENTS.isdisjoint(statistic for _, statistic in needs)
         ]
-        return f"{' and '.join(own)} of {self.name}" if own else ""
+        return f"{' and '.join(settings)} of {self.name}" if settings else ""
 
     def _extra(self, options: Any) -> dict[tuple[str, Any], frozenset[Need]]:
-        """What options add to its needs, by their names and values."""
-        every = self.extra_needs.items()
-        return {own: needs for own, needs in every if getattr(options, own[0]) == own[1]}
+        """Return the extra needs of the options, by option name and value."""
+        return {
+            (name, value): needs
+            for (name, value), needs in self.extra_needs.items()
+            if getattr(options, name) == value
+        }
 
     def _all(self, options: Any) -> frozenset[Need]:
         return self.needs.union(*self._extra(options).values())
 
     def describe(self) -> dict[str, Any]:
-        """The row as plain values, for `methods --json` and the page."""
-        supports = {case: case not in self.lacks for case in CASES} | {"kv_budget": self.shrinks_kv}
+        """Return the row as plain values, for `methods --json` and the page."""
+        supports = {case: case not in self.unsupported for case in CASES} | {
+            "kv_budget": self.shrinks_kv
+        }
         return {
             "name": self.name,
             "paper": self.paper,
@@ -174,7 +191,7 @@ class Method:
         }
 
 
-def _where_auto(options: Mapping[str, Any], meant: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with what is meant in the place of those that are "auto"."""
-    open_ = {name: value for name, value in meant.items() if options.get(name) in AUTO}
-    return {**options, **open_}
+def _where_auto(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with `values` in place of "auto"."""
+    resolved = {name: value for name, value in values.items() if options.get(name) in AUTO}
+    return {**options, **resolved}

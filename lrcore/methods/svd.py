@@ -1,14 +1,13 @@
-"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young),
-without the data.
+"""Plain SVD: each matrix separately, optimal in the Frobenius norm of the weight (Eckart-Young),
+without data.
 
-Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighted by the
-empirical Fisher information of its weights. The paper's layer is `X W` with W [in, out], so its
-rows are the inputs; here, in `W x`, the columns are.
+Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of each input is weighted by the
+empirical Fisher information of its weights. In the paper's layer `X W`, W [in, out], the rows are
+the inputs; in `W x` the columns are.
 
-Option stored=pivots, which `svd_llm` and `aa_svd` have too, stores a product as PIFA does (Zhao et
-al., ICML 2025): r of its rows as they are, and the others as combinations of these. It is the same
-matrix in `r (d + d') - r^2` numbers in the place of `r (d + d')`, so that at the same size it has a
-higher rank.
+Option stored=pivots, also of `svd_llm` and `aa_svd`, stores a product as in PIFA (Zhao et al., ICML
+2025): r of its rows unchanged and the remaining rows as combinations of these. The matrix is the
+same, in `r (d + d') - r^2` numbers instead of `r (d + d')`, so the rank is higher at the same size.
 """
 
 from collections.abc import Callable
@@ -17,13 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..layer import Layer
-from ..linalg import balanced, whitened_svd
-from ..options import option
-from ..parallel import at_once
-from ..statistics import Moments
+from ..layers.layer import Layer
+from ..layers.linalg import balanced, two_sided_svd, whitened_svd
+from ..layers.statistics import Moments
+from ..system.settings import option
+from ..system.threads import at_once
 from .costs import matrix_cost
-from .experts import EachExpert
+from .expert_factors import EachExpert
 from .factors import FactoredMatrix, LayerFactors
 from .latentllm.junction import nested
 from .latentllm.local import StackedMatrices, stacked_cost
@@ -33,11 +32,11 @@ PIVOTS = "pivots"
 
 
 def stored_option() -> Any:
-    """The option of methods that factor each matrix on its own."""
+    """Return the option `stored` of methods that factorize each matrix separately."""
     return option(
         "pairs",
-        "pairs: two factors; pivots: some rows of their product, and the others as combinations of "
-        "these (PIFA): the same matrix in fewer numbers",
+        "pairs: two factors; pivots: r rows of their product, and the remaining rows as "
+        "combinations of these (PIFA), the same matrix in fewer numbers",
         choices=("pairs", PIVOTS),
     )
 
@@ -46,7 +45,7 @@ def stored_option() -> Any:
 class SvdOptions:
     weights: str = option(
         "equal",
-        "weight of every input's error: equal; fisher: its squared gradients (FWSVD)",
+        "weights of the errors of inputs; fisher: squared gradients (FWSVD)",
         choices=("equal", "fisher"),
     )
     stored: str = stored_option()
@@ -56,11 +55,12 @@ DEFAULT = SvdOptions()
 
 
 def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> LayerFactors:
-    """`U S V^T = svd(W)` of every matrix; `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`.
+    """Return the factors of all matrices by `U S V^T = svd(W)`;
+    `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`.
 
     weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared
-    gradient; `W^ = U_r S_r V_r^T D^{-1}`, which is `U_r U_r^T W` and needs no inverse, minimises
-    `|(W - W^) D|_F`. Where no gradient reaches a matrix, its inputs count equally.
+    gradient. `W^ = U_r S_r V_r^T D^{-1}` minimizes `|(W - W^) D|_F`; it equals `U_r U_r^T W`, which
+    needs no inverse. If no gradient reaches a matrix, its inputs have equal weights.
     """
 
     def metric(name: str) -> Tensor | None:
@@ -73,12 +73,23 @@ def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> Lay
     }
 
 
+def decomposed_on_both_sides(
+    layer: Layer, outputs: Callable[[str], Tensor], inputs: Callable[[str], Tensor]
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Return `two_sided_svd` of all matrices of a layer: up [out, k], values [k] and down [k, in].
+
+    outputs(name), inputs(name): the metrics of the output [out, out] and of the input [in, in].
+    """
+    weights = {name: p.weight for name, p in layer.matrices().items()}
+    return at_once(lambda name: two_sided_svd(weights[name], outputs(name), inputs(name)), weights)
+
+
 def decomposed(
     layer: Layer, metric: Callable[[str], Tensor | None]
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """`whitened_svd` of every matrix of a layer: up [out, k], values [k] and down [k, in].
+    """Return `whitened_svd` of all matrices of a layer: up [out, k], values [k] and down [k, in].
 
-    metric(name): of the matrix's input, [in, in]; None for the identity.
+    metric(name): the metric of the input of the matrix, [in, in]; None for the identity.
     """
     weights = {name: p.weight for name, p in layer.matrices().items()}
     return at_once(lambda name: whitened_svd(weights[name], metric(name)), weights)
@@ -87,10 +98,11 @@ def decomposed(
 def factored(
     layer: Layer, name: str, up: Tensor, values: Tensor, down: Tensor, stored: str = "pairs"
 ) -> FactoredMatrix | StackedMatrices:
-    """The factor of one matrix, `up @ down`: as pairs, with the scale shared evenly between both;
-    or as pivots, `up @ down = P [I; C] W_p` with r rows `W_p` of the product, at every rank r.
+    """Return the factor of a matrix `up @ down`.
 
-    up [out, k], values [k], down [k, in].
+    As pairs, the scale is split evenly between the two factors. As pivots,
+    `up @ down = P [I; C] W_p` with r rows `W_p` of the product, at every rank r. up [out, k],
+    values [k], down [k, in].
     """
     if stored == PIVOTS:
         side = "left_identity"
@@ -104,9 +116,9 @@ def factored(
 METHOD = Method(
     name="svd",
     paper="Eckart and Young 1936",
-    notes="Every matrix on its own, without the data. Biases stay as they are. weights=fisher is "
-    "FWSVD: inputs weighted by the squared gradients of the loss, from one backward pass per "
-    "calibration window (64 at most).",
+    notes="Each matrix separately, without data. Biases are unchanged. weights=fisher is FWSVD: "
+    "inputs are weighted by the squared gradients of the loss, from a backward pass per "
+    "calibration window (at most 64).",
     factor=EachExpert(factor, weighted=False),
     components=MATRICES,
     needs=frozenset(),

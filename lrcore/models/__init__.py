@@ -1,1 +1,1 @@
-"""Reading and changing Hugging Face networks. Nothing above this package touches one."""
+"""Loading, running and changing Hugging Face networks; higher packages use only this API."""

@@ -1,10 +1,10 @@
-"""A model family as data: where a decoder layer keeps its projections, norms and options."""
+"""The description of a model family: module paths, weight layouts and options."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..layer import Tables
+from ..layers.layer import Tables
 
 
 def _uses_rope(attention: Any) -> bool:
@@ -13,42 +13,51 @@ def _uses_rope(attention: Any) -> bool:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model family as data.
+    """A model family: the paths of its modules, the layout of its weights, and its options.
 
-    Paths are dotted and relative: layers to the model, norms to the attention, the rest to one
-    decoder layer. Projections that share a path share a matrix.
-    qkv: layout of the rows, "apart" (three matrices), "stacked" (all of q, then k, then v) or
-    "by_group" (the queries, the key and the value of the first kv head, then of the second). A gate
-    that shares the path of `up` comes before it.
-    pairs: the columns of a rotary pair in a head, "halves" (j and j + half) or "neighbours" (2 j
-    and 2 j + 1); tables: the same of the cos and sin that attention is given, or "once" where they
-    have one column for both of a pair.
-    rotated: whether an attention module rotates, where only some of a network's do.
-    scale: field of the attention module, or what gives it of the module; None where scores are not
-    scaled. activation, softcap, window: fields of the config.
-    norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
-    kept: attention that stays the family's own module, of which no more than matrices are replaced;
-    factors: the paths of its projections by name where it is multi-head latent attention.
-    kernel: the attn_implementation of transformers that the family runs with.
-    experts: some or all MLPs are mixtures of experts, with gated MLPs stacked in the module
-    `experts` of the MLP; router: the path of the module that chooses between them. norm_after:
-    the norms of what attention and MLP give before it is added to the stream, None where there are
-    none; residual: field of the config that it is multiplied by before that, None where it is added
-    as it is. adds_more: a layer adds to the stream, or changes of it, more than these two give.
-    width: field of the config with the MLP's width, None where it follows from another field, or no
-    layer has one; expert_width: that of the routed experts, None where other sizes follow from it.
-    requires: fields of the config and their only supported values; a tuple is of several. note:
-    shown to users.
-    by_token: fields of the config; where one is not 0, layers are called with what depends on the
-    tokens: embeddings of single layers, keys and values of an earlier one.
-    active: field of the config with the place of the residual stream that attention and MLP read
-    and change, of layers that carry several, [streams, b, t, d]; None where there is one, [b, t,
-    d].
-    block_norms: the norms before attention and MLP. last_norm: the norm before the head.
-    norm_offset: added to the weight of a norm. positions: an embedding added to that of the tokens.
-    feed: the parts of an MLP that is no module of its own.
-    sequential: fields of the config with which a layer is attention and then MLP, each
-    x + f(norm(x)); None where it never is.
+    Paths are dotted. `layers`, `last_norm` and `positions` are relative to the model, `norms` to
+    the attention module, the remaining paths to a decoder layer. Projections with the same path
+    share a matrix; in a matrix of gate and up, the gate's rows come first.
+
+    qkv: row layout of queries, keys and values: "separate" (three matrices), "stacked" (all of q,
+        then k, then v) or "by_group" (queries, key and value of the first kv head, then of the
+        next).
+    pairs: columns of a rotary pair in a head: "halves" (j and j + half) or "interleaved" (2 j and
+        2 j + 1).
+    tables: layout of the cos and sin tables: "halves", "neighbours" (interleaved) or "once" (a
+        single column per pair).
+    rotated: function of an attention module; False if the module applies no rotary embedding.
+    norms: norms of queries and keys before the rotary embedding, over a head or over the full width
+        (`norm_over`).
+    scale: attribute of the attention module, or a function of the module; None if scores are not
+        scaled.
+    activation, softcap, window: config fields.
+    native_attention: the attention module of the family is never replaced, only matrices in it.
+    factors: paths of the attention's projections by name, for native attention.
+    kernel: `attn_implementation` of transformers.
+    width: config field of the MLP width; None if the width is derived from another field or differs
+        by layer.
+    experts: some or all MLPs are mixtures of experts; the stacked experts are the submodule
+        `experts` of the MLP.
+    router: path of the module that selects the experts.
+    expert_width: config field of the routed experts' width; None if it determines other sizes.
+    norm_after: norms of the outputs of attention and MLP before the residual addition.
+    has_further_updates: a layer changes the residual stream by more than attention and MLP.
+    residual: config field of the factor that scales the outputs of attention and MLP.
+    token_inputs: config fields; if any is nonzero, layers take inputs that depend on the tokens:
+        embeddings per layer, or keys and values of an earlier layer.
+    active_stream: config field with the index of the residual stream that attention and MLP read
+        and change, for hidden states [streams, b, t, d]; None for a single stream [b, t, d].
+    block_norms: norms before attention and MLP.
+    last_norm: norm before the head.
+    norm_offset: constant that is added to the weight of a norm.
+    positions: learned position embedding.
+    mlp_parts: modules of the MLP, if no single module contains the MLP.
+    sequential: config values with which a layer computes attention and then MLP, each as
+        x + f(norm(x)); None if it never does.
+    is_inferred: the row was not written for the family but found by structure, see by_structure.py.
+    requires: config fields and their supported values; a tuple lists several values.
+    note: remark in the documentation.
     """
 
     layers: str = "model.layers"
@@ -61,9 +70,9 @@ class Architecture:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     gate: str | None = "mlp.gate_proj"
-    qkv: Literal["apart", "stacked", "by_group"] = "apart"
+    qkv: Literal["separate", "stacked", "by_group"] = "separate"
     position: Literal["none", "rotary"] = "rotary"
-    pairs: Literal["halves", "neighbours"] = "halves"
+    pairs: Literal["halves", "interleaved"] = "halves"
     tables: Tables = "halves"
     rotated: Callable[[Any], bool] = _uses_rope
     norms: tuple[str, str] | None = None
@@ -72,7 +81,7 @@ class Architecture:
     activation: str = "hidden_act"
     softcap: str | None = None
     window: str | None = None
-    kept: bool = False
+    native_attention: bool = False
     factors: Mapping[str, str] | None = None
     kernel: Literal["sdpa", "eager"] = "sdpa"
     layer_returns: Literal["tensor", "tuple"] = "tensor"
@@ -81,31 +90,59 @@ class Architecture:
     router: str = "mlp.gate"
     expert_width: str | None = None
     norm_after: tuple[str, str] | None = None
-    adds_more: bool = False
+    has_further_updates: bool = False
     residual: str | None = None
-    by_token: tuple[str, ...] = ()
-    active: str | None = None
+    token_inputs: tuple[str, ...] = ()
+    active_stream: str | None = None
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     last_norm: str = "model.norm"
     norm_offset: float = 0.0
     positions: str | None = None
-    feed: tuple[str, ...] = ()
+    mlp_parts: tuple[str, ...] = ()
     sequential: Mapping[str, Any] | None = field(default_factory=dict)
+    is_inferred: bool = False
     requires: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
     def supported(self, field: str) -> tuple[Any, ...]:
-        """The values of a field in `requires`."""
+        """Return the supported values of a config field in `requires`."""
         values = self.requires[field]
         return values if isinstance(values, tuple) else (values,)
 
     def paths(self) -> dict[str, str]:
-        """The paths of the projections by name, in forward order."""
-        own = {"q": self.q, "k": self.k, "v": self.v, "o": self.o}
+        """Return the paths of the projections by name, in forward order."""
+        separate = {"q": self.q, "k": self.k, "v": self.v, "o": self.o}
         named = {
-            **(own if self.factors is None else self.factors),
+            **(separate if self.factors is None else self.factors),
             "gate": self.gate,
             "up": self.up,
             "down": self.down,
         }
-        return {name: path for name, path in named.items() if path is not None}
+        return {name: path for name, path in named.items() if path}
+
+
+# Fields and notes that several families share
+NATIVE_ATTENTION: dict[str, Any] = {
+    "native_attention": True,
+    "factors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
+}
+NATIVE_ATTENTION_NOTE = (
+    "Attention and its cache are not changed: its four matrices can be low-rank pairs."
+)
+
+# Config fields that make layers take inputs that depend on the tokens
+TOKEN_INPUTS = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+# Norms of the outputs of attention and MLP, before they are added to the residual stream
+NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+QK_NORM_NOTE = (
+    "Queries and keys are normalized per head, which a narrower head would change: their matrices "
+    "can be low-rank pairs before the norm."
+)
+WIDE_QK_NORM_NOTE = (
+    "Queries and keys are normalized over all heads together, which narrower heads would change: "
+    "their matrices can be low-rank pairs before the norm."
+)
+INTERLEAVED_NOTE = (
+    "Rotary pairs are interleaved in a head; compressed attention orders them as in Llama."
+)

@@ -1,4 +1,4 @@
-"""The model families, one row each."""
+"""The supported model families, and access to a network by its family."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,33 +6,44 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .architecture import Architecture
-from .cached import CACHE_ARGUMENT
-from .family_parts import BESIDE, KEPT, KEPT_NOTE, NORMED, NORMED_TOGETHER, NORMS_AFTER, OWN_INPUTS
-from .mixtures import MIXTURES, SOMETIMES
+from .architecture import (
+    INTERLEAVED_NOTE,
+    NATIVE_ATTENTION,
+    NATIVE_ATTENTION_NOTE,
+    NORMS_AFTER,
+    QK_NORM_NOTE,
+    TOKEN_INPUTS,
+    WIDE_QK_NORM_NOTE,
+    Architecture,
+)
+from .by_structure import BY_STRUCTURE, infer_row
+from .kv_cache import CACHE_ARGUMENT
+from .mixture_families import MIXTURES, OPTIONAL_MIXTURES
 
 
 def _fused(path: str) -> dict[str, Any]:
     return {"q": path, "k": path, "v": path}
 
 
-# GPT-J was written anew in the release in which the cache argument was renamed.
+# The release of transformers that renamed the cache argument also rewrote GPT-J.
 _GPTJ: dict[str, Any] = (
     {} if CACHE_ARGUMENT == "cache" else {"kernel": "eager", "layer_returns": "tuple"}
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
-        note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."
+        note="Llama 1 to 3.x. Rope scaling changes the angles only and needs no special treatment."
     ),
-    "mistral": Architecture(note="The sliding window is in the mask that the model makes."),
-    "ministral": Architecture(note="Sliding windows as in mistral, by layer."),
-    "qwen2": Architecture(note="Biases of queries, keys and values are mapped with the weights."),
-    "qwen3": Architecture(norms=("q_norm", "k_norm"), note=NORMED),
+    "mistral": Architecture(note="The model's mask implements the sliding window."),
+    "ministral": Architecture(note="Sliding windows as in mistral, in some layers."),
+    "qwen2": Architecture(
+        note="Biases of queries, keys and values are compressed with the weights."
+    ),
+    "qwen3": Architecture(norms=("q_norm", "k_norm"), note=QK_NORM_NOTE),
     "gemma": Architecture(
         norm_offset=1.0,
-        note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay "
-        "outside the projections.",
+        note="The config sets the head size. The scale of the embeddings and the (1 + w) norms "
+        "stay outside the projections.",
     ),
     "gemma2": Architecture(
         activation="hidden_activation",
@@ -41,7 +52,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_after=NORMS_AFTER,
         sequential=None,
         requires={"use_bidirectional_attention": None},
-        note="As gemma; the softcap of the scores is applied in compressed attention too.",
+        note="As gemma. Compressed attention applies the softcap of the scores, too.",
     ),
     "gemma3_text": Architecture(
         norms=("q_norm", "k_norm"),
@@ -49,36 +60,37 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_after=NORMS_AFTER,
         sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
-        note=f"As gemma, with two rotary embeddings. {NORMED}",
+        note=f"As gemma, with two rotary embeddings. {QK_NORM_NOTE}",
     ),
     "gemma4_text": Architecture(
-        **KEPT,
+        **NATIVE_ATTENTION,
         activation="hidden_activation",
         norm_after=NORMS_AFTER,
-        adds_more=True,
+        has_further_updates=True,
         sequential=None,
         requires={
-            "use_bidirectional_attention": (None, "vision"),  # of images: text stays causal
+            "use_bidirectional_attention": (None, "vision"),  # images only; text stays causal
         },
-        by_token=OWN_INPUTS,
-        note=f"Gemma 4 E2B, E4B and 31B; heads differ in size by layer, and values are normalised. "
-        f"{KEPT_NOTE} Where keys give the values too, there are three, and two where a layer reads "
-        "the keys and values of an earlier one. Embeddings of single layers stay as they are. Of "
-        "Gemma 4 26B, the routed experts are compressed, and the MLP beside them is a shared one.",
+        token_inputs=TOKEN_INPUTS,
+        note="Gemma 4 E2B, E4B and 31B. The head size differs by layer, and values are "
+        f"normalized. {NATIVE_ATTENTION_NOTE} Attention has three matrices if the values equal "
+        "the keys, and two in layers that reuse keys and values of an earlier layer. Embeddings "
+        "per layer are not compressed. In Gemma 4 26B the routed experts are compressed; the "
+        "parallel MLP is a shared expert.",
     ),
     "gemma3n_text": Architecture(
-        **KEPT,
+        **NATIVE_ATTENTION,
         activation="hidden_activation",
         norm_after=NORMS_AFTER,
-        adds_more=True,
+        has_further_updates=True,
         sequential=None,
-        by_token=OWN_INPUTS,
-        active="altup_active_idx",
-        width=None,  # a list, one for every layer
-        note=f"Gemma 3n E2B and E4B without images and sounds. {KEPT_NOTE} Where a layer reads the "
-        "keys and values of an earlier one, there are two. With activation sparsity, the cutoff "
-        "of the neurons is that of those that are left. Embeddings of single layers, alternating "
-        "updates and the low-rank path beside attention stay as they are.",
+        token_inputs=TOKEN_INPUTS,
+        active_stream="altup_active_idx",
+        width=None,  # a list with an entry per layer
+        note=f"Gemma 3n E2B and E4B, text only. {NATIVE_ATTENTION_NOTE} Attention has two "
+        "matrices in layers that reuse keys and values of an earlier layer. Activation sparsity "
+        "takes its cutoff from the remaining neurons. Embeddings per layer, AltUp and the "
+        "low-rank path parallel to attention are not compressed.",
     ),
     "phi": Architecture(
         o="self_attn.dense",
@@ -89,15 +101,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="model.final_layernorm",
         sequential=None,
         requires={"qk_layernorm": False},
-        note="Phi-1 to 2. Attention and MLP share one norm. Columns of a head beyond the partial "
-        "rotary embedding count as pairs of angle zero; a3 and fused make two directions of each.",
+        note="Phi-1 to 2. Attention and MLP share a norm. Columns of a head outside the partial "
+        "rotary embedding count as pairs of angle zero; a3 and fused split such a pair in two.",
     ),
     "phi3": Architecture(
         **_fused("self_attn.qkv_proj"),
         qkv="stacked",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
-        note="Fused qkv and gate_up are split where one of their parts changes.",
+        note="Fused qkv and gate_up are split if one of their parts changes.",
     ),
     "gpt2": Architecture(
         layers="transformer.h",
@@ -115,8 +127,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="transformer.ln_f",
         positions="transformer.wpe",
         requires={"add_cross_attention": False},
-        note="Conv1D weights are read transposed; fused qkv is split where one of its parts "
-        "changes.",
+        note="Conv1D weights are read transposed. Fused qkv is split if one of its parts changes.",
     ),
     "opt": Architecture(
         layers="model.decoder.layers",
@@ -130,7 +141,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         block_norms=("self_attn_layer_norm", "final_layer_norm"),
         last_norm="model.decoder.final_layer_norm",
         positions="model.decoder.embed_positions",
-        feed=("fc1", "activation_fn", "fc2"),
+        mlp_parts=("fc1", "activation_fn", "fc2"),
         sequential={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
     ),
     "gpt_neox": Architecture(
@@ -144,9 +155,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv="by_group",
         last_norm="gpt_neox.final_layer_norm",
         sequential={"use_parallel_residual": False},
-        note="Pythia. qkv is fused head by head and split where one of its parts changes. Columns "
-        "of a head beyond the partial rotary embedding count as pairs of angle zero; a3 and fused "
-        "make two directions of each. Parallel residual or not follows the config.",
+        note="Pythia. qkv is fused by head and split if one of its parts changes. Columns of a "
+        "head outside the partial rotary embedding count as pairs of angle zero; a3 and fused "
+        "split such a pair in two. The config selects a parallel or sequential residual.",
     ),
     "gptj": Architecture(
         layers="transformer.h",
@@ -158,7 +169,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         up="mlp.fc_in",
         down="mlp.fc_out",
         gate=None,
-        pairs="neighbours",
+        pairs="interleaved",
         scale=lambda attention: attention.head_dim**-0.5,
         activation="activation_function",
         **_GPTJ,
@@ -166,7 +177,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         block_norms=("ln_1", "ln_1"),
         last_norm="transformer.ln_f",
         sequential=None,
-        note=f"Attention and MLP share one norm. {BESIDE} Partial rotary embedding as in stablelm.",
+        note=f"Attention and MLP share a norm. {INTERLEAVED_NOTE} Partial rotary embedding as in "
+        "stablelm.",
     ),
     "gpt_neo": Architecture(
         layers="transformer.h",
@@ -208,7 +220,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="transformer.ln_f",
         sequential=None,
         requires={"slow_but_exact": False, "apply_residual_connection_post_layernorm": False},
-        note="ALiBi is added to the scores and does not touch the projections, so QK is solved as "
+        note="ALiBi is added to the scores and does not change the projections, so QK is solved as "
         "without positions.",
     ),
     "falcon": Architecture(
@@ -228,7 +240,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="transformer.ln_f",
         sequential=None,
         requires={"alibi": False},
-        note="Falcon 7B to 180B. qkv is fused by groups of heads, as many as the config says.",
+        note="Falcon 7B to 180B. qkv is fused by groups of heads; the config sets their number.",
     ),
     "mpt": Architecture(
         layers="transformer.blocks",
@@ -257,7 +269,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_over="width",
         norm_after=NORMS_AFTER,
         sequential=None,
-        note=f"{NORMED_TOGETHER} Norms stand after the components.",
+        note=f"{WIDE_QK_NORM_NOTE} The norms follow attention and MLP.",
     ),
     "olmo": Architecture(
         sequential=None,
@@ -272,46 +284,46 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="As olmo2, with sliding windows by layer.",
     ),
     "cohere": Architecture(
-        pairs="neighbours",
+        pairs="interleaved",
         tables="neighbours",
         block_norms=("input_layernorm", "input_layernorm"),
         sequential=None,
         requires={"use_qk_norm": False},
-        note=f"Attention and MLP share one norm. {BESIDE}",
+        note=f"Attention and MLP share a norm. {INTERLEAVED_NOTE}",
     ),
     "cohere2": Architecture(
-        pairs="neighbours",
+        pairs="interleaved",
         tables="neighbours",
         rotated=lambda attention: attention.sliding_window is not None,
         block_norms=("input_layernorm", "input_layernorm"),
         sequential=None,
-        note="As cohere; layers without a sliding window have no rotary embedding and keep any "
+        note="As cohere. Layers without a sliding window have no rotary embedding and take any "
         "rank.",
     ),
     "glm": Architecture(
-        pairs="neighbours",
+        pairs="interleaved",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
-        note=f"{BESIDE} Partial rotary embedding as in stablelm.",
+        note=f"{INTERLEAVED_NOTE} Partial rotary embedding as in stablelm.",
     ),
     "glm4": Architecture(
-        pairs="neighbours",
+        pairs="interleaved",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
         norm_after=("post_self_attn_layernorm", "post_mlp_layernorm"),
         sequential=None,
-        note="As glm, with norms after the components, too.",
+        note="As glm, with additional norms after attention and MLP.",
     ),
-    "ernie4_5": Architecture(pairs="neighbours", note=BESIDE),
+    "ernie4_5": Architecture(pairs="interleaved", note=INTERLEAVED_NOTE),
     "exaone4": Architecture(
         norms=("q_norm", "k_norm"),
         norm_after=NORMS_AFTER,
         rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
         sequential=None,
-        note=f"{NORMED} Norms stand after the components.",
+        note=f"{QK_NORM_NOTE} The norms follow attention and MLP.",
     ),
     "smollm3": Architecture(
-        note="Layers without rotary embedding keep any rank, the others whole rotary pairs."
+        note="Layers without rotary embedding take any rank, the other layers full rotary pairs."
     ),
     "granite": Architecture(
         residual="residual_multiplier",
@@ -319,57 +331,74 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="Multipliers of the embedding, the scores, the residual stream and the logits stay "
         "outside the projections.",
     ),
-    "arcee": Architecture(gate=None, note="The MLP has no gate: the square of a ReLU."),
+    "arcee": Architecture(gate=None, note="The MLP has no gate and squares a ReLU."),
     "stablelm": Architecture(
         sequential=None,
         requires={"qk_layernorm": False},
-        note="Columns of a head beyond the partial rotary embedding count as pairs of angle zero; "
-        "a3 and fused make two directions of each. Parallel residual or not follows the config.",
+        note="Columns of a head outside the partial rotary embedding count as pairs of angle zero; "
+        "a3 and fused split such a pair in two. The config selects a parallel or sequential "
+        "residual.",
     ),
     "nemotron": Architecture(
         gate=None,
         sequential=None,
-        note="The MLP has no gate: the square of a ReLU. Partial rotary embedding as in stablelm.",
+        note="The MLP has no gate and squares a ReLU. Partial rotary embedding as in stablelm.",
     ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
+    "exaone": Architecture(note="EXAONE 3.x: the module of Llama."),
+    "internlm3": Architecture(note="The module of Llama, with optional biases."),
+    "seed_oss": Architecture(note="Biases as in qwen2."),
+    "cwm": Architecture(note="Sliding windows as in mistral, in some layers."),
+    "helium": Architecture(pairs="interleaved", note=INTERLEAVED_NOTE),
+    "jais2": Architecture(
+        gate=None,
+        note="The MLP has no gate and squares a ReLU. Norms and projections have biases.",
+    ),
+    "apertus": Architecture(
+        norms=("q_norm", "k_norm"),
+        gate=None,
+        block_norms=("attention_layernorm", "feedforward_layernorm"),
+        note=f"{QK_NORM_NOTE} The MLP has no gate; its activation xIELU has learned parameters, "
+        "which are not compressed.",
+    ),
 } | MIXTURES
 
 
-# Families that people ask for and the table has no place for, and why
-MISFITS = {
-    "gemma3n": "with images and sounds it needs packages of its own; save its language model "
-    "alone, a gemma3n_text",
-    "llama4": "with images it does not run in transformers 5.24; save its language model alone, a "
-    "llama4_text",
-    "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "
-    "it was made of",
+# Families that are often requested but cannot be loaded, and the reason
+UNSUPPORTED_FAMILIES = {
+    "gemma3n": "images and sounds need further packages; save the language model as a gemma3n_text",
+    "llama4": "the multimodal model does not run in transformers 5.24; save the language model as "
+    "a llama4_text",
+    "youtu": "`export --format mla` writes it for other programs; load the original checkpoint",
 }
 
-# Multimodal models and the path of their language model, of a family above; the rest is unchanged.
+# Multimodal families, each with the path of the language model, which is of a family above.
 MULTIMODAL = dict.fromkeys(
     ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
     "model.language_model",
 )
-# In their masks the patches of an image see one another in both directions.
-BOTH_WAYS = ("gemma3", "gemma4")
+# Multimodal families whose masks let image patches attend in both directions.
+BIDIRECTIONAL_IMAGES = ("gemma3", "gemma4")
 
 
 def text_config(network: PreTrainedModel) -> Any:
-    """The config of the language model: the network's own, or one inside a multimodal config."""
+    """Return the config of the language model, which may be part of a multimodal config."""
     return network.config.get_text_config()
 
 
-def architecture_by(text: PretrainedConfig) -> Architecture:
-    """The family's row for the config of a language model."""
-    field, mixture = SOMETIMES.get(text.model_type, ("", None))
+def config_architecture(text: PretrainedConfig) -> Architecture:
+    """Return the family of a language model's config; `BY_STRUCTURE` without a row."""
+    field, mixture = OPTIONAL_MIXTURES.get(text.model_type, ("", None))
     if mixture is not None and getattr(text, field):
         return mixture
-    return ARCHITECTURES[text.model_type]
+    return ARCHITECTURES.get(text.model_type, BY_STRUCTURE)
 
 
 def architecture_of(network: PreTrainedModel) -> Architecture:
-    """The family's row for a loaded network; of the language model inside a multimodal one."""
-    row = architecture_by(text_config(network))
+    """Return the family of a network's language model, with `layers` relative to the network."""
+    row = config_architecture(text_config(network))
+    if row.is_inferred:
+        return infer_row(network)
     inside = MULTIMODAL.get(network.config.model_type)
     if inside is None:
         return row
@@ -377,14 +406,15 @@ def architecture_of(network: PreTrainedModel) -> Architecture:
 
 
 def residual_multiplier(network: PreTrainedModel) -> float:
-    """What the output of a component is multiplied by before it is added to the stream."""
+    """Return the factor that scales the outputs of attention and MLP before they are added."""
     name = architecture_of(network).residual
     return 1.0 if name is None else float(getattr(text_config(network), name))
 
 
 def norm_after(network: PreTrainedModel, layer: nn.Module, component: str) -> nn.Module | None:
-    """The norm of what a component ("attention", "mlp") of a layer gives, before it is added to the
-    stream; None where there is none.
+    """Return the norm of a component's output before it is added to the residual stream, or None.
+
+    component: "attention" or "mlp".
     """
     paths = architecture_of(network).norm_after
     if paths is None:
@@ -392,21 +422,22 @@ def norm_after(network: PreTrainedModel, layer: nn.Module, component: str) -> nn
     return layer.get_submodule(paths[("attention", "mlp").index(component)])
 
 
-def reads_tokens(network: PreTrainedModel) -> bool:
-    """Whether layers are called with what depends on the tokens, see `Architecture.by_token`."""
+def has_token_inputs(network: PreTrainedModel) -> bool:
+    """Return True if layers take inputs that depend on the tokens, see `token_inputs`."""
     text = text_config(network)
-    return any(getattr(text, name) for name in architecture_of(network).by_token)
+    return any(getattr(text, name) for name in architecture_of(network).token_inputs)
 
 
 def active_stream(network: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """The residual stream that attention and MLP read and change, [b, t, d], of the hidden states
-    of a layer, see `Architecture.active`.
+    """Return the residual stream that attention and MLP read and change, [b, t, d].
+
+    hidden: hidden states of a layer; see `Architecture.active_stream`.
     """
-    field = architecture_of(network).active
+    field = architecture_of(network).active_stream
     return hidden if field is None else hidden[getattr(text_config(network), field)]
 
 
 def decoder_layers(network: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers of a loaded network, in order."""
+    """Return the decoder layers of a network, in order."""
     layers: nn.ModuleList = network.get_submodule(architecture_of(network).layers)
     return layers

@@ -1,8 +1,8 @@
-"""config.json of a model folder, read and written.
+"""Reading and writing of a model folder's config.json.
 
-The config of a compressed model has a model_type of its own, such as "lowrank_llama": transformers
-would otherwise make the dense network of the family and fill what the files lack with random
-numbers.
+The config of a compressed model has the model_type of its family with a prefix, such as
+"lowrank_llama". Otherwise transformers would build the dense network of the family and fill missing
+weights with random numbers.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -25,274 +24,291 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.initialization import no_init_weights
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging
 
-from ..as_json import json_text
-from ..errors import InputError, quoted, shown, with_article
-from ..shortage import raise_shortage
-from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL, architecture_by
-from .per_layer import DENSE_SIZES, UNEVEN
+from ..system.as_json import json_text
+from ..system.errors import InputError, quoted, shown, with_article
+from ..system.resource_errors import raise_shortage
+from .architectures import ARCHITECTURES, MULTIMODAL, UNSUPPORTED_FAMILIES, config_architecture
+from .by_structure import is_causal, refusal
+from .per_layer import DENSE_SIZES_KEY, PER_LAYER_FIELD
+from .quantized import CONFIG_KEYS, check_quantization
 from .weights import read_json
 
 CONFIG = "config.json"
-OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
-ROW = 16  # bytes: what rows of PyTorch's grouped product begin at multiples of
-PUBLISHED = ("mxfp4", "fp8")  # quantised as it is published (gpt-oss; DeepSeek-V3)
-# Layers that a config may name: transformers makes lists as long before any weight is looked at.
-MOST_LAYERS = 10_000
-MOST_LABELS = 2**20  # of a classifier: transformers makes a table of them
-SHARES = ("partial_rotary_factor", "rotary_pct")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-# of an export, for its modeling file and for those who read its config alone
-OWN_FIELDS = (
+TYPE_PREFIX = "lowrank_"  # prefix of the family in the model_type of a compressed model
+ROW_ALIGNMENT = 16  # bytes; rows in PyTorch's grouped product must start at multiples of this
+# transformers allocates lists of these lengths before it reads any weight, so a damaged config
+# could exhaust the memory.
+MAX_LAYERS = 10_000
+MAX_LABELS = 2**20
+FRACTION_FIELDS = ("partial_rotary_factor", "rotary_pct")
+DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Numbers of layers for multi-token prediction (MTP), which follow the decoder layers
+EXTRA_LAYER_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+# Fields that an export adds, for its modeling file and for programs that read the config only
+EXPORT_FIELDS = (
     "architectures",
     "auto_map",
     "lowrank",
-    UNEVEN,
+    PER_LAYER_FIELD,
     "allow_global_per_layer_attribute_access",
 )
-_ALONE = threading.RLock()  # of the thread that builds a network
+_BUILD_LOCK = threading.RLock()  # held by the thread that builds a network
 
 
-def own_type(family: str) -> str:
-    """The model_type that a compressed model of a family has in its config.json."""
-    return OWN_TYPE + family
+def compressed_type(family: str) -> str:
+    """Return the model_type of a compressed model of a family."""
+    return TYPE_PREFIX + family
 
 
-def has_own_type(folder: Path) -> bool:
-    """Whether the config.json of a folder has a model_type that only this project writes."""
+def has_compressed_type(folder: Path) -> bool:
+    """Return True if a folder's config.json has the model_type of a compressed model."""
     path = folder / CONFIG
-    return path.is_file() and str(read_json(path).get("model_type")).startswith(OWN_TYPE)
+    return path.is_file() and str(read_json(path).get("model_type")).startswith(TYPE_PREFIX)
+
+
+def extra_layers(folder: Path) -> int:
+    """Return the number of layers for multi-token prediction that a folder's config.json declares.
+
+    No network has them: their weights are left out, and `read_config` sets the number to 0.
+    """
+    values = read_json(folder / CONFIG)
+    parts = [part for part in (values, values.get("text_config")) if isinstance(part, Mapping)]
+    counts = [part.get(name) for part in parts for name in EXTRA_LAYER_FIELDS]
+    return max((count for count in counts if isinstance(count, int)), default=0)
+
+
+def _without_extra_layers(config: PretrainedConfig) -> PretrainedConfig:
+    """Set the number of layers for multi-token prediction to 0 in a config and its text config."""
+    for part in (config, config.get_text_config()):
+        for name in EXTRA_LAYER_FIELDS:
+            if getattr(part, name, None):
+                setattr(part, name, 0)
+    return config
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The config of a supported family; of a compressed model, that of its family.
+    """Return the config of a supported family; for a compressed model, the config of its family.
 
-    Raises InputError for a missing, broken or unsupported one.
+    Layers for multi-token prediction and quantization are not declared in it: the weights are
+    dequantized when they are read.
+
+    Raises InputError for a missing, damaged or unsupported config.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(
-            f"'{folder}' is no model folder: it has no config.json. Give the folder that holds "
+            f"'{folder}' is not a model folder: it has no config.json. Give the folder that holds "
             "config.json and *.safetensors, or name a GGUF file in it: FOLDER/FILE.gguf."
         )
     values = read_json(path)
     family = _family(values.get("model_type"), str(path))
     _check_depth(values, path)
     _check_numbers(values, path)
-    _check_quantiser(values, path)
+    check_quantization(values, path)
     try:
         with quiet():
-            config = _config_of(folder, family, values)
-            # A config may name kernels of the hub, which are code.
+            config = _read_family_config(folder, family, values)
+            # A config may name kernels on the hub, which are code.
             config._attn_implementation = config._experts_implementation = None
-            config.output_attentions = config.output_hidden_states = False  # nobody reads them
-    except Exception as error:  # transformers checks fields with exceptions of many kinds
+            config.output_attentions = config.output_hidden_states = False  # never read
+    except Exception as error:  # transformers raises exceptions of many types
         raise_shortage(error)
         raise InputError(
-            f"'{path}' is no valid {family} config ({one_line(error)}). Copy it again."
+            f"'{path}' is not a valid {family} config ({error_line(error)}). Copy it again."
         ) from error
-    _check_text(config, family, str(path))
-    return config
+    _check_language_model(config, family, str(path))
+    for part in (config, config.get_text_config()):
+        for key in CONFIG_KEYS:
+            vars(part).pop(key, None)
+    return _without_extra_layers(config)
 
 
 def _check_depth(values: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError where a config, or one in it, names more layers than any model has."""
-    for part in (values, *(one for one in values.values() if isinstance(one, Mapping))):
-        kinds = part.get("attention_types")  # of GPT-Neo: [[kinds, how often], ...]
+    """Raise InputError if a config, or a nested config, claims more layers than any model has."""
+    for part in (values, *(value for value in values.values() if isinstance(value, Mapping))):
+        kinds = part.get("attention_types")  # GPT-Neo: [[kinds, number of repetitions], ...]
         kinds = kinds if isinstance(kinds, list) else []
-        times = [one[-1] for one in kinds if isinstance(one, list) and one]
-        for name, count in [(name, part.get(name)) for name in LAYERS] + [
-            ("attention_types", count) for count in times
+        repetitions = [entry[-1] for entry in kinds if isinstance(entry, list) and entry]
+        for name, count in [(name, part.get(name)) for name in DEPTH_FIELDS] + [
+            ("attention_types", count) for count in repetitions
         ]:
-            if isinstance(count, int | float) and count > MOST_LAYERS:
+            if isinstance(count, int | float) and count > MAX_LAYERS:
                 raise InputError(
-                    f"'{path}': {name} is {count}, and no model has more than {MOST_LAYERS:,} "
-                    "layers. The file is damaged or made up: copy it again."
+                    f"'{path}': {name} is {count}, but models have at most {MAX_LAYERS:,} layers. "
+                    "The file is damaged: copy it again."
                 )
         labels = part.get("num_labels")
-        if isinstance(labels, int | float) and labels > MOST_LABELS:
+        if isinstance(labels, int | float) and labels > MAX_LABELS:
             raise InputError(
                 f"'{path}': num_labels is {labels}, more than any classifier has. The file is "
-                "damaged or made up: copy it again."
+                "damaged: copy it again."
             )
 
 
-def _check_numbers(values: Mapping[str, Any], path: Path, within: str = "") -> None:
-    """Raise InputError where a field of a config is NaN or infinite, or a share is no number."""
+def _check_numbers(values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+    """Raise InputError if a config field is NaN or infinite, or if a fraction is not a number."""
     for name, value in values.items():
-        if name in SHARES and not isinstance(value, int | float | None):
+        if name in FRACTION_FIELDS and not isinstance(value, int | float | None):
             raise InputError(
-                f"'{path}': {within}{name} is {shown(value)}, and must be a number. The file is "
-                "damaged or made up: copy it again."
+                f"'{path}': {prefix}{name} is {shown(value)}, but must be a number. The file is "
+                "damaged: copy it again."
             )
         if isinstance(value, Mapping):
-            _check_numbers(value, path, f"{within}{name}.")
+            _check_numbers(value, path, f"{prefix}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise InputError(
-                f"'{path}': {within}{name} is {value}, and no field of a model is. The file is "
-                "damaged or made up: copy it again."
+                f"'{path}': {prefix}{name} is {value}, but must be finite. The file is damaged: "
+                "copy it again."
             )
-
-
-def _check_quantiser(values: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError where the weights are said to be quantised in a way that transformers does
-    not know: it would read them as they are.
-    """
-    stored = values.get("quantization_config")
-    method = stored.get("quant_method") if isinstance(stored, Mapping) else None
-    if method is not None and str(method) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-        raise InputError(
-            f"'{path}': the weights are quantised by {method!r}, which transformers "
-            f"{transformers.__version__} does not know. Take the model that is not quantised."
-        )
 
 
 def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
-    """A copy of the config of a network in memory; of an export's, that of its family.
+    """Return a copy of the config of a network in memory; for an export, the config of its family.
 
-    Raises InputError for an unsupported one.
+    Raises InputError for an unsupported family.
     """
     family = _family(config.model_type, name)
     copied = copy.deepcopy(config)
     if config.model_type != family:
-        copied = _of_family(family, config.to_dict())
-    _check_text(copied, family, name)
-    return copied
+        copied = _dense_config(family, config.to_dict())
+    _check_language_model(copied, family, name)
+    return _without_extra_layers(copied)
 
 
 def _family(model_type: Any, where: str) -> str:
-    """The family that a model_type names, with or without the prefix of ours."""
-    family = str(model_type).removeprefix(OWN_TYPE)
-    if family not in ARCHITECTURES and family not in MULTIMODAL:
-        known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
-        why = MISFITS.get(family.removesuffix("_text"))
+    """Return the family of a model_type, without the prefix of compressed models."""
+    family = str(model_type).removeprefix(TYPE_PREFIX)
+    reason = UNSUPPORTED_FAMILIES.get(family.removesuffix("_text"))
+    is_known = family in ARCHITECTURES or family in MULTIMODAL
+    if not is_known and (reason or not is_causal(family)):
+        supported = ", ".join([*ARCHITECTURES, *MULTIMODAL])
         raise InputError(
             f"Model family {quoted(str(model_type))} (model_type in '{where}') is not supported"
-            f"{f': {why}' if why else ''}. Supported: {known}."
+            f"{f': {reason}' if reason else ''}. Supported: {supported}."
         )
     return family
 
 
-def _config_of(folder: Path, family: str, values: Mapping[str, Any]) -> PretrainedConfig:
+def _read_family_config(folder: Path, family: str, values: Mapping[str, Any]) -> PretrainedConfig:
     if values["model_type"] == family and "lowrank" not in values:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return _of_family(family, values)
+    return _dense_config(family, values)
 
 
-def _of_family(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
-    """The config of a dense model of a family, from that of an export or a checkpoint."""
-    own, sizes = set(OWN_FIELDS), {}
-    if "lowrank" in values:  # the sizes that the dense model's layers have, not the export's
-        dense = values["lowrank"].get(DENSE_SIZES)
-        sizes = {} if dense is None else {UNEVEN: dense}
+def _dense_config(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
+    """Return the config of the dense model of an export or a checkpoint."""
+    dropped, sizes = set(EXPORT_FIELDS), {}
+    if "lowrank" in values:  # the sizes of the dense layers, not of the compressed layers
+        dense = values["lowrank"].get(DENSE_SIZES_KEY)
+        sizes = {} if dense is None else {PER_LAYER_FIELD: dense}
     else:
-        own.discard(UNEVEN)
-    kept = {name: value for name, value in values.items() if name not in own}
-    if isinstance(text := kept.get("text_config"), Mapping):
-        kept["text_config"] = {name: v for name, v in text.items() if name not in own} | sizes
+        dropped.discard(PER_LAYER_FIELD)
+    fields = {name: value for name, value in values.items() if name not in dropped}
+    if isinstance(text := fields.get("text_config"), Mapping):
+        fields["text_config"] = {n: value for n, value in text.items() if n not in dropped} | sizes
     else:
-        kept |= sizes
-    return CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
+        fields |= sizes
+    return CONFIG_MAPPING[family].from_dict(fields | {"model_type": family})
 
 
-def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
+def _check_language_model(config: PretrainedConfig, family: str, path: str) -> None:
+    """Raise InputError if the language model of a config is missing or not supported.
+
+    path: file or name of the model, for messages.
+    """
     text = config.get_text_config()
     if not isinstance(text, PretrainedConfig):
         raise InputError(
-            f"'{path}': {with_article(family)} model has no config of text in its config. The file "
-            "is damaged or made up: copy it again."
+            f"'{path}': the config of {with_article(family)} model lacks the config of its "
+            "language model. The file is damaged: copy it again."
         )
-    if text.model_type not in ARCHITECTURES:
+    architecture = config_architecture(text)
+    has_no_row = family in MULTIMODAL or not is_causal(text.model_type)
+    if architecture.is_inferred and (has_no_row or refusal(text)):
+        reason = "it has no row in the table of families" if has_no_row else refusal(text)
         raise InputError(
-            f"'{path}': the language model inside this {family} is "
-            f"{with_article(text.model_type)}, which is not supported."
+            f"'{path}': the language model of this {family} is {with_article(text.model_type)}, "
+            f"which is not supported: {reason}."
         )
-    architecture = architecture_by(text)
     for name in architecture.requires:
         value = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
-        known = architecture.supported(name)
-        if all(value != one and (value or one) for one in known):
+        supported = architecture.supported(name)
+        # None, False, 0 and "" all mean that a feature is switched off.
+        if all(value != choice and (value or choice) for choice in supported):
             raise InputError(
                 f"'{path}': {with_article(family)} model with {name} {value!r} is not supported, "
-                f"only with {' or '.join(map(repr, known))}."
+                f"only with {' or '.join(map(repr, supported))}."
             )
     _check_shared_keys(text, path)
     latents = "kv_b" in (architecture.factors or ())
     if latents and text.num_key_value_heads not in (None, text.num_attention_heads):
         raise InputError(
-            f"'{path}': num_key_value_heads is {text.num_key_value_heads}, but from the latents of "
-            f"{with_article(family)} model every query head ({text.num_attention_heads}) has keys "
-            "and values of its own. The file is damaged or made up: copy it again."
+            f"'{path}': num_key_value_heads is {text.num_key_value_heads}, but latent attention in "
+            f"{with_article(family)} model has a key and a value per query head "
+            f"({text.num_attention_heads}). The file is damaged: copy it again."
         )
 
 
 def _check_shared_keys(text: PretrainedConfig, path: str) -> None:
-    """Raise InputError where layers would read keys and values that no earlier one has."""
+    """Raise InputError if layers would reuse keys and values that no earlier layer has."""
     shared = getattr(text, "num_kv_shared_layers", None) or 0
     if not shared:
         return
     if not text.hidden_size_per_layer_input:
         raise InputError(
             f"'{path}': num_kv_shared_layers is {shared} and hidden_size_per_layer_input 0, which "
-            "transformers does not run: only models with embeddings of single layers share keys."
+            "transformers does not support: only models with embeddings per layer share keys."
         )
     first = max(text.num_hidden_layers - shared, 0)
     if lacking := sorted(set(text.layer_types[first:]) - set(text.layer_types[:first])):
         raise InputError(
-            f"'{path}': num_kv_shared_layers is {shared}, but before the last {shared} layers "
-            f"there is none of the kind {', '.join(lacking)}, whose keys and values they could "
-            "read. The file is damaged or made up: copy it again."
+            f"'{path}': num_kv_shared_layers is {shared}, but no layer before the last {shared} is "
+            f"of the type {', '.join(lacking)}, so there are no keys and values to reuse. The file "
+            "is damaged: copy it again."
         )
 
 
-def write_config(network: PreTrainedModel, folder: Path, own: bool, **fields: Any) -> None:
-    """Write config.json into a folder that is there.
+def write_config(
+    network: PreTrainedModel, folder: Path, is_compressed: bool, **fields: Any
+) -> None:
+    """Write config.json into an existing folder.
 
-    own: with the model_type of a compressed model. fields: further ones.
+    is_compressed: write the model_type of a compressed model. fields: additional fields.
     """
     network.config.save_pretrained(folder)
     values = read_json(folder / CONFIG) | {"architectures": [type(network).__name__]}
-    if own:
-        values["model_type"] = own_type(network.config.model_type)
+    if is_compressed:
+        values["model_type"] = compressed_type(network.config.model_type)
     text = json_text(values | fields, indent=2)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-def kernel_of(config: PretrainedConfig) -> str:
-    """The attention of transformers that a model runs with."""
-    return architecture_by(config.get_text_config()).kernel
+def attention_kernel(config: PretrainedConfig) -> str:
+    """Return the `attn_implementation` that a model runs with."""
+    return config_architecture(config.get_text_config()).kernel
 
 
-def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, str]:
-    """The option of transformers that experts run with: PyTorch's grouped product takes no float64,
-    and its rows have to begin at multiples of 16 bytes.
+def experts_options(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, str]:
+    """Return the option of transformers for the experts of a model.
 
-    dtype: as `from_pretrained` takes it.
+    PyTorch's grouped product does not support float64 and needs rows that start at multiples of 16
+    bytes; other models run with "eager". dtype: as for `from_pretrained`.
     """
     text = config.get_text_config()
-    if not architecture_by(text).experts:
+    if not config_architecture(text).experts:
         return {}
     stored = text.dtype if dtype == "auto" else dtype
-    own = stored if isinstance(stored, torch.dtype) else torch.float32
-    widths = (text.hidden_size, getattr(text, "moe_intermediate_size", text.intermediate_size))
-    whole = all(width * own.itemsize % ROW == 0 for width in widths)
-    return {} if whole and own != torch.float64 else {"experts_implementation": "eager"}
-
-
-def dequantising(config: PretrainedConfig) -> PretrainedConfig:
-    """A config as it is read, with the order to dequantise on loading where it is published in one
-    of `PUBLISHED`: transformers else does so only where it finds no kernels for these numbers.
-    """
-    stored = getattr(config, "quantization_config", None)
-    if isinstance(stored, dict) and stored.get("quant_method") in PUBLISHED:
-        config.quantization_config = stored | {"dequantize": True}
-    return config
+    computed = stored if isinstance(stored, torch.dtype) else torch.float32
+    width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+    sizes = (text.hidden_size, width)
+    aligned = all(size * computed.itemsize % ROW_ALIGNMENT == 0 for size in sizes)
+    return {} if aligned and computed != torch.float64 else {"experts_implementation": "eager"}
 
 
 def auto_class(config: PretrainedConfig) -> type[Any]:
-    """The Auto class of transformers that makes a network of a config."""
+    """Return the Auto class of transformers that builds a network from a config."""
     if config.model_type in MULTIMODAL:
         return cast(type, AutoModelForImageTextToText)
     return cast(type, AutoModelForCausalLM)
@@ -300,13 +316,14 @@ def auto_class(config: PretrainedConfig) -> type[Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no warnings from transformers: what matters is checked here and
-    raised. Around all that builds a network, for one thread at a time: meanwhile transformers has
-    functions of its own and of torch changed, in the whole process, and then puts back those that
-    it found. Of two threads at once the second would find changed ones, and every later model
-    would lack its tied weights.
+    """Suppress progress bars and warnings of transformers, and serialize threads.
+
+    Wrap all code that builds a network. While it builds a network, transformers replaces functions
+    of torch and of transformers in the entire process, and later restores the saved functions.
+    Two threads at once would save each other's replacements, and all later models would lack their
+    tied weights.
     """
-    with _ALONE:
+    with _BUILD_LOCK:
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity_error()
         logging.disable_progress_bar()
@@ -319,13 +336,13 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unfilled() -> Iterator[None]:
-    """Networks that are built inside get no weights of their own; `quiet`, and alone as there."""
+def without_initialization() -> Iterator[None]:
+    """Skip the initialization of networks that are built in the context; implies `quiet`."""
     with quiet(), no_init_weights():
         yield
 
 
-def one_line(error: Exception) -> str:
-    """What a library's error says, in one line of at most 300 characters."""
+def error_line(error: Exception) -> str:
+    """Return the message of a library's error in a line of at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:300] or type(error).__name__

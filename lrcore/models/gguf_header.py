@@ -1,7 +1,7 @@
-"""What a GGUF file says before its numbers: settings, vocabulary, and where its tensors lie.
+"""The header of a GGUF file: settings, vocabulary, and positions of the tensors.
 
-Every length in the file is checked against the file's size before it is used: readers of other
-libraries trust them, and a header of a few bytes may promise 2^60 values.
+Each length in the file is checked against the file size before it is used. Readers of other
+libraries trust these lengths, and a header of a few bytes may claim 2^60 values.
 """
 
 import mmap
@@ -14,9 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..data.reading import reading
-from ..errors import InputError
-from .config import one_line
+from ..data.rows import reading
+from ..system.errors import InputError
+from .config import error_line
 
 _MAGIC, _VERSIONS, _STRING, _ARRAY = b"GGUF", (2, 3), 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
@@ -31,7 +31,7 @@ VOCABULARY = tuple(f"tokenizer.ggml.{n}" for n in ("tokens", "scores", "token_ty
 
 @dataclass(frozen=True)
 class GgufSetting:
-    """A name and a value. value: None for an array; record: its bytes in the file."""
+    """A setting. value: None for an array; record: its bytes in the file."""
 
     value: Any
     record: bytes
@@ -39,7 +39,7 @@ class GgufSetting:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor. shape: slowest dimension first; kind: ggml's name of how it is stored."""
+    """A tensor. shape: slowest dimension first; kind: ggml's name of the storage type."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """All of a GGUF file but the numbers of its tensors, which begin at byte `data`."""
+    """A GGUF file without the tensors, which begin at byte `data`."""
 
     path: Path
     version: int
@@ -63,7 +63,7 @@ class GgufHeader:
     data: int
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a setting; None where there is none, and for an array."""
+        """Return the value of a setting; None for an array or a missing setting."""
         return self.settings[name].value if name in self.settings else None
 
     @cached_property
@@ -75,11 +75,11 @@ class GgufHeader:
         return int(self["general.alignment"]) if "general.alignment" in self.settings else 32
 
     def write_part(self, target: Path, without: Sequence[str] = (), tensors: bool = True) -> None:
-        """Write the file again, without some settings or without its tensors."""
-        records = [one.record for name, one in self.settings.items() if name not in without]
-        kept = self.tensors if tensors else ()
-        start = _START.pack(_MAGIC, self.version, len(kept), len(records))
-        head = b"".join([start, *records, *(one.record for one in kept)])
+        """Write a copy of the file without some settings, or without its tensors."""
+        records = [setting.record for name, setting in self.settings.items() if name not in without]
+        listed = self.tensors if tensors else ()
+        start = _START.pack(_MAGIC, self.version, len(listed), len(records))
+        head = b"".join([start, *records, *(tensor.record for tensor in listed)])
         with target.open("wb") as written, self.path.open("rb") as read:
             written.write(head + bytes(-len(head) % self.alignment))
             read.seek(self.data)
@@ -88,29 +88,29 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of a GGUF file (versions 2 and 3, little-endian).
+    """Read the header of a GGUF file (versions 2 and 3, little-endian).
 
-    Raises InputError where the file is none, is cut, or promises what it does not hold.
+    Raises InputError if the file is no GGUF file, is truncated, or claims more data than it holds.
     """
     with reading(path), path.open("rb") as opened:
         if opened.read(4) != _MAGIC:
             raise InputError(
-                f"'{path}' is not a GGUF file: it does not begin with 'GGUF'. Probably a failed "
-                "download or another format: fetch it again."
+                f"'{path}' is not a GGUF file: it does not begin with 'GGUF'. The download may "
+                "have failed, or the file has another format: download it again."
             )
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 return _Reader(path, content).header()
             except (struct.error, ValueError, UnicodeDecodeError, KeyError) as error:
                 raise InputError(
-                    f"'{path}' is no complete GGUF file ({len(content):,} bytes; "
-                    f"{one_line(error)}). "
-                    "Probably an interrupted download or copy: delete it and fetch it again."
+                    f"'{path}' is not a complete GGUF file ({len(content):,} bytes; "
+                    f"{error_line(error)}). "
+                    "The download or copy was probably interrupted: delete it and fetch it again."
                 ) from error
 
 
 class _Reader:
-    """Reads on from byte `at`. Every method raises ValueError or struct.error past the end."""
+    """A reader at byte `at`. All methods raise ValueError or struct.error past the end."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path, self.content, self.at = path, content, 0
@@ -121,11 +121,11 @@ class _Reader:
             raise ValueError(f"version {version}; 2 and 3 can be read")
         named: dict[str, GgufSetting] = {}
         for _ in range(settings):
-            began, name = self.at, self.string()
+            start, name = self.at, self.string()
             if name in named:
-                raise ValueError(f"'{name}' is there twice")
+                raise ValueError(f"'{name}' occurs twice")
             value = self.value(*self.unpack("<I"))
-            named[name] = GgufSetting(value, self.content[began : self.at])
+            named[name] = GgufSetting(value, self.content[start : self.at])
         listed = tuple(self.tensor() for _ in range(tensors))
         _check_alignment(named)
         head = GgufHeader(self.path, version, named, listed, 0)
@@ -134,14 +134,15 @@ class _Reader:
         return GgufHeader(self.path, version, named, listed, data)
 
     def check_fits(self, tensors: Sequence[GgufTensor], available: int) -> None:
-        """Raise ValueError where tensors lie outside the file, or upon each other."""
-        if len({one.name for one in tensors}) < len(tensors):
-            raise ValueError("two tensors have one name")
-        ends = [struct.unpack("<Q", one.record[-8:])[0] + one.nbytes for one in tensors]
-        needed = max([*ends, sum(one.nbytes for one in tensors)], default=0)
+        """Raise ValueError if tensors exceed the file, overlap, or have the same name."""
+        if len({tensor.name for tensor in tensors}) < len(tensors):
+            raise ValueError("two tensors have the same name")
+        ends = [struct.unpack("<Q", tensor.record[-8:])[0] + tensor.nbytes for tensor in tensors]
+        needed = max([*ends, sum(tensor.nbytes for tensor in tensors)], default=0)
         if needed > available:
             raise ValueError(
-                f"its tensors take {needed:,} bytes, of which {max(available, 0):,} exist"
+                f"its tensors take {needed:,} bytes, but the file has {max(available, 0):,} for "
+                "them"
             )
 
     def unpack(self, form: str) -> tuple[Any, ...]:
@@ -151,17 +152,17 @@ class _Reader:
 
     def skip(self, count: int) -> None:
         if count > len(self.content) - self.at:
-            raise ValueError(f"{count:,} bytes are promised at byte {self.at:,}")
+            raise ValueError(f"{count:,} bytes are claimed at byte {self.at:,}")
         self.at += count
 
     def string(self) -> str:
         (length,) = self.unpack("<Q")
-        began = self.at
+        start = self.at
         self.skip(length)
-        return self.content[began : self.at].decode("utf-8")
+        return self.content[start : self.at].decode("utf-8")
 
     def value(self, kind: int) -> Any:
-        """A setting's value; None for an array, which is walked over."""
+        """Read a setting's value; skip an array and return None."""
         if kind == _STRING:
             return self.string()
         if kind in _SCALARS:
@@ -181,22 +182,22 @@ class _Reader:
     def tensor(self) -> GgufTensor:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        began, name = self.at, self.string()
+        start, name = self.at, self.string()
         (dimensions,) = self.unpack("<I")
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
             raise ValueError(f"'{name}' has {dimensions} dimensions")
-        sizes = self.unpack(f"<{dimensions}Q")  # the fastest first
+        sizes = self.unpack(f"<{dimensions}Q")  # fastest dimension first
         number, _ = self.unpack("<IQ")
         kind = GGMLQuantizationType(number)
         block, nbytes = GGML_QUANT_SIZES[kind]
         if min(sizes) < 1 or sizes[0] % block:
             raise ValueError(f"'{name}' has the shape {list(sizes)}")
-        record = self.content[began : self.at]
+        record = self.content[start : self.at]
         return GgufTensor(name, sizes[::-1], kind.name, prod(sizes) // block * nbytes, record)
 
 
 def _check_alignment(settings: Mapping[str, GgufSetting]) -> None:
-    """Raise ValueError for what is no alignment, such as a list or infinity."""
+    """Raise ValueError for an invalid alignment, such as a list or infinity."""
     if "general.alignment" in settings:
         value = settings["general.alignment"].value
         if not isinstance(value, int) or value <= 0 or value % 8:

@@ -1,5 +1,6 @@
-"""Texts with images as the tokens of a model of images and text, whose vision tower and projector
-stay dense.
+"""Encoding of texts with images for multimodal models.
+
+The vision tower and the projector of a model stay dense.
 """
 
 import io
@@ -15,66 +16,68 @@ from torch import Tensor
 from transformers import AutoProcessor, BatchEncoding
 
 from ..data.tokens import encoded
-from ..errors import InputError, with_article
-from ..image_tokens import PATCHES, Patches, first_id, is_patch, seeing
-from ..shortage import raise_shortage
-from ..units import workers
-from .architectures import BOTH_WAYS, MULTIMODAL, architecture_of
-from .config import one_line, quiet
+from ..layers.image_tokens import PATCHES, Patches, enable_patches, first_id, is_patch
+from ..system.errors import InputError, with_article
+from ..system.resource_errors import raise_shortage
+from ..system.units import workers
+from .architectures import BIDIRECTIONAL_IMAGES, MULTIMODAL, architecture_of
+from .config import error_line, quiet
 from .load import LoadedModel
 
 _MARKER = re.compile("<image:([0-9a-f]{16})>")
-_PIXELS = 50_000_000  # of an image; a small file can stand for any number of them
+_PIXELS = 50_000_000  # limit per image; a small file can decompress to any number of pixels
 
 
 class _Stop(Exception):
-    """Ends a forward pass once the inputs of the language model are known."""
+    """Ends a forward pass when the inputs of the language model are available."""
 
 
 class ImageEncoder:
-    """Called as a transformers tokenizer is: tokens of a text in which "<image:KEY>" stands for an
-    image, whose patches are tokens of their own (see lrcore/image_tokens.py).
+    """A tokenizer of texts in which "<image:KEY>" stands for an image.
 
-    `look` is to be called with the tokens before the model runs them.
+    It is called as a transformers tokenizer. Each patch of an image has a unique token id (see
+    lrcore/layers/image_tokens.py). Call `load` with the tokens before the model runs on them.
     """
 
     is_fast = False
     reads_images = True
 
     def __init__(self, model: LoadedModel, images: Mapping[str, bytes]) -> None:
-        """images: the file of each image by its key. Raises InputError for a model that reads
-        none, or whose folder does not say how they are prepared.
+        """Prepare the encoding for a model. images: the image files by key.
+
+        Raises InputError for a model without images, or without a processor config.
         """
         self._model, self._images = model, images
         self._processor = _processor(model)
         config = model.network.config
-        place = getattr(config, "image_token_id", None)
-        self._place = config.image_token_index if place is None else place
-        self._encoded: dict[str, list[int]] = {}  # an image alone
+        image_token = getattr(config, "image_token_id", None)
+        self._place = config.image_token_index if image_token is None else image_token
+        self._encoded: dict[str, list[int]] = {}  # token ids by image key
 
     def __call__(self, text: str, **_: Any) -> BatchEncoding:
-        """{"input_ids"}, without special tokens but those around an image."""
-        before, *rest = _MARKER.split(text)
+        """Return {"input_ids"}, without special tokens except those around an image."""
+        before, *remaining = _MARKER.split(text)
         ids = self._plain(before)
-        # a special token divides a text: what is after one is tokenised as it would be alone
-        for key, after in zip(rest[::2], rest[1::2], strict=True):
+        # A special token splits a text, so the parts can be tokenized separately.
+        for key, after in zip(remaining[::2], remaining[1::2], strict=True):
             ids += self._image(key) + self._plain(after)
         return BatchEncoding({"input_ids": ids})
 
     @property
     def patches(self) -> Patches:
-        """What the embedding of the model knows."""
-        return seeing(self._model.network.get_input_embeddings())
+        """The patches that the embedding of the model contains."""
+        return enable_patches(self._model.network.get_input_embeddings())
 
-    def look(self, tokens: Tensor) -> list[Tensor]:
-        """Let the embedding of the model know every image of some tokens, [...]: its vision tower
-        runs once for each. Returns the ids [patches] of those that it did not know.
+    def load(self, tokens: Tensor) -> list[Tensor]:
+        """Add the patches of all images in tokens [...] to the embedding of the model.
+
+        The vision tower runs once per new image. Returns the ids [patches] of each new image.
         """
         patches, added = self.patches, []
-        wanted = set((tokens[is_patch(tokens)] >> PATCHES).tolist())
+        images = set((tokens[is_patch(tokens)] >> PATCHES).tolist())
         for key in self._images:
             first = first_id(key)
-            if first >> PATCHES in wanted and first not in patches:
+            if first >> PATCHES in images and first not in patches:
                 rows = self._rows(key)
                 ids = torch.arange(first, first + len(rows), device=rows.device)
                 patches.add(ids, rows)
@@ -82,20 +85,20 @@ class ImageEncoder:
         return added
 
     def _plain(self, text: str) -> list[int]:
-        found = encoded(self._model.tokenizer, text, add_special_tokens=False)
-        ids: list[int] = found.input_ids
+        encoding = encoded(self._model.tokenizer, text, add_special_tokens=False)
+        ids: list[int] = encoding.input_ids
         return ids
 
     def _image(self, key: str) -> list[int]:
-        """The tokens of an image: its patches, and what else the processor puts there."""
+        """Return the tokens of an image: its patches and the processor's special tokens."""
         if key not in self._encoded:
             number = count(first_id(key))
             ids = self._prepared(key)["input_ids"][0].tolist()
-            self._encoded[key] = [next(number) if one == self._place else one for one in ids]
+            self._encoded[key] = [next(number) if token == self._place else token for token in ids]
         return self._encoded[key]
 
     def _prepared(self, key: str) -> Any:
-        """What the network takes for an image alone."""
+        """Return the inputs of the network for a text that consists of an image."""
         from PIL import Image
 
         marker = self._model.tokenizer.convert_ids_to_tokens(self._place)
@@ -108,60 +111,61 @@ class ImageEncoder:
                 return self._processor(
                     text=marker, images=image, return_tensors="pt", add_special_tokens=False
                 )
-        except Exception as error:  # Pillow's, and those of a processor of another model
+        except Exception as error:  # of Pillow, or of a processor of another model
             raise_shortage(error)
             raise InputError(
                 f"The image with key {key} cannot be prepared for '{self._model.name}' "
-                f"({one_line(error)}). It may be damaged, or the processor files of the model of "
-                "another version."
+                f"({error_line(error)}). It may be damaged, or the processor files belong to "
+                "another version of the model."
             ) from error
 
     @torch.inference_mode()
     def _rows(self, key: str) -> Tensor:
-        """What the language model reads in the place of an image's patches, [patches, d]."""
+        """Return the input embeddings of an image's patches, [patches, d]."""
         network, caught = self._model.network, []
 
-        def note(_module: Any, _args: Any, given: dict[str, Any]) -> None:
-            caught.append(given["inputs_embeds"])
+        def catch(_module: Any, _args: Any, arguments: dict[str, Any]) -> None:
+            caught.append(arguments["inputs_embeds"])
             raise _Stop
 
-        inside, _, _ = architecture_of(network).layers.rpartition(".")
-        handle = network.get_submodule(inside).register_forward_pre_hook(note, with_kwargs=True)
-        given = self._prepared(key).to(self._model.device)
-        for name, value in given.items():
+        language_model, _, _ = architecture_of(network).layers.rpartition(".")
+        handle = network.get_submodule(language_model).register_forward_pre_hook(
+            catch, with_kwargs=True
+        )
+        inputs = self._prepared(key).to(self._model.device)
+        for name, value in inputs.items():
             if value.is_floating_point():
-                given[name] = value.to(network.dtype)
+                inputs[name] = value.to(network.dtype)
         try:
             with suppress(_Stop):
-                network(**given, use_cache=False)
+                network(**inputs, use_cache=False)
         finally:
             handle.remove()
-        rows: Tensor = caught[0][0][given["input_ids"][0] == self._place]
+        rows: Tensor = caught[0][0][inputs["input_ids"][0] == self._place]
         return rows
 
 
-def encoder_of(model: LoadedModel, images: Mapping[str, bytes]) -> Any:
-    """What makes tokens of texts for a model: its tokenizer, where the texts have no images.
+def text_encoder(model: LoadedModel, images: Mapping[str, bytes]) -> Any:
+    """Return an `ImageEncoder` for texts with images, and the tokenizer of the model otherwise.
 
     Raises InputError as `ImageEncoder` does.
     """
     return ImageEncoder(model, images) if images else model.tokenizer
 
 
-def see(encoder: Any, tokens: Tensor) -> None:
-    """Let the model of an encoder know the images of some tokens, [...], from now on; no effect on
-    other tokenizers.
-    """
+def load_images(encoder: Any, tokens: Tensor) -> None:
+    """Add the images in tokens [...] to the model's embedding; no effect on plain tokenizers."""
     if isinstance(encoder, ImageEncoder):
-        encoder.look(tokens)
+        encoder.load(tokens)
 
 
 @contextmanager
-def shown(encoder: Any, tokens: Tensor) -> Iterator[None]:
-    """Inside, the model of an encoder knows the images of some tokens, [...]; those that it did not
-    know before are forgotten: the rows of thousands take more memory than a model.
+def loaded_images(encoder: Any, tokens: Tensor) -> Iterator[None]:
+    """Add the images in tokens [...] to the model's embedding while the context is active.
+
+    New images are removed afterwards, since the patches of thousands need more memory than a model.
     """
-    added = encoder.look(tokens) if isinstance(encoder, ImageEncoder) else []
+    added = encoder.load(tokens) if isinstance(encoder, ImageEncoder) else []
     try:
         yield
     finally:
@@ -172,20 +176,20 @@ def shown(encoder: Any, tokens: Tensor) -> Iterator[None]:
 def _processor(model: LoadedModel) -> Any:
     family = model.network.config.model_type
     if family not in MULTIMODAL:
-        able = ", ".join(one for one in MULTIMODAL if one not in BOTH_WAYS)
+        families = ", ".join(name for name in MULTIMODAL if name not in BIDIRECTIONAL_IMAGES)
         raise InputError(
-            f"'{model.name}' is {with_article(family)} model, which reads no images. Models of "
-            f"images and text are {able}; or choose a data set of text."
+            f"'{model.name}' is {with_article(family)} model, which reads no images. Use a model "
+            f"of the family {families}, or a text data set."
         )
-    if family in BOTH_WAYS:
+    if family in BIDIRECTIONAL_IMAGES:
         raise InputError(
-            f"'{model.name}' is {with_article(family)} model, in which the patches of an image see "
-            "one another in both directions; here it is calibrated and measured on text alone."
+            f"'{model.name}' is {with_article(family)} model, whose image patches attend to each "
+            "other in both directions. It can be calibrated and measured on text only."
         )
     if workers().apart:
         raise InputError(
-            "Images are read on this machine alone. Leave out the cluster, or choose a data set of "
-            "text."
+            "Workers of a cluster cannot read images. Leave out the cluster, or choose a text data "
+            "set."
         )
     try:
         with quiet():
@@ -195,18 +199,18 @@ def _processor(model: LoadedModel) -> Any:
     except ImportError as error:  # such as torchvision
         raise InputError(
             f"Preparing images for '{model.name}' needs a library that is not installed "
-            f"({one_line(error)}). Install it, or choose a data set of text."
+            f"({error_line(error)}). Install it, or choose a text data set."
         ) from error
-    except Exception as error:  # of files that are missing or of another version
+    except Exception as error:  # missing files, or files of another version
         raise_shortage(error)
-        raise _unprepared(model.folder, f": {one_line(error)}") from error
-    if not hasattr(processor, "image_processor"):  # a tokenizer, where there is nothing else
+        raise _unprepared(model.folder, f": {error_line(error)}") from error
+    if not hasattr(processor, "image_processor"):  # transformers falls back to the tokenizer
         raise _unprepared(model.folder)
     return processor
 
 
-def _unprepared(folder: Path, why: str = "") -> InputError:
+def _unprepared(folder: Path, detail: str = "") -> InputError:
     return InputError(
-        f"'{folder}' does not say how images are prepared{why}. Copy preprocessor_config.json and "
-        "processor_config.json of the model into it."
+        f"'{folder}' has no valid image processor config{detail}. Copy preprocessor_config.json "
+        "and processor_config.json of the model into it."
     )

@@ -1,4 +1,4 @@
-"""A transformers model and its tokenizer, as they are in memory, become a model of this project."""
+"""Loading of a transformers model and tokenizer that are in memory."""
 
 import hashlib
 from pathlib import Path
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..as_json import json_text
-from ..errors import InputError
-from ..files import cache_folder
-from ..modules.install import install
-from ..places import expanded
-from .config import family_config, one_line, unfilled
+from ..layers.modules.install import install
+from ..system.as_json import json_text
+from ..system.errors import InputError
+from ..system.files import cache_folder
+from ..system.path_access import expanded
+from .config import error_line, family_config, without_initialization
 from .load import LoadedModel, empty_network, move_to, resolve_device, resolve_dtype
 from .weights import check_finite
 
@@ -24,42 +24,40 @@ def load_in_memory(
     dtype: str | None = None,
     device: str = "auto",
 ) -> LoadedModel:
-    """A causal language model of a supported family, or a compressed one that an export gave.
+    """Return a `LoadedModel` of a supported network in memory, dense or from an export.
 
-    Its modules are made anew, around the same tensors where dtype and device are the same: the
-    network given is not changed, and changes of its weights in place are seen here.
-    dtype None: the network's. device "auto": the network's. The fingerprint is of config and
-    tensors, and so another than that of the files which the network came from.
+    Its modules are new, around the same tensors if dtype and device match, so the network is not
+    changed, and changes of its weights in place are visible. dtype None and device "auto" are those
+    of the network. The fingerprint is computed from config and tensors, and differs from the
+    fingerprint of the network's files.
 
-    Raises InputError for a family that is not supported, for modules or tensors that are not those
-    of the family, and for weights with NaN or infinity.
+    Raises InputError for an unsupported family, for modules or tensors that do not match the
+    family, and for weights with NaN or infinity.
     """
-    own, tensors = network.config, network.state_dict()
-    name = own._name_or_path or type(network).__name__
+    source, tensors = network.config, network.state_dict()
+    name = source._name_or_path or type(network).__name__
     if any(tensor.is_meta for tensor in tensors.values()):
         raise InputError(
             f"Weights of '{name}' are offloaded. Load it without device_map, or give its folder."
         )
-    config = family_config(own, name)
-    named = None if dtype is None else resolve_dtype(dtype)
-    stored = named if isinstance(named, torch.dtype) else network.dtype
-    shell = _around(tensors, config, stored, name, getattr(own, "lowrank", None))
+    config = family_config(source, name)
+    requested = None if dtype is None else resolve_dtype(dtype)
+    stored = requested if isinstance(requested, torch.dtype) else network.dtype
+    shell = _around(tensors, config, stored, name, getattr(source, "lowrank", None))
     check_finite(shell.state_dict().items(), Path(name), shell.dtype)
     move_to(shell, network.device if device == "auto" else resolve_device(device))
     key, folder = _fingerprint(config, tensors), expanded(name)
     if not folder.is_dir():
-        folder = cache_folder() / "in-memory" / key  # which does not exist: there are no files
+        folder = cache_folder() / "in-memory" / key  # does not exist, since there are no files
     return LoadedModel(name, shell, tokenizer, key, folder)
 
 
 def empty_compressed(
     config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]
 ) -> PreTrainedModel:
-    """The modules of a compressed model without weights; shapes: of its layers, as they are
-    described.
-    """
+    """Build the modules of a compressed model without weights. shapes: structure of its layers."""
     network = empty_network(config, dtype)
-    with torch.device("meta"), unfilled():
+    with torch.device("meta"), without_initialization():
         install(network, shapes)
     return network
 
@@ -71,7 +69,7 @@ def _around(
     name: str,
     lowrank: dict[str, Any] | None,
 ) -> PreTrainedModel:
-    """The modules of a config with these tensors [...] as their weights."""
+    """Build the modules of a config with these tensors [...] as their weights."""
     try:
         shell = (
             empty_compressed(config, dtype, lowrank["layers"])
@@ -85,22 +83,23 @@ def _around(
         shell.load_state_dict(cast, strict=True, assign=True)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
-            f"The modules of '{name}' are not those that its config describes "
-            f"({one_line(error)}). Merge adapters and load it without quantisation first."
+            f"The modules of '{name}' do not match its config ({error_line(error)}). Merge "
+            "adapters and load it without quantization first."
         ) from error
     shell.tie_weights()
     return shell
 
 
 def _fingerprint(config: Any, tensors: dict[str, Tensor]) -> str:
-    """sha256 (hex) of a config and of tensors [...] by name; of transformers' version only what it
-    makes of them.
+    """Return the sha256 (hex) of a config and of tensors [...] by name.
+
+    The version of transformers is ignored.
     """
-    left_out = ("_", "transformers_version")
-    values = {n: value for n, value in config.to_dict().items() if not n.startswith(left_out)}
-    whole = hashlib.sha256(json_text(values, sort_keys=True, default=str).encode())
+    ignored = ("_", "transformers_version")
+    values = {n: value for n, value in config.to_dict().items() if not n.startswith(ignored)}
+    digest = hashlib.sha256(json_text(values, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
-        whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        whole.update(flat.view(torch.uint8).numpy().data)
-    return whole.hexdigest()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,11 +1,12 @@
-"""Reading a decoder layer as values, and writing values back.
+"""Reading of decoder layers as values, and writing of changed values.
 
-`write_layer` is the only place that changes a network. It replaces modules and never writes into a
-tensor, so a clone that shares its tensors with the dense network leaves that one untouched. A
-module whose values have not changed is kept.
+`write_layer` is the only function that changes a network. It replaces modules and never writes into
+a tensor, so clones that share tensors with the dense network leave it unchanged. Modules with
+unchanged values are kept.
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,23 +15,36 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..gates import CLAMPED
-from ..layer import MLP, Attention, Experts, Layer, LowRank, Projection, RotaryChannel, roles
-from ..modules.compressed import SIZES, CompressedAttention, CompressedExperts, CompressedMLP
-from ..modules.install import attention_module, in_place_of
-from ..modules.own_tables import own_table
-from ..modules.projections import LowRankLinear, StoredLinear, projection_modules, read_projection
-from ..precise import exact_device
-from ..tensor_files import on_device
+from ..layers.layer import (
+    CLAMPED,
+    MLP,
+    Attention,
+    Experts,
+    Layer,
+    LowRank,
+    Projection,
+    RotaryChannel,
+    projection_roles,
+)
+from ..layers.linalg import float64_device
+from ..layers.modules.compressed import SIZES, CompressedAttention, CompressedExperts, CompressedMLP
+from ..layers.modules.install import attention_module, with_family_class
+from ..layers.modules.projections import (
+    LowRankLinear,
+    StoredLinear,
+    projection_modules,
+    read_projection,
+)
+from ..layers.modules.rotary import stored_table
+from ..system.tensor_files import on_device
 from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers, text_config
-from .native import gate_rows, head_sizes, linear_of, rows_of
+from .native import gate_rows, head_sizes, native_linear, rows_of, separate_experts
 from .offload import present
-from .stacked import separate
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
-    """Paths of a layer's projections, native or compressed; a layer of experts has fewer."""
+    """Return the paths of a layer's projections; a layer of experts lacks gate, up and down."""
     paths = row.paths()
     if isinstance(layer.get_submodule(row.attention), CompressedAttention):
         paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
@@ -40,7 +54,7 @@ def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
 
 
 def module_at(layer: nn.Module, path: str) -> nn.Module | None:
-    """The submodule at a path, None where there is none."""
+    """Return the submodule at a path, or None."""
     try:
         return layer.get_submodule(path)
     except AttributeError:
@@ -48,47 +62,49 @@ def module_at(layer: nn.Module, path: str) -> nn.Module | None:
 
 
 def rotary_frequencies(network: PreTrainedModel, head_size: int) -> Tensor | None:
-    """Radians per position of every pair of a head, [head_size / 2], zero for unrotated pairs.
+    """Return radians per position of each pair of a head, [head_size / 2]; 0 for unrotated pairs.
 
-    From the rotary module of the language model, or the table that every attention keeps; None
-    where there is neither, or more than one table.
+    The values come from the rotary module of the language model or from the table in every
+    attention module. Returns None if there is neither, or more than one table.
     """
     layers = decoder_layers(network)
     language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
     attention = layers[0].get_submodule(architecture_of(network).attention)
-    for keeper in (attention, getattr(language, "rotary_emb", None)):
-        if (kept := own_table(keeper)) is not None:
-            sin, cos = kept[1].chunk(2)  # of position 1, at which no pair has turned by more than 1
+    for module in (attention, getattr(language, "rotary_emb", None)):
+        if (table := stored_table(module)) is not None:
+            sin, cos = table[1].chunk(2)  # position 1, where no pair has turned by more than 1
             return nn.functional.pad(torch.atan2(sin, cos), (0, head_size // 2 - len(sin)))
-    # one layer is enough: walking through all of them for every layer takes quadratic time
-    places = (*(child for child in language.children() if child is not layers), layers[0])
-    tables = (getattr(module, "inv_freq", None) for place in places for module in place.modules())
+    # Only the first layer is searched: searching all layers for each layer takes quadratic time.
+    parents = (*(child for child in language.children() if child is not layers), layers[0])
+    tables = (getattr(m, "inv_freq", None) for parent in parents for m in parent.modules())
     table = next((table for table in tables if isinstance(table, Tensor)), None)
     return None if table is None else nn.functional.pad(table, (0, head_size // 2 - len(table)))
 
 
 def read_layer(network: PreTrainedModel, index: int) -> Layer:
-    """The values of decoder layer `index`, native or compressed; tensors are shared if possible."""
+    """Return the values of a decoder layer, native or compressed; tensors are shared if
+    possible."""
     module = decoder_layers(network)[index]
     with present(module):
         return _read(network, index, module)
 
 
 def read_exact(network: PreTrainedModel, index: int) -> Layer:
-    """As `read_layer`, for solvers: on a device that computes in float64."""
-    layer: Layer = on_device(read_layer(network, index), exact_device(device_of(network)))
+    """Return the values of a decoder layer on a device with float64, for solvers."""
+    layer: Layer = on_device(read_layer(network, index), float64_device(device_of(network)))
     return layer
 
 
 def device_of(network: PreTrainedModel) -> torch.device:
-    """Where the layers of a network compute."""
+    """Return the device on which the layers of a network compute."""
     device: torch.device = network.get_input_embeddings().weight.device
     return device
 
 
 def layer_shapes(network: PreTrainedModel, index: int) -> Layer:
-    """As `read_layer`, for its shapes alone: of an offloaded layer nothing is read from disk, and
-    its tensors are on the device "meta".
+    """Return the values of a decoder layer for their shapes only.
+
+    Offloaded tensors are not read from disk; they are on the device "meta".
     """
     return _read(network, index, decoder_layers(network)[index])
 
@@ -96,10 +112,10 @@ def layer_shapes(network: PreTrainedModel, index: int) -> Layer:
 def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
     row = architecture_of(network)
     paths = projection_paths(row, module)
-    own = {name: module.get_submodule(path) for name, path in paths.items()}
+    projections = {name: module.get_submodule(path) for name, path in paths.items()}
     attention = module.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
-        values: dict[str, Any] = {name: _read_projection(own[name]) for name in "qkvo"}
+        values: dict[str, Any] = {name: _read_projection(projections[name]) for name in "qkvo"}
         rotary = attention.position == "rotary"
         sizes = {name: getattr(attention, name) for name in SIZES}
         value = Attention(
@@ -112,18 +128,18 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
             channel=_read_channel(attention),
         )
     elif row.factors is not None:
-        value = _read_kept(row, attention, own)
+        value = _read_kept(row, attention, projections)
     else:
-        value = _read_attention(network, row, attention, own)
-    if "up" not in own:
+        value = _read_attention(network, row, attention, projections)
+    if "up" not in projections:
         return Layer(index, value, None, _read_experts(network, module))
-    fused = own.get("gate") is own["up"]
+    fused = projections.get("gate") is projections["up"]
     mlp = {
-        name: linear_of(own[name], gate_rows(own[name], name))
+        name: native_linear(projections[name], gate_rows(projections[name], name))
         if fused and name != "down"
-        else _read_projection(own[name])
+        else _read_projection(projections[name])
         for name in ("gate", "up", "down")
-        if name in own
+        if name in projections
     }
     return Layer(index, value, MLP(**mlp, activation=_activation(network)))
 
@@ -136,12 +152,12 @@ def _activation(network: PreTrainedModel) -> str:
 
 
 def experts_path(row: Architecture) -> str:
-    """The path of the routed experts within a layer, of a family that has them."""
+    """Return the path of the routed experts in a layer; the family must have experts."""
     return f"{row.mlp}.experts".removeprefix(".")
 
 
 def expert_modules(row: Architecture, layer: nn.Module) -> dict[str, nn.Module]:
-    """The compressed experts of a layer and their projections, by path; none if they are native."""
+    """Return the compressed experts of a layer and their projections by path; {} if native."""
     experts = module_at(layer, experts_path(row)) if row.experts else None
     if not isinstance(experts, CompressedExperts):
         return {}
@@ -155,7 +171,7 @@ def expert_modules(row: Architecture, layer: nn.Module) -> dict[str, nn.Module]:
 
 
 def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
-    """The routed experts of a layer, where it has some: views of the stacked matrices."""
+    """Return the routed experts of a layer as views of the stacked matrices, or None."""
     row = architecture_of(network)
     native: Any = module_at(layer, experts_path(row)) if row.experts else None
     if native is None:
@@ -166,27 +182,30 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
             {name: read_projection(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
             for mlp in native
         )
-        return Experts(tuple(MLP(**one, activation=activation) for one in read), active)
-    return Experts(separate(native, activation), active)
+        return Experts(tuple(MLP(**parts, activation=activation) for parts in read), active)
+    return Experts(separate_experts(native, activation), active)
 
 
 def experts_per_token(router: nn.Module) -> int:
-    """To how many experts a router sends a token."""
-    own: Any = router
-    return int(own.top_k if hasattr(own, "top_k") else own.config.top_k_experts)
+    """Return the number of experts that a router selects per token."""
+    module: Any = router
+    return int(module.top_k if hasattr(module, "top_k") else module.config.top_k_experts)
 
 
 def _read_attention(
-    network: PreTrainedModel, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]
+    network: PreTrainedModel,
+    row: Architecture,
+    attention: nn.Module,
+    projections: dict[str, nn.Module],
 ) -> Attention:
     sizes, config = head_sizes(network, attention), text_config(network)
-    values: dict[str, Any] = {"o": _read_projection(own["o"])}
+    values: dict[str, Any] = {"o": _read_projection(projections["o"])}
     for name in "qkv":
-        rows = rows_of(row, sizes, name)
-        whole = isinstance(own[name], LowRankLinear | StoredLinear) or (
-            row.qkv == "apart" and torch.equal(rows, torch.arange(len(rows)))
+        rows, projection = rows_of(row, sizes, name), projections[name]
+        all_rows = isinstance(projection, LowRankLinear | StoredLinear) or (
+            row.qkv == "separate" and torch.equal(rows, torch.arange(len(rows)))
         )
-        values[name] = _read_projection(own[name]) if whole else linear_of(own[name], rows)
+        values[name] = _read_projection(projection) if all_rows else native_linear(projection, rows)
     local = row.window is not None and attention.attention_type == "local"
     return Attention(
         **values,
@@ -201,24 +220,30 @@ def _read_attention(
         tables=row.tables,
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
-        kept=row.kept,
+        is_native=row.native_attention,
         window=None if row.window is None or not local else getattr(config, row.window),
     )
 
 
-def _read_kept(row: Architecture, module: nn.Module, own: dict[str, nn.Module]) -> Attention:
-    """Attention that stays the family's own."""
+def _read_kept(
+    row: Architecture, module: nn.Module, projections: dict[str, nn.Module]
+) -> Attention:
+    """Read an attention module of the family, which is never replaced."""
     attention: Any = module
-    factors = {n: _read_projection(own[n]) for n in row.factors or () if n in own}
-    if "kv_a" in factors:  # multi-head latent attention
-        sizes: dict[str, int] = {
+    sizes: dict[str, int]
+    factors = {n: _read_projection(projections[n]) for n in row.factors or () if n in projections}
+    if row.is_inferred:
+        sizes = dict.fromkeys(("n_q", "n_kv", "head_size", "v_size"), 1)
+        sizes["cache_size"] = _inferred_cache(attention, projections)
+    elif "kv_a" in factors:  # multi-head latent attention
+        sizes = {
             "n_q": attention.num_heads,
             "n_kv": attention.num_heads,
             "head_size": attention.qk_head_dim,
             "v_size": attention.v_head_dim,
             "cache_size": attention.kv_lora_rank + attention.qk_rope_head_dim,
         }
-    else:  # sizes of the heads may be those of a layer
+    else:  # the head size may differ by layer
         n_q = factors["q"].weight.shape[0] // attention.head_dim
         n_kv = n_q // attention.num_key_value_groups
         sizes = {
@@ -229,13 +254,27 @@ def _read_kept(row: Architecture, module: nn.Module, own: dict[str, nn.Module]) 
             "cache_size": 2 * n_kv * attention.head_dim if "k" in factors else 0,
         }
     return Attention(
-        **roles(factors),
+        **projection_roles(factors),
         **dict[str, Any](sizes),
         qk_size=sizes["head_size"],
         scale=_scale(row, attention),
-        kept=True,
+        is_native=True,
         factors=factors,
     )
+
+
+def _inferred_cache(layer: nn.Module, projections: Mapping[str, Any]) -> int:
+    """Return the number of keys and values per token that attention modules of a layer cache.
+
+    Their projections are named k_proj and v_proj; linear attention is not marked as causal.
+    """
+    split = {path: path.rpartition(".") for path in projections}
+    cached = (
+        path
+        for path, (parent, _, leaf) in split.items()
+        if leaf in ("k_proj", "v_proj") and hasattr(layer.get_submodule(parent), "is_causal")
+    )
+    return sum(int(projections[path].out_features) for path in cached)
 
 
 def _scale(row: Architecture, attention: nn.Module) -> float:
@@ -246,23 +285,51 @@ def _scale(row: Architecture, attention: nn.Module) -> float:
     )
 
 
+def output_rows(network: PreTrainedModel, index: int) -> dict[str, Tensor | None]:
+    """Return, by projection of a dense layer, the entries of its module's output that belong to it.
+
+    Indices [out] in the order of the rows of `read_layer`; None: all entries in their order.
+    """
+    row, layer = architecture_of(network), decoder_layers(network)[index]
+    paths = projection_paths(row, layer)
+    rows: dict[str, Tensor | None] = dict.fromkeys(paths)
+    attention = layer.get_submodule(row.attention)
+    if row.factors is None and not isinstance(attention, CompressedAttention):
+        sizes = head_sizes(network, attention)
+        rows |= {name: rows_of(row, sizes, name) for name in "qkv"}
+    if "gate" in paths and paths["gate"] == paths["up"]:
+        fused = layer.get_submodule(paths["up"])
+        rows |= {"gate": gate_rows(fused, "gate"), "up": gate_rows(fused, "up")}
+    return rows
+
+
+def with_separate_experts(network: PreTrainedModel) -> PreTrainedModel:
+    """Return a clone in which the routed experts of all layers are separate modules."""
+    network, row = clone(network), architecture_of(network)
+    for index, layer in enumerate(decoder_layers(network)):
+        experts = read_layer(network, index).experts
+        if experts is not None and not expert_modules(row, layer):
+            layer.set_submodule(experts_path(row), CompressedExperts.of(experts))
+    return network
+
+
 def _read_channel(attention: nn.Module) -> RotaryChannel | None:
     q, k = (getattr(attention, name, None) for name in ("q_channel", "k_channel"))
     if q is None or k is None:
         return None
-    biases = (None if one.bias is None else one.bias.detach() for one in (q, k))
+    biases = (None if module.bias is None else module.bias.detach() for module in (q, k))
     return RotaryChannel(q.weight.detach(), k.weight.detach(), *biases)
 
 
 def _read_projection(module: nn.Module) -> Projection:
-    return linear_of(module) if isinstance(module, Conv1D) else read_projection(module)
+    return native_linear(module) if isinstance(module, Conv1D) else read_projection(module)
 
 
 def write_layer(network: PreTrainedModel, layer: Layer) -> None:
     """Replace the modules of a layer whose values have changed.
 
     Unchanged modules are kept bit for bit; a fused matrix stays fused unless a part of it changed.
-    Tensors come from any device.
+    The tensors may be on any device.
     """
     layer = on_device(layer, device_of(network))
     module = decoder_layers(network)[layer.index]
@@ -272,12 +339,14 @@ def write_layer(network: PreTrainedModel, layer: Layer) -> None:
 
 def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
     row = architecture_of(network)
-    now, values = read_layer(network, layer.index), layer.matrices()
+    current, values = read_layer(network, layer.index), layer.matrices()
     changed = {
-        name for name, projection in values.items() if not _same(projection, now.matrices()[name])
+        name
+        for name, projection in values.items()
+        if not _same(projection, current.matrices()[name])
     }
     native = module.get_submodule(row.attention)
-    if _reshaped(now.attention, layer.attention) or (
+    if _reshaped(current.attention, layer.attention) or (
         changed & set("qkv") and _has_layout_of_its_own(network, row, native)
     ):
         value = layer.attention
@@ -286,10 +355,9 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
             "selected_heads": value.kept_heads is not None,
             "tables": value.tables,
         }
-        place = f"{row.layers}.{layer.index}"
-        module.set_submodule(
-            row.attention, attention_module(network, place, sizes, layer.index, native).fill(value)
-        )
+        path = f"{row.layers}.{layer.index}"
+        attention = attention_module(network, path, sizes, layer.index, native)
+        module.set_submodule(row.attention, attention.fill(value))
         changed -= set("qkvo")
     if (
         changed & {"gate", "up"}
@@ -300,71 +368,70 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
         module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))
         changed -= {"gate", "up", "down"}
     if any(isinstance(values[name], LowRank) for name in changed):
-        # all low-rank projections together: they may share a factor, which stays one module
+        # Low-rank projections may share a factor, so all of them are replaced together.
         changed |= {name for name, projection in values.items() if isinstance(projection, LowRank)}
-    if layer.experts is not None and not _same_experts(layer.experts, now.experts):
+    if layer.experts is not None and not _same_experts(layer.experts, current.experts):
         module.set_submodule(experts_path(row), CompressedExperts.of(layer.experts))
     paths = projection_paths(row, module)
     for name, projection in projection_modules(
         {name: values[name] for name in values if name in changed}
     ).items():
         native = module.get_submodule(paths[name])
-        module.set_submodule(paths[name], in_place_of(native, projection))
+        module.set_submodule(paths[name], with_family_class(native, projection))
 
 
 def _same_experts(a: Experts, b: Experts | None) -> bool:
     return b is not None and all(
-        _same(p, other.matrices()[name])
-        for own, other in zip(a.mlps, b.mlps, strict=True)
-        for name, p in own.matrices().items()
+        _same(p, mlp_b.matrices()[name])
+        for mlp_a, mlp_b in zip(a.mlps, b.mlps, strict=True)
+        for name, p in mlp_a.matrices().items()
     )
 
 
-def _reshaped(now: Attention, then: Attention) -> bool:
-    sizes = ((a.n_kv, a.qk_size, a.v_size, a.latent, a.summed) for a in (now, then))
+def _reshaped(before: Attention, after: Attention) -> bool:
+    sizes = ((a.n_kv, a.qk_size, a.v_size, a.latent, a.summed) for a in (before, after))
     parts = ("rotary_pairs", "kept_heads", "channel")
     return len(set(sizes)) > 1 or not all(
-        _equal(getattr(now, name), getattr(then, name)) for name in parts
+        _equal(getattr(before, name), getattr(after, name)) for name in parts
     )
 
 
 def _has_layout_of_its_own(
     network: PreTrainedModel, row: Architecture, attention: nn.Module
 ) -> bool:
-    """Whether native queries, keys and values are laid out differently from `Attention`.
+    """Return True if native queries, keys and values differ from `Attention` in row layout.
 
-    They cannot be replaced one by one then.
+    They can then only be replaced together.
     """
-    if isinstance(attention, CompressedAttention) or row.kept:
+    if isinstance(attention, CompressedAttention) or row.native_attention:
         return False
     sizes = head_sizes(network, attention)
     partial = 0 < sizes.rotary < sizes.head_size
-    return row.qkv != "apart" or partial or (bool(sizes.rotary) and row.pairs == "neighbours")
+    return row.qkv != "separate" or partial or (bool(sizes.rotary) and row.pairs == "interleaved")
 
 
 def changed_projections(
     network: PreTrainedModel, before: Layer, index: int
 ) -> dict[str, nn.Module]:
-    """The projections of decoder layer `index` whose numbers differ from those of `before`, by
-    name.
+    """Return the projections of a decoder layer whose numbers differ from `before`, by name.
 
-    before: the layer as it was in a network of the same family.
+    before: the layer in another network of the same family.
     """
-    mine, theirs = read_layer(network, index).matrices(), before.matrices()
+    matrices, matrices_before = read_layer(network, index).matrices(), before.matrices()
     layer = decoder_layers(network)[index]
     paths = projection_paths(architecture_of(network), layer)
     changed = {
         name: layer.get_submodule(paths[name])
-        for name in mine
-        if name not in theirs or not _same(mine[name], theirs[name])
+        for name in matrices
+        if name not in matrices_before or not _same(matrices[name], matrices_before[name])
     }
-    # experts are exchanged all at once
+    # Compressed experts are listed completely.
     row = architecture_of(network)
     return changed | expert_modules(row, layer)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two projections, or forms of a factor, hold the same numbers."""
+    """Return True if two projections, or stored forms of a factor, hold the same numbers."""
     return type(a) is type(b) and all(
         _equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)
     )
@@ -381,6 +448,6 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def clone(network: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules that shares all parameters and buffers."""
+    """Return a copy of the modules that shares all parameters and buffers."""
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, memo=shared)

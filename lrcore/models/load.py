@@ -1,77 +1,83 @@
-"""A name becomes a model in memory: safetensors only, no remote code, and one clear line for
-whatever is wrong with it.
+"""Loading of models from safetensors, without remote code.
+
+All problems of a model's files are reported in an error message of a single line.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from ..account import SizeAndCost
-from ..errors import InputError, quoted, unknown, with_article
-from ..files import OFFLOADED, cache_folder
-from ..history import Compressed, S, SlotRank, Step, last_step
-from ..memory import free_memory, raise_unless_free
-from ..modules.own_tables import own_table
-from ..precise import exact_device
-from ..provenance import BaseModel, Provenance
-from ..recipe import Recipe
-from ..shortage import raise_shortage
-from ..tensor_files import StoredTensor, as_dtype, stored_in
-from .architectures import MULTIMODAL, architecture_by, decoder_layers, text_config
+from ..layers.account import SizeAndCost
+from ..layers.linalg import float64_device
+from ..layers.modules.rotary import stored_table
+from ..recipes.history import Compressed, S, SlotRank, Step, last_step
+from ..recipes.provenance import BaseModel, Provenance
+from ..recipes.recipe import Recipe
+from ..system.errors import InputError, quoted, unknown, with_article
+from ..system.files import OFFLOADED, cache_folder
+from ..system.memory import free_memory, raise_unless_free
+from ..system.resource_errors import raise_shortage
+from ..system.tensor_files import StoredTensor, as_dtype, stored_in
+from .architectures import MULTIMODAL, config_architecture, text_config
 from .config import (
+    attention_kernel,
     auto_class,
-    dequantising,
-    experts_of,
-    has_own_type,
-    kernel_of,
-    one_line,
+    error_line,
+    experts_options,
+    extra_layers,
+    has_compressed_type,
     quiet,
     read_config,
-    unfilled,
+    without_initialization,
 )
-from .gguf import dequantised, note_of
+from .gguf_import import dequantized, made_once, model_note
 from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
 from .layers import device_of
-from .mapped import map_weights
-from .offload import free_at_once, stored_of
-from .structure import ModelSize, measure
-from .vocabulary import check_growth, check_vocabulary
+from .lora_import import adapter_base, is_adapter, merged_folder, write_merged
+from .model_size import ModelSize, measure
+from .offload import map_weights, return_freed_memory, stored_tensors_of
+from .quantized import Dequantized, dequantized_tensors
+from .tokenizer_checks import check_growth, check_vocabulary
+from .unread import cause_of, ignored_names, unread_note, zero_biases
 from .weights import (
-    bytes_converted,
-    check_claims,
     check_finite,
+    check_sizes,
     check_ties,
+    converted_bytes,
     fingerprint,
     weight_files,
 )
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+RENAMED = ("exaone",)  # families whose weights have other names in files than in networks
+MISSING = "Files are missing, or they belong to another model"
+GENERATION = "generation_config.json"
 DEVICES = "auto, cpu, cuda, cuda:N or mps"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 @dataclass
 class LoadedModel:
-    """A causal language model, ready to read and run.
+    """A causal language model in memory.
 
-    name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256
-    of config and weight files (of what was read, whatever dtype it was read into). folder: where
-    the files are. history: what happened to it, step by step; nothing for a dense one. base: the
-    dense model that it was made of, and that `account` compares it with; None for a dense one.
-    note: what every figure of it, and of what is made of it, is to be read with, such as that it
-    was dequantised; "" where there is nothing.
+    name: as passed to `load`. network: in eval mode, without gradients. fingerprint: sha256 of
+    the config and weight files, which does not depend on the dtype. folder: the model's files.
+    history: the steps of its compression; empty for a dense model. base: the dense model that
+    `account` compares it with; None for a dense model. note: remark that accompanies all results of
+    the model and of models derived from it, such as a dequantization, or tensors of its files that
+    were left out; "" for no remark.
     """
 
     name: str
@@ -90,34 +96,34 @@ class LoadedModel:
 
     @property
     def provenance(self) -> Provenance:
-        """How it came to be, as a checkpoint keeps it."""
+        """History, base model and account, as a checkpoint stores them."""
         return Provenance(self.history, self.base, self.account)
 
     def step(self, kind: type[S]) -> S | None:
-        """The last step of a kind, such as `Compressed`; None where there is none."""
+        """Return the last step of a type, such as `Compressed`, or None."""
         return last_step(self.history, kind)
 
     @property
     def recipe(self) -> Recipe | None:
-        """What the last compression was asked to do; None where there was none."""
+        """The recipe of the last compression, or None."""
         compressed = self.step(Compressed)
         return None if compressed is None else compressed.recipe
 
     @property
     def ranks(self) -> tuple[SlotRank, ...]:
-        """The ranks that the last compression put in; nothing where there was none."""
+        """The ranks of the last compression; empty for a dense model."""
         compressed = self.step(Compressed)
         return () if compressed is None else compressed.ranks
 
     @property
     def size(self) -> ModelSize:
-        """Parameters and cached values, counted from the modules as they stand."""
+        """Parameters and cached values, counted from the current modules."""
         return measure(self.network)
 
     @property
     def offloaded(self) -> bool:
-        """Whether the decoder layers are offloaded to disk."""
-        return bool(stored_of(self.network))
+        """True if the decoder layers are offloaded to disk."""
+        return bool(stored_tensors_of(self.network))
 
     @property
     def dtype(self) -> str:
@@ -129,9 +135,7 @@ class LoadedModel:
 
     @property
     def context(self) -> int | None:
-        """The longest sequence, in tokens, that the model has positions for; None where the
-        config sets no limit.
-        """
+        """The longest sequence in tokens, or None if the config sets no limit."""
         named = (
             getattr(text_config(self.network), name, None)
             for name in ("max_position_embeddings", "max_seq_len")
@@ -139,95 +143,127 @@ class LoadedModel:
         return next((length for length in named if length is not None), None)
 
     def check_length(self, tokens: int) -> None:
-        """Raise InputError where the model has no positions for so many tokens."""
+        """Raise InputError if a sequence of this length exceeds the context."""
         if self.context is not None and tokens > self.context:
             raise InputError(
-                f"{tokens:,} tokens are more than the context of '{self.name}' holds "
-                f"({self.context:,}). Use fewer (seq_len)."
+                f"{tokens:,} tokens exceed the context of '{self.name}' ({self.context:,}). Use "
+                "shorter windows."
             )
 
     def check_tokens(self, highest: int) -> None:
-        """Raise InputError where the tokenizer's token `highest` has no row in the embedding."""
+        """Raise InputError if the token id `highest` has no row in the embedding."""
         rows = self.network.get_input_embeddings().num_embeddings
         if highest >= rows:
             raise InputError(
-                f"The tokenizer gave token {highest}, but '{self.name}' knows {rows}. The "
-                "tokenizer belongs to another model."
+                f"The tokenizer returned token id {highest}, but '{self.name}' has {rows} tokens. "
+                "The tokenizer belongs to another model."
             )
 
 
 def load_model(
     name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto"
 ) -> LoadedModel:
-    """A dense model by the name of a built-in one, folder, GGUF file or hub id.
+    """Load a dense model: a built-in model, a folder, a GGUF file or a hub id.
 
-    dtype: float32, bfloat16, float16, float64, or "auto" for the stored one. device: "auto" (CUDA
-    where there is one) or as torch names it. Raises InputError in one line for everything that can
-    be wrong with a name, a folder or its files.
+    dtype: float32, bfloat16, float16, float64, or "auto" for the stored dtype. device: a torch
+    device, or "auto" for CUDA if available. Raises InputError for any problem with the name, the
+    folder or its files.
     """
     return load_folder(model_folder(name, revision, dtype), name, dtype, device)
 
 
 def model_folder(name: str, revision: str | None = None, dtype: str = "float32") -> Path:
-    """The folder of a model; that of a GGUF file is in the cache, in a dtype of `load_model`.
+    """Return the folder of a model.
 
-    Raises InputError as `load_model` does.
+    A GGUF file, or a LoRA adapter with its base model, is converted to a folder in the cache.
+    dtype: of the converted weights, as in `load_model`. Raises InputError as `load_model` does.
     """
     try:
-        place = locate(name, revision)
-    except OSError as error:  # such as a name longer than those of files may be
+        path = locate(name, revision)
+    except OSError as error:  # for example, the name is too long for a file name
         raise_shortage(error)
         raise
-    if place.is_dir():
-        return place
-    resolve_dtype(dtype)
-    return dequantised(place, dtype, PACKAGED[name].about if name in PACKAGED else "")
+    if path.is_dir() and not is_adapter(path):
+        return path
+    stored = resolve_dtype(dtype)
+    if path.is_dir():
+        return _merged(path, dtype, stored)
+    return dequantized(path, dtype, PACKAGED[name].about if name in PACKAGED else "")
+
+
+def _merged(folder: Path, dtype: str, stored: torch.dtype | str) -> Path:
+    """Return the folder of a LoRA adapter merged into its base, in float32 or float64.
+
+    stored: dtype of the result, or "auto" for the dtype of the base.
+    """
+    name, revision = adapter_base(folder)
+    try:
+        base = model_folder(name, revision, dtype)
+        digest = fingerprint(base, weight_files(base))
+    except InputError as error:
+        raise InputError(
+            f"'{folder}' is a LoRA adapter, and its base model '{name}' cannot be read: {error}"
+        ) from error
+
+    def write(draft: Path) -> None:
+        model = load_folder(base, name, "float64" if dtype == "float64" else "float32", "cpu")
+        of_base = read_config(base).dtype or model.network.dtype
+        has_tokenizer = (folder / "tokenizer_config.json").is_file()
+        tokenizer = read_tokenizer(folder) if has_tokenizer else model.tokenizer
+        result = of_base if isinstance(stored, str) else stored
+        write_merged(folder, model.network, tokenizer, result, draft)
+
+    return made_once(merged_folder(folder, digest, dtype), write)
 
 
 def load_folder(
     folder: Path, name: str, dtype: str = "float32", device: str = "auto", offload: bool = False
 ) -> LoadedModel:
-    """`load_model` once the files are here.
+    """Load a dense model from a local folder, as `load_model` does.
 
-    offload: leave the decoder layers on disk, to be read one at a time.
+    offload: leave the decoder layers on disk and read each when it is used.
     """
     target = resolve_device(device)
     config = read_config(folder)
     files = weight_files(folder)
-    check_claims(folder, config.get_text_config(), files)
-    check_ties(folder, config.get_text_config(), files)
+    stored, quantization = dequantized_tensors(folder, stored_in(files))
+    check_sizes(folder, config.get_text_config(), stored)
+    check_ties(folder, config.get_text_config(), stored)
     tokenizer = read_tokenizer(folder)
     if offload:
-        network = _offloaded_network(folder, config, files, resolve_dtype(dtype), target)
+        network, unread = _offloaded_network(folder, config, stored, resolve_dtype(dtype), target)
     else:
         raise_unless_free(
-            bytes_converted(files, resolve_dtype(dtype)),
+            converted_bytes(stored, resolve_dtype(dtype)),
             f"The weights in '{folder}', read as {dtype},",
             "Choose the dtype of the files, or offload the model.",
             free_memory(),
         )
-        network = _read_network(folder, config, resolve_dtype(dtype))
+        network, unread = _read_network(folder, config, stored, resolve_dtype(dtype))
         check_finite(network.state_dict().items(), folder, network.dtype)
         move_to(network, target)
-    known, note = fingerprint(folder, files), note_of(folder)
-    return LoadedModel(name, network, tokenizer, known, folder, note=note)
+    unread |= ignored_names(network, stored)
+    unread -= zero_biases(unread, stored)
+    left_out = unread_note(network, unread, folder, extra_layers(folder))
+    note = ". ".join(filter(None, (model_note(folder), quantization, left_out)))
+    return LoadedModel(name, network, tokenizer, fingerprint(folder, files), folder, note=note)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model folder. Raises InputError where there is none."""
+    """Return the tokenizer in a model folder. Raises InputError if it is missing or damaged."""
     check_vocabulary(folder)
-    # transformers picks the class by the model_type too, and knows none of ours
-    known = {"config": read_config(folder)} if has_own_type(folder) else {}
+    # transformers selects the class by model_type, too, and does not know "lowrank_...".
+    options = {"config": read_config(folder)} if has_compressed_type(folder) else {}
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, **known
+                folder, local_files_only=True, trust_remote_code=False, **options
             )
         check_growth(tokenizer, folder)
         return tokenizer
     except InputError:
         raise
-    except Exception as error:  # from a missing file to a parse error in Rust
+    except Exception as error:  # many types, from a missing file to a parse error in Rust
         raise_shortage(error)
         tokenizer_files = sorted(path.name for path in folder.glob("*token*"))
         state = (
@@ -241,93 +277,125 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
+class _Lazy:
+    """A stored tensor that transformers reads when it needs the tensor."""
+
+    def __init__(self, stored: StoredTensor) -> None:
+        self._stored = stored
+
+    def __getitem__(self, _all: Any) -> Tensor:
+        """Return the tensor [...] in its dtype."""
+        return self._stored.map()
+
+
+def _stored_dtype(config: PretrainedConfig, stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """Return the dtype of a model for "auto"."""
+    floating = (tensor.dtype for tensor in stored.values() if tensor.dtype.is_floating_point)
+    return config.dtype or next(floating)
+
+
 def _read_network(
-    folder: Path, config: PretrainedConfig, dtype: torch.dtype | str
-) -> PreTrainedModel:
+    folder: Path,
+    config: PretrainedConfig,
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype | str,
+) -> tuple[PreTrainedModel, set[str]]:
+    """Return the network, and the names of tensors that transformers did not read."""
     options: dict[str, Any] = {
-        "dtype": dtype,
         "use_safetensors": True,
         "local_files_only": True,
         "trust_remote_code": False,
     }
-    options |= {"attn_implementation": kernel_of(config)} | experts_of(config, dtype)
+    source: Path | None = folder
+    loader = auto_class(config)
+    if any(isinstance(tensor, Dequantized) for tensor in stored.values()):
+        dtype = _stored_dtype(config, stored) if isinstance(dtype, str) else dtype
+        options["state_dict"] = {name: _Lazy(tensor) for name, tensor in stored.items()}
+        # The Auto class would look for an adapter in the folder, although the folder is None.
+        source, loader = None, loader._model_mapping[type(config)]
+    options |= {"dtype": dtype}
+    options |= {"attn_implementation": attention_kernel(config)} | experts_options(config, dtype)
     try:
         with quiet():
-            network, info = auto_class(config).from_pretrained(
-                folder,
-                config=dequantising(config),
+            network, info = loader.from_pretrained(
+                source,
+                config=config,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
                 **options,
             )
-    except Exception as error:  # the last net under a library with many kinds of failure
+            if source is None:
+                network.config.name_or_path = str(folder)
+                if (folder / GENERATION).is_file():
+                    network.generation_config = GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # transformers raises exceptions of many types
         raise_shortage(error)
         raise InputError(
-            f"The model in '{folder}' cannot be loaded ({one_line(error)}). Config and weights may "
-            "belong to different models: copy the folder again."
+            f"The model in '{folder}' cannot be loaded ({error_line(error)}). Config and weights "
+            "may belong to different models: copy the folder again."
         ) from error
     _refuse_gaps(folder, info)
-    _refuse_layers(folder, len(decoder_layers(network)), info["unexpected_keys"])
-    return network
+    return network, set(info["unexpected_keys"])
 
 
 def _offloaded_network(
     folder: Path,
     config: PretrainedConfig,
-    files: list[Path],
+    stored: Mapping[str, StoredTensor],
     dtype: torch.dtype | str,
     device: torch.device,
-) -> PreTrainedModel:
-    if config.model_type in MULTIMODAL or architecture_by(config).experts:
+) -> tuple[PreTrainedModel, set[str]]:
+    """Return the network, and the names of tensors that it does not read."""
+    is_renamed = config.model_type in (*MULTIMODAL, *RENAMED)
+    if is_renamed or config_architecture(config).experts:
         raise InputError(
-            f"'{folder}': weights of {with_article(config.model_type)} model are joined or renamed "
-            "on loading. Load it without offload."
+            f"'{folder}': {with_article(config.model_type)} model cannot be offloaded, since "
+            "loading joins or renames its weights. Load it without offload."
         )
-    free_at_once()
-    stored = stored_in(files)
+    return_freed_memory()
     if isinstance(dtype, str):  # "auto"
-        dtype = config.dtype or next(
-            place.dtype for place in stored.values() if place.dtype.is_floating_point
-        )
+        dtype = _stored_dtype(config, stored)
     check_dtype(dtype, device)
     network, stored = empty_network(config, dtype), as_dtype(stored, dtype)
-    _refuse_gaps(folder, map_weights(network, stored, device, cache_folder() / OFFLOADED))
-    return checked(network, stored, folder)
+    info = map_weights(network, stored, device, cache_folder() / OFFLOADED)
+    _refuse_gaps(folder, info)
+    return check_offloaded(network, stored, folder), set(info["unexpected_keys"])
 
 
-def checked(
+def check_offloaded(
     network: PreTrainedModel, stored: Mapping[str, StoredTensor], folder: Path
 ) -> PreTrainedModel:
-    """An offloaded network whose numbers have all been looked at once, one tensor at a time;
-    frozen and in eval mode.
-    """
-    check_finite(((name, place.map()) for name, place in stored.items()), folder, network.dtype)
+    """Check all numbers of an offloaded network, tensor by tensor; freeze it in eval mode."""
+    tensors = ((name, tensor.map()) for name, tensor in stored.items())
+    check_finite(tensors, folder, network.dtype)
     return network.eval().requires_grad_(False)
 
 
 def empty_network(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The modules without weights.
+    """Build the modules of a config without weights.
 
-    Built on the CPU, not on "meta", because buffers that no file holds are computed on the way;
-    memory that nobody writes to is only promised.
+    They are built on the CPU, not on the meta device, because buffers that no file contains must be
+    computed. The operating system allocates no memory for parameters that are never written.
     """
-    with unfilled():
+    with without_initialization():
         network = auto_class(config).from_config(
             config,
             dtype=dtype,
-            attn_implementation=kernel_of(config),
+            attn_implementation=attention_kernel(config),
             trust_remote_code=False,
-            **experts_of(config, dtype),
+            **experts_options(config, dtype),
         )
     for module in network.modules():
-        if own_table(module) is not None:  # made in `dtype`; from_pretrained makes it in float32
+        # `from_config` computed the table in `dtype`; `from_pretrained` would use float32.
+        if stored_table(module) is not None:
             network._init_weights(module)
     return network
 
 
 def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
-    """transformers fills what is missing or of the wrong shape with random numbers and only
-    warns.
+    """Raise InputError for missing or mismatched weights.
+
+    transformers would only warn and fill them with random numbers.
     """
     mismatched = sorted(info["mismatched_keys"])
     if mismatched:
@@ -335,56 +403,47 @@ def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
         raise InputError(
             f"'{folder}': the shape of '{name}' is {list(stored)} in the weights but "
             f"{list(expected)} by config.json "
-            f"({len(mismatched)} such). Config and weights belong to different models."
+            f"({len(mismatched)} mismatches). Config and weights belong to different models."
         )
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(
             f"'{folder}' lacks {len(missing)} of the weights that config.json calls for, first "
             f"'{missing[0]}'. "
-            "Files are missing, or they belong to another model."
-        )
-
-
-def _refuse_layers(folder: Path, layers: int, unread: Iterable[str]) -> None:
-    """transformers leaves out what the config does not call for: an entire layer as well."""
-    numbered = {name: at for name in unread if (at := _LAYER.search(name))}
-    beyond = sorted(name for name, at in numbered.items() if int(at[1]) >= layers)
-    if beyond:
-        raise InputError(
-            f"'{folder}' holds '{beyond[0]}', but config.json calls for {layers} layers. Config "
-            "and weights belong to different models."
+            f"{cause_of(info['unexpected_keys'], MISSING)}."
         )
 
 
 def move_to(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Move to the device, switch to eval mode and freeze. Raises InputError where the device does
-    not take the model.
+    """Move a network to a device, freeze it, and set eval mode.
+
+    Raises InputError if the device cannot hold the model.
     """
     check_dtype(network.dtype, device)
     try:
         network.to(device)
-    except (RuntimeError, AssertionError, ImportError) as error:  # Import: of other makers' devices
+    except (RuntimeError, AssertionError, ImportError) as error:  # Import: devices with add-ons
         raise_shortage(error)
         raise InputError(
-            f"The model cannot be moved to '{device}' ({one_line(error)}). Use device cpu or a "
+            f"The model cannot be moved to '{device}' ({error_line(error)}). Use device cpu or a "
             "smaller dtype."
         ) from error
     return network.eval().requires_grad_(False)
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Raise InputError where a device has no numbers of a model's dtype."""
-    if dtype == torch.float64 and exact_device(device) != device:
+    """Raise InputError if a device does not support the dtype of a model."""
+    if dtype == torch.float64 and float64_device(device) != device:
         raise InputError(
-            f"Device '{device}' has no float64, which is the model's dtype. Use dtype float32, or "
-            "device cpu."
+            f"Device '{device}' does not support float64, the dtype of the model. Use dtype "
+            "float32, or device cpu."
         )
 
 
 def resolve_device(device: str) -> torch.device:
-    """'auto' -> CUDA where there is one, else CPU. Raises InputError for a device that this
-    machine lacks.
+    """Return a torch device; "auto" is CUDA if available, otherwise the CPU.
+
+    Raises InputError for a device that this machine does not have.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -396,18 +455,18 @@ def resolve_device(device: str) -> torch.device:
         raise InputError(f"Device 'meta' holds no numbers. Use {DEVICES}.")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise InputError(
-            "Device 'mps' was asked for, but PyTorch finds no GPU of Apple's here. Use auto or cpu."
+            "Device 'mps' was requested, but PyTorch finds no Apple GPU. Use auto or cpu."
         )
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(
-            f"Device '{device}' was asked for, but {torch.cuda.device_count()} CUDA devices are "
+            f"Device '{device}' was requested, but {torch.cuda.device_count()} CUDA devices are "
             "visible. Use auto or cpu."
         )
     return chosen
 
 
 def resolve_dtype(dtype: str) -> torch.dtype | str:
-    """The torch dtype, or "auto" unchanged. Raises InputError for another name."""
+    """Return the torch dtype of a name; "auto" is returned unchanged. Raises InputError."""
     if dtype != "auto" and dtype not in DTYPES:
         raise unknown("dtype", dtype, [*DTYPES, "auto"])
     chosen: torch.dtype | str = DTYPES.get(dtype, dtype)

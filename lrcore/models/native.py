@@ -1,10 +1,16 @@
-"""Native modules as values: which rows of a matrix are the queries, keys or gate; head sizes.
+"""Native modules of the families: row layouts, head sizes and stacked experts.
 
-Fused matrices are split. Heads with partial rotary embedding, or with rotary pairs side by side,
-are read in the layout of a whole rotary head (first halves, then second halves), where the columns
-beyond the rotary part form pairs of angle zero. Contiguous rows are views, others copies.
+Fused matrices are split. Heads with partial or interleaved rotary embedding are read in the layout
+of a fully rotated head (first halves, then second halves), in which columns outside the rotary part
+form pairs of angle zero. Contiguous rows are views, other rows are copies.
+
+Most families stack gates above ups along the rows of a matrix. gpt-oss has transposed matrices,
+interleaved gates and ups, and biases. transformers describes the layout of stacked experts by
+attributes of the module (`use_experts_implementation`), except for Llama 4, whose matrices are
+transposed.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,16 +19,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..layer import Linear
+from ..layers.layer import MLP, Linear
 from .architecture import Architecture
 from .architectures import architecture_of, text_config
+
+PARTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 
 
 @dataclass(frozen=True)
 class HeadSizes:
     """Head sizes of a dense attention.
 
-    rotary: leading columns of a head that are rotated; head_size where all are, 0 without rotary.
+    rotary: number of leading columns of a head that are rotated; 0 without rotary embedding.
     """
 
     n_q: int
@@ -32,10 +40,10 @@ class HeadSizes:
 
 
 def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
-    """Sizes from the config, and from the module where only some layers have rotary embedding."""
+    """Return the head sizes from the config, and from the module if layers differ."""
     row, config = architecture_of(network), text_config(network)
     n_q = config.num_attention_heads
-    # of a Falcon the module alone says it
+    # Falcon stores the number of kv heads in the module only.
     n_kv = getattr(attention, "num_kv_heads", None)
     n_kv = n_kv or getattr(config, "num_key_value_heads", None) or n_q
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
@@ -46,47 +54,124 @@ def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
 
 
 def rows_of(row: Architecture, sizes: HeadSizes, name: str) -> Tensor:
-    """Rows of the native matrix that hold queries, keys or values, in the layout of `Attention`.
+    """Return the rows of queries, keys or values in a native matrix, [heads * head_size].
 
-    Returns indices [heads * head_size].
+    The rows are in the layout of `Attention`.
     """
     count, inner = sizes.n_q if name == "q" else sizes.n_kv, torch.arange(sizes.head_size)
-    beside = row.pairs == "neighbours"
-    if name != "v" and sizes.rotary and (beside or sizes.rotary < sizes.head_size):
-        rotary, rest = inner[: sizes.rotary], inner[sizes.rotary :].view(2, -1)
-        rotary = rotary.view(-1, 2).T if beside else rotary.view(2, -1)
-        inner = torch.cat((rotary, rest), dim=1).flatten()
-    place = "qkv".index(name)
+    interleaved = row.pairs == "interleaved"
+    if name != "v" and sizes.rotary and (interleaved or sizes.rotary < sizes.head_size):
+        rotary, unrotated = inner[: sizes.rotary], inner[sizes.rotary :].view(2, -1)
+        rotary = rotary.view(-1, 2).T if interleaved else rotary.view(2, -1)
+        inner = torch.cat((rotary, unrotated), dim=1).flatten()
+    position = "qkv".index(name)
     if row.qkv == "by_group":
         group, heads = sizes.n_q // sizes.n_kv, torch.arange(count)
-        own = heads // group * 2 + heads if name == "q" else heads * (group + 2) + group + place - 1
-        starts = own * sizes.head_size
+        if name == "q":
+            blocks = heads // group * 2 + heads
+        else:
+            blocks = heads * (group + 2) + group + position - 1
+        starts = blocks * sizes.head_size
     else:
-        before = (0, sizes.n_q, sizes.n_q + sizes.n_kv)[place] if row.qkv == "stacked" else 0
+        before = (0, sizes.n_q, sizes.n_q + sizes.n_kv)[position] if row.qkv == "stacked" else 0
         starts = (before + torch.arange(count)) * sizes.head_size
     return (starts.unsqueeze(1) + inner).flatten()
 
 
-def take(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
-    """Entries of a tensor [..., n, ...] along a dimension by index [k]; a view if contiguous."""
+def select_rows(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    """Select entries of a tensor [..., n, ...] by index [k] along dim; a view if contiguous."""
     first, count = int(index[0]), len(index)
     if torch.equal(index, torch.arange(first, first + count)):
         return tensor.narrow(dim, first, count)
     return tensor.index_select(dim, index.to(tensor.device))
 
 
-def linear_of(module: nn.Module, index: Tensor | None = None) -> Linear:
-    """Weight [out, in] and bias [out] of a native projection, or of the rows in index [k]."""
-    native: Any = module  # nn.Linear, or the Conv1D of transformers
+def native_linear(module: nn.Module, index: Tensor | None = None) -> Linear:
+    """Return weight [out, in] and bias [out] of a native projection, or the rows of index [k]."""
+    native: Any = module  # nn.Linear, or Conv1D of transformers
     weight = native.weight.detach()
     weight = weight.T if isinstance(module, Conv1D) else weight
     bias = None if native.bias is None else native.bias.detach()
     if index is None:
         return Linear(weight, bias)
-    return Linear(take(weight, index), None if bias is None else take(bias, index))
+    return Linear(select_rows(weight, index), None if bias is None else select_rows(bias, index))
 
 
 def gate_rows(module: Any, name: Literal["gate", "up"]) -> Tensor:
-    """Rows of the gate or of up in a fused matrix: indices [d_f]."""
+    """Return the rows of the gate or of up in a fused matrix, [d_f]."""
     half = module.weight.shape[0] // 2
     return torch.arange(half) + (half if name == "up" else 0)
+
+
+@dataclass(frozen=True)
+class ExpertsLayout:
+    """Layout of stacked matrices.
+
+    transposed: [experts, in, out]. concatenated: gates before ups; otherwise they are interleaved.
+    """
+
+    transposed: bool
+    concatenated: bool
+    biases: bool
+
+
+def layout_of(native: Any) -> ExpertsLayout:
+    """Return the layout of a stacked module."""
+    if not hasattr(native, "is_transposed"):
+        return ExpertsLayout(transposed=True, concatenated=True, biases=False)
+    return ExpertsLayout(native.is_transposed, native.is_concatenated, native.has_bias)
+
+
+def separate_experts(native: Any, activation: str) -> tuple[MLP, ...]:
+    """Return the experts of a stacked module, as views of its tensors if possible."""
+    return tuple(
+        MLP(
+            **{name: _linear(native, leaf, name, number) for leaf in PARTS for name in PARTS[leaf]},
+            activation=activation,
+        )
+        for number in range(len(native.down_proj))
+    )
+
+
+def _linear(native: Any, leaf: str, name: str, number: int) -> Linear:
+    layout, weight = layout_of(native), getattr(native, leaf).detach()[number]
+    weight = weight.T if layout.transposed else weight
+    bias = getattr(native, f"{leaf}_bias").detach()[number] if layout.biases else None
+    if len(PARTS[leaf]) == 1:
+        return Linear(weight, bias)
+    rows = _rows(layout, len(weight) // 2, PARTS[leaf].index(name))
+    return Linear(weight[rows], None if bias is None else bias[rows])
+
+
+def _rows(layout: ExpertsLayout, width: int, position: int) -> slice:
+    """Return the rows of gates (position 0) or ups (1) in their common matrix."""
+    if layout.concatenated:
+        return slice(position * width, (position + 1) * width)
+    return slice(position, None, 2)
+
+
+def stack_parameter(native: Any, leaf: str, experts: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Stack the parameters of experts, which are named "gate_proj.weight" and so on.
+
+    leaf: name of the stacked parameter, such as "gate_up_proj_bias". Returns [experts, ...].
+    """
+    kind = "bias" if leaf.endswith("_bias") else "weight"
+    layout, parts = layout_of(native), PARTS[leaf.removesuffix("_bias")]
+    tensors = []
+    for expert in experts:
+        separate_parts = [expert[f"{name}_proj.{kind}"] for name in parts]
+        joined = torch.cat(separate_parts)
+        for position, part in enumerate(separate_parts if len(separate_parts) > 1 else ()):
+            joined[_rows(layout, len(part), position)] = part
+        tensors.append(joined.T if layout.transposed and kind == "weight" else joined)
+    return torch.stack(tensors)
+
+
+def fill_stacked(native: Any, experts: Sequence[Mapping[str, Tensor]]) -> None:
+    """Set the parameters [experts, ...] of a stacked module from those of its experts.
+
+    experts: parameters by name, as in `stack_parameter`.
+    """
+    for name, parameter in list(native.named_parameters()):
+        tensor = stack_parameter(native, name, experts).to(parameter.dtype).contiguous()
+        setattr(native, name, nn.Parameter(tensor, requires_grad=False))

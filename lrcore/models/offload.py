@@ -1,9 +1,9 @@
-"""Offloading of decoder layers to disk, layer by layer.
+"""Offloading of decoder layers to disk.
 
-An offloaded layer's parameters are on the device "meta". `present(layer)` loads them from the
-safetensors files for a block of code, and hooks do so for every forward pass. When the layer is
-released, tensors that were replaced in between are written to a temporary file: a network that
-`write_layer` compresses layer by layer never has more than one layer in memory.
+The parameters of an offloaded layer are on the device "meta". `present(layer)` loads them from the
+safetensors files for a block of code, and hooks load them for each forward pass. When the layer is
+released, tensors that were replaced are written to a temporary file. Therefore a network that
+`write_layer` compresses layer by layer never has more than a single layer in memory.
 """
 
 import ctypes
@@ -17,28 +17,29 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..tensor_files import StoredTensor, Temporary, stored_tensors, write_tensors
+from ..system.tensor_files import StoredTensor, Temporary, stored_tensors, write_tensors
+from .architectures import architecture_of, decoder_layers
 
-M_MMAP_THRESHOLD = -3  # as malloc.h names it
-PLACE = "offloaded"  # the attribute of a layer that holds its Offloaded
+M_MMAP_THRESHOLD = -3  # from malloc.h
+ATTRIBUTE = "offloaded"  # the attribute of a layer that holds its Offloaded
 
 
-class Ahead(Protocol):
-    """What reads a layer before it is loaded, see read_ahead.py."""
+class LayerReader(Protocol):
+    """A reader of layers before they are loaded; see read_ahead.py."""
 
-    def take(self, place: "Offloaded") -> dict[StoredTensor, Tensor]:
-        """The tensors [...] of a layer that were read ahead: all or none."""
+    def pop_tensors(self, layer: "Offloaded") -> dict[StoredTensor, Tensor]:
+        """Return the tensors [...] of a layer that were read ahead: all or none."""
         ...
 
-    def begin_after(self, place: "Offloaded") -> None:
-        """Begin with the layer after the one that is loaded."""
+    def begin_after(self, layer: "Offloaded") -> None:
+        """Start to read the layer after a loaded layer."""
         ...
 
 
 class Offloaded:
-    """The places of one layer's tensors, by name, and those that are loaded now.
+    """The stored tensors of a layer by name, and the tensors that are loaded.
 
-    ahead: who reads them ahead, if anybody; not of a clone.
+    ahead: reader that reads them ahead, or None; a clone has none.
     """
 
     def __init__(
@@ -47,18 +48,18 @@ class Offloaded:
         self.tensors, self.folder, self.device = dict(tensors), folder, device
         self._users, self._lock = 0, RLock()
         self._loaded: dict[str, Tensor] = {}
-        self.ahead: Ahead | None = None
+        self.ahead: LayerReader | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Offloaded":
-        """For a clone of the layer: the same places, loaded separately."""
+        """Return the stored tensors for a clone of the layer, with separate loading."""
         return Offloaded(self.tensors, self.folder, self.device)
 
     def load(self, layer: nn.Module) -> None:
         """Load the tensors into the layer, unless they are in use already."""
         with self._lock:
             if not self._users:
-                ahead = self.ahead  # another thread may end it
-                read = {} if ahead is None else ahead.take(self)
+                ahead = self.ahead  # another thread may set it to None
+                read = {} if ahead is None else ahead.pop_tensors(self)
                 for name, stored in self.tensors.items():
                     read[stored] = put_tensor(
                         layer, name, read[stored] if stored in read else stored.read(self.device)
@@ -69,17 +70,17 @@ class Offloaded:
             self._users += 1
 
     def release(self, layer: nn.Module) -> None:
-        """After the last user: write the tensors that were replaced, and release all."""
+        """Release the tensors after the last user, and write replaced tensors."""
         with self._lock:
-            # not below zero: a forward pass that failed to load them ends here, too
+            # Never below zero: a forward pass whose load failed calls this, too.
             self._users = max(self._users - 1, 0)
             if self._users or not self._loaded:
                 return
-            now = named_tensors(layer)
-            new = {n: tensor for n, tensor in now.items() if self._loaded.get(n) is not tensor}
-            kept = {name: self.tensors[name] for name in now if name not in new}
-            self.tensors = kept | self._write(new)
-            empty_out(layer)
+            current = named_tensors(layer)
+            new = {n: tensor for n, tensor in current.items() if self._loaded.get(n) is not tensor}
+            unchanged = {name: self.tensors[name] for name in current if name not in new}
+            self.tensors = unchanged | self._write(new)
+            move_to_meta(layer)
             self._loaded = {}
 
     def _write(self, new: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
@@ -95,8 +96,8 @@ class Offloaded:
 
 @contextmanager
 def present(layer: nn.Module) -> Iterator[None]:
-    """Inside, an offloaded layer's tensors are in memory; other layers are left alone."""
-    offloaded = getattr(layer, PLACE, None)
+    """Load an offloaded layer's tensors while the context is active; no effect on other layers."""
+    offloaded = getattr(layer, ATTRIBUTE, None)
     if offloaded is None:
         yield
         return
@@ -108,18 +109,18 @@ def present(layer: nn.Module) -> Iterator[None]:
 
 
 def offload(layer: nn.Module, offloaded: Offloaded) -> None:
-    """Offload a layer to the places in `offloaded`; the tensors it has now are dropped."""
-    empty_out(layer)
-    setattr(layer, PLACE, offloaded)
+    """Offload a layer to stored tensors; its current tensors are dropped."""
+    move_to_meta(layer)
+    setattr(layer, ATTRIBUTE, offloaded)
     layer.register_forward_pre_hook(_before)
     layer.register_forward_hook(_after, always_call=True)
 
 
-def free_at_once() -> None:
-    """Make glibc return large blocks to the system when they are freed; no effect on others.
+def return_freed_memory() -> None:
+    """Make glibc return freed large blocks to the system; no effect with other C libraries.
 
-    By default it keeps blocks of up to 32 MB, which after some layers add up to another layer.
-    Call it before the network is made: blocks already inside the heap stay there.
+    By default glibc keeps blocks of up to 32 MB, which add up to the size of a layer. Call this
+    before the network is built: blocks in the heap stay there.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -127,43 +128,43 @@ def free_at_once() -> None:
         library.malloc_trim(0)
 
 
-def empty_out(layer: nn.Module) -> None:
-    """Move a layer's tensors to the device "meta": shapes without numbers."""
+def move_to_meta(layer: nn.Module) -> None:
+    """Move a layer's tensors to the device "meta"."""
     for name, tensor in named_tensors(layer).items():
         put_tensor(layer, name, tensor.to("meta"))
 
 
-# Hooks are functions of this file, not closures: a deep copy of a layer keeps its hooks.
+# Hooks are functions of this module, not closures, so that a deep copy of a layer has hooks, too.
 def _before(layer: nn.Module, _args: Any) -> None:
-    getattr(layer, PLACE).load(layer)
+    getattr(layer, ATTRIBUTE).load(layer)
 
 
 def _after(layer: nn.Module, _args: Any, _out: Any) -> None:
-    getattr(layer, PLACE).release(layer)
+    getattr(layer, ATTRIBUTE).release(layer)
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict: parameters and persistent buffers [...], by every name they have."""
+    """Return parameters and persistent buffers [...] by name; a tied tensor occurs repeatedly."""
     tensors: dict[str, Tensor] = module.state_dict(keep_vars=True)
     return tensors
 
 
-def stored_of(network: PreTrainedModel) -> dict[str, StoredTensor]:
-    """The places of the tensors of all offloaded layers, by their names in the network."""
-    places = {
-        path: getattr(module, PLACE)
+def stored_tensors_of(network: PreTrainedModel) -> dict[str, StoredTensor]:
+    """Return the stored tensors of all offloaded layers, by their names in the network."""
+    offloaded = {
+        path: getattr(module, ATTRIBUTE)
         for path, module in network.named_modules()
-        if hasattr(module, PLACE)
+        if hasattr(module, ATTRIBUTE)
     }
     return {
         f"{path}.{name}": stored
-        for path, place in places.items()
-        for name, stored in place.tensors.items()
+        for path, layer in offloaded.items()
+        for name, stored in layer.tensors.items()
     }
 
 
 def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Replace a parameter or buffer by a tensor [...], frozen; returns what the module then holds.
+    """Replace a parameter or buffer by a tensor [...] without gradients; return the new entry.
 
     The result is the tensor itself, or a parameter of the same shape [...].
     """
@@ -177,3 +178,72 @@ def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
     )
     owner._parameters[leaf] = parameter
     return parameter
+
+
+def map_weights(
+    network: PreTrainedModel, stored: Mapping[str, StoredTensor], device: torch.device, folder: Path
+) -> dict[str, Any]:
+    """Connect each tensor of an empty network to its file; layers are not read.
+
+    Embeddings, norms and head are memory-mapped, or read if they must be converted or moved to a
+    device. folder: for tensors that replace those of a layer later. Returns missing_keys,
+    mismatched_keys and unexpected_keys as transformers does; if one of the first two is not empty,
+    no tensor was connected.
+    """
+    needed = named_tensors(network)
+    names = _match_names(network, needed, stored)
+    tensors = {name: stored[source] for name, source in names.items()}
+    missing = [
+        name for name in needed if name not in tensors and name not in network.all_tied_weights_keys
+    ]
+    mismatched = [
+        (name, tensor.shape, tuple(needed[name].shape))
+        for name, tensor in tensors.items()
+        if tensor.shape != tuple(needed[name].shape)
+    ]
+    if not missing and not mismatched:
+        _attach(network, tensors, device, folder)
+    unexpected = sorted(stored.keys() - names.values())
+    return {"missing_keys": missing, "mismatched_keys": mismatched, "unexpected_keys": unexpected}
+
+
+def _match_names(
+    network: PreTrainedModel, needed: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, str]:
+    """Return the names in the files by the names in the network.
+
+    Names in files may differ: a base model lacks the prefix, and GPT-NeoX has a different name for
+    the head.
+    """
+    prefix = f"{network.base_model_prefix}."
+    aliases = {
+        name: (name, name.removeprefix(prefix), name.replace("lm_head.", "embed_out."))
+        for name in needed
+    }
+    sources = {
+        name: next((alias for alias in names if alias in stored), None)
+        for name, names in aliases.items()
+    }
+    return {name: source for name, source in sources.items() if source is not None}
+
+
+def _attach(
+    network: PreTrainedModel,
+    tensors: Mapping[str, StoredTensor],
+    device: torch.device,
+    folder: Path,
+) -> None:
+    prefix = f"{architecture_of(network).layers}."
+    for index, layer in enumerate(decoder_layers(network)):
+        start = f"{prefix}{index}."
+        of_layer = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+        offload(layer, Offloaded(of_layer, folder, device))
+    for name, stored in tensors.items():
+        if not name.startswith(prefix):
+            put_tensor(network, name, stored.map() if device.type == "cpu" else stored.read(device))
+    for module in network.modules():
+        # Buffers that are in no file, such as the frequencies of rotary embeddings.
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type != "meta":
+                module._buffers[name] = buffer.to(device)
+    network.tie_weights()

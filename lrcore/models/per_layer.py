@@ -1,33 +1,33 @@
-"""Configs whose layers differ in size: `per_layer_config` of transformers."""
+"""Access to configs whose layers differ in size (`per_layer_config` of transformers)."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-UNEVEN = "per_layer_config"
-DENSE_SIZES = "sizes"  # in `lowrank` of an export: what the dense model's layers have
+PER_LAYER_FIELD = "per_layer_config"
+DENSE_SIZES_KEY = "sizes"  # key in `lowrank` of an export: the sizes of the dense model's layers
 
 
-def is_uneven(config: "PretrainedConfig") -> bool:
-    """Whether some layers have sizes of their own."""
+def has_per_layer_sizes(config: "PretrainedConfig") -> bool:
+    """Return True if the sizes differ by layer."""
     return bool(getattr(config, "is_heterogeneous", False))
 
 
-def values_of(config: "PretrainedConfig", name: str) -> list[Any]:
-    """The values of a field in all layers, or the one that they share; empty where it is unknown.
+def layer_values(config: "PretrainedConfig", name: str) -> list[Any]:
+    """Return the values of a config field in all layers; [] if the field does not exist.
 
-    transformers refuses to read a field that differs by layer from the whole config.
+    A field with the same value in all layers is returned once. transformers refuses to read a field
+    that differs by layer from the main config.
     """
-    configs = list(config.per_layer_config) if is_uneven(config) else [config]
-    return [getattr(one, name) for one in configs if getattr(one, name, None) is not None]
+    configs = list(config.per_layer_config) if has_per_layer_sizes(config) else [config]
+    return [getattr(c, name) for c in configs if getattr(c, name, None) is not None]
 
 
 def sizes_by_layer(config: "PretrainedConfig") -> dict[int, dict[str, Any]] | None:
-    """The fields that layers have for themselves, by layer; None of a config that does not say.
+    """Return the fields that differ from the main config, by layer; None without such an entry.
 
-    A family whose layers differ says of layers that are alike that none has any: without, it would
-    give them other sizes.
+    An empty entry has a meaning: without it, some families apply other sizes to their layers.
     """
-    sizes = config.to_dict().get(UNEVEN)
-    return None if sizes is None else {int(index): dict(own) for index, own in sizes.items()}
+    sizes = config.to_dict().get(PER_LAYER_FIELD)
+    return None if sizes is None else {int(index): dict(fields) for index, fields in sizes.items()}

@@ -1,7 +1,7 @@
-"""Double buffering of offloaded layers: while one computes, the next one comes to the device.
+"""Double buffering of offloaded layers: the next layer is copied while the current layer computes.
 
-A thread reads the next layer's files into pinned memory, from which a stream beside that of the
-computation copies it. On the CPU nothing is read ahead: it would take the cores that compute.
+A thread reads the next layer's files into pinned memory, and a separate stream copies it to the
+device. On the CPU no layer is read ahead, since reading would take cores from the computation.
 """
 
 import threading
@@ -15,57 +15,59 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..tensor_files import StoredTensor
-from ..threads import take_one
+from ..system.tensor_files import StoredTensor
+from ..system.threads import take_one
 from .architectures import decoder_layers
-from .offload import PLACE, Offloaded
+from .offload import ATTRIBUTE, Offloaded
 
-STREAMS = {"cuda", "xpu"}  # types of devices that copy in one stream while another computes
+STREAMS = {"cuda", "xpu"}  # device types that copy in a stream while another stream computes
 
 
 def bytes_at_once(network: PreTrainedModel) -> int:
-    """What the offloaded layers take of the device while they are run one after another: the
-    largest, and where the next is read ahead, the two largest. 0 for a network in memory.
+    """Return the bytes on the device that a pass over all offloaded layers needs.
+
+    This is the size of the largest layer, or of the two largest if the next layer is read ahead,
+    and 0 for a network in memory.
     """
-    places = _places(network)
-    sizes = sorted(sum(one.nbytes for one in set(place.tensors.values())) for place in places)
-    return sum(sizes[-1 - _can_be(places) :])
+    layers = _offloaded_layers(network)
+    sizes = sorted(sum(t.nbytes for t in set(layer.tensors.values())) for layer in layers)
+    return sum(sizes[-1 - _can_read_ahead(layers) :])
 
 
 @contextmanager
 def reading_ahead(*networks: PreTrainedModel) -> Iterator[None]:
-    """Inside, this thread runs the offloaded layers of each network in their order, once or again
-    and again; the layer after the one that was loaded last is read while that one computes.
+    """Read offloaded layers ahead while the context is active.
 
-    Results are the same to the bit. Of each network at most one further layer is on the device.
-    No effect on networks in memory, on devices without streams, and where a network is read ahead
-    already.
+    The calling thread runs the layers of each network in order, once or repeatedly. While a layer
+    computes, the next layer is read. Results are the same to the bit, and each network has at most
+    two layers on the device. No effect on networks in memory, on devices without streams, and on
+    networks that are already read ahead.
     """
     with ExitStack() as stack:
         for network in networks:
-            places = _places(network)
-            if _can_be(places) and places[0].ahead is None:
+            layers = _offloaded_layers(network)
+            if _can_read_ahead(layers) and layers[0].ahead is None:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "read-ahead", take_one))
-                stack.callback(ReadAhead(places, pool).end)
+                stack.callback(ReadAhead(layers, pool).end)
         yield
 
 
-def _places(network: PreTrainedModel) -> list[Offloaded]:
+def _offloaded_layers(network: PreTrainedModel) -> list[Offloaded]:
     layers = decoder_layers(network)
-    return [getattr(layer, PLACE) for layer in layers if hasattr(layer, PLACE)]
+    return [getattr(layer, ATTRIBUTE) for layer in layers if hasattr(layer, ATTRIBUTE)]
 
 
-def _can_be(places: Sequence[Offloaded]) -> bool:
-    """Whether layers are read ahead."""
-    return len(places) > 1 and places[0].device.type in STREAMS
+def _can_read_ahead(layers: Sequence[Offloaded]) -> bool:
+    """Return True if layers are read ahead."""
+    return len(layers) > 1 and layers[0].device.type in STREAMS
 
 
 @dataclass(eq=False)
-class _Coming:
-    """A layer on its way.
+class _PendingLayer:
+    """A layer that is being read.
 
-    of: the places that it is read from, by whose identity it is known: a layer that was written
-    anew has others. tensors [*shape]: filled in the stream that copies.
+    of: its stored tensors, compared by identity: a layer that was written again has another
+    mapping. tensors [*shape]: filled in the copying stream.
     """
 
     of: Mapping[str, StoredTensor]
@@ -75,56 +77,58 @@ class _Coming:
 
 
 class ReadAhead:
-    """Layers in the order of `places`, the first after the last, for the thread that made this."""
+    """A reader of layers in the order of `layers`, cyclically, for the thread that creates it."""
 
-    def __init__(self, places: Sequence[Offloaded], pool: ThreadPoolExecutor) -> None:
-        self._after = dict(zip(places, [*places[1:], places[0]], strict=True))
+    def __init__(self, layers: Sequence[Offloaded], pool: ThreadPoolExecutor) -> None:
+        self._after = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
         self._pool, self._thread = pool, threading.get_ident()
-        self._device = places[0].device
+        self._device = layers[0].device
         self._module: Any = torch.get_device_module(self._device)
         self._stream = self._module.Stream(device=self._device)
-        self._coming: _Coming | None = None
-        for place in places:
-            place.ahead = self
+        self._coming: _PendingLayer | None = None
+        for layer in layers:
+            layer.ahead = self
 
     def end(self) -> None:
-        """Read nothing ahead any more, and forget what was."""
-        for place in self._after:
-            place.ahead = None
+        """Stop, and drop the layer that was read ahead."""
+        for layer in self._after:
+            layer.ahead = None
         self._drop()
 
-    def take(self, place: Offloaded) -> dict[StoredTensor, Tensor]:
-        """The tensors [*shape] of a layer if they were read ahead, else nothing: then they are to
-        be read, which also raises anew what reading ahead did.
+    def pop_tensors(self, layer: Offloaded) -> dict[StoredTensor, Tensor]:
+        """Return the tensors [*shape] of a layer if they were read ahead, otherwise {}.
+
+        After {} the caller reads them, which raises any error of reading ahead again.
         """
         coming = self._coming
-        if not self._is_ours() or coming is None or coming.of is not place.tensors:
+        if not self._is_ours() or coming is None or coming.of is not layer.tensors:
             return {}
         tensors = self._settle(coming)
         return tensors if coming.filled.exception() is None else {}
 
-    def begin_after(self, place: Offloaded) -> None:
-        """Begin with the layer after this one, whose tensors are loaded, unless it is on its way;
-        not where the device has no memory for it.
+    def begin_after(self, layer: Offloaded) -> None:
+        """Start to read the layer after a loaded layer, unless it is being read already.
+
+        No effect if the device has too little memory.
         """
         if not self._is_ours():
             return
-        wanted, coming = self._after[place].tensors, self._coming
-        if coming is not None and coming.of is wanted:
+        next_tensors, coming = self._after[layer].tensors, self._coming
+        if coming is not None and coming.of is next_tensors:
             return
         self._drop()
         try:
-            # not those of inference, which another thread could not fill
+            # Another thread could not write to inference tensors.
             with torch.inference_mode(False):
                 tensors = {
                     stored: torch.empty(stored.shape, dtype=stored.dtype, device=self._device)
-                    for stored in wanted.values()
+                    for stored in next_tensors.values()
                 }
         except torch.OutOfMemoryError:
             return
-        # memory of a layer before may be among it, which is still being computed with
+        # The new memory may be that of an earlier layer, with which the device still computes.
         self._stream.wait_stream(self._module.current_stream(self._device))
-        coming = _Coming(wanted, tensors)
+        coming = _PendingLayer(next_tensors, tensors)
         coming.filled = self._pool.submit(self._fill, coming)
         self._coming = coming
 
@@ -136,26 +140,29 @@ class ReadAhead:
     def _is_ours(self) -> bool:
         return threading.get_ident() == self._thread
 
-    def _settle(self, coming: _Coming) -> dict[StoredTensor, Tensor]:
-        """Wait until all copies are in their stream, and let the computation wait for them: it may
-        use the tensors then, or their memory for others.
+    def _settle(self, coming: _PendingLayer) -> dict[StoredTensor, Tensor]:
+        """Wait until all copies are in their stream, and make the computation wait for them.
+
+        Afterwards the computation may use the tensors, or their memory for other tensors.
         """
         wait([coming.filled])
         self._module.current_stream(self._device).wait_stream(self._stream)
         tensors = dict(coming.tensors)
-        coming.tensors.clear()  # the pool may hold `coming` a little longer
+        coming.tensors.clear()  # the pool may hold `coming` for a short time
         self._coming = None
         return tensors
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _fill(self, coming: _Coming) -> None:
-        pinned = torch.accelerator.is_available()
+    def _fill(self, coming: _PendingLayer) -> None:
+        can_be_pinned = torch.accelerator.is_available()
         with self._module.stream(self._stream):
             for stored, tensor in coming.tensors.items():
                 if coming.unwanted.is_set():
                     raise CancelledError
-                here = torch.empty(stored.shape, dtype=stored.dtype, pin_memory=pinned)
-                stored.read_into(here)
-                # torch keeps pinned memory until what is copied from it has been
-                tensor.copy_(here, non_blocking=True)
+                pinned_tensor = torch.empty(
+                    stored.shape, dtype=stored.dtype, pin_memory=can_be_pinned
+                )
+                stored.read_into(pinned_tensor)
+                # torch keeps the pinned memory until the copy has finished
+                tensor.copy_(pinned_tensor, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Running a network layer by layer: the unit of memory, progress, cancel and resume.
+"""Layer-wise execution of a network: memory, progress and cancellation by layer.
 
-The hidden states of all windows are kept for one depth at a time, on the network's device, and the
-statistics of one layer.
+In memory are the hidden states of all windows at a single depth, on the network's device, and the
+statistics of a single layer.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..experts import SHARES, needs_of, observe, routed
-from ..layer import Layer
-from ..modules.compressed import CompressedAttention, in_halves, whole_head
-from ..modules.own_tables import tables_of
-from ..modules.sliced import SlicedLayer
-from ..statistics import (
+from ..layers.experts import SHARES, expert_needs, observe_experts, route_tokens
+from ..layers.layer import Layer
+from ..layers.modules.compressed import CompressedAttention
+from ..layers.modules.rotary import full_head_tables, in_halves, rotary_tables
+from ..layers.modules.sliced import SlicedLayer
+from ..layers.statistics import (
     ATTENDED_KEYS,
     LATENT_TAPS,
+    TAPS,
     Accumulator,
     Moments,
     Need,
@@ -31,25 +32,25 @@ from .architectures import (
     active_stream,
     architecture_of,
     decoder_layers,
+    has_token_inputs,
     norm_after,
-    reads_tokens,
     residual_multiplier,
 )
-from .attended_keys import has_attended_keys, observed
+from .attended_keys import has_attended_keys, observing_keys
 from .layers import experts_path, layer_shapes, projection_paths, read_layer
-from .native import head_sizes, rows_of, take
+from .native import head_sizes, rows_of, select_rows
 from .offload import present
-from .partial import SHARED, Call, Identity, exchanged
+from .partial import SHARED, Call, Identity, replaced_layers
 from .weighted_values import weighted_values
 
 
 class _Stop(Exception):
-    """Ends a forward pass once the inputs of the layers are known."""
+    """Ends a forward pass when the inputs of the layers are available."""
 
 
 BATCH = 8  # windows per forward pass
-# A projection that reads the activations of a tap, in the order in which a layer runs them; of
-# several that a layer may have, the first.
+# Projections that read the activations of a tap, in the order of the forward pass. The activations
+# are observed at the first of them that the layer has: some latent attention has no q.
 READERS = {
     "attn_in": ("q", "kv_a"),
     "q_latent": ("q_b",),
@@ -61,11 +62,11 @@ READERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """One batch inside a layer: inputs of its projections, and two outputs.
+class LayerActivations:
+    """Inputs of projections and outputs of a layer, for a batch.
 
     o_in [b, t, n_q * v_size]; o_out [b, t, d], the attention's output; up_in [b, t, d] and down_in
-    [b, t, d_f], None in a layer of experts; out, the layer's output, as `LayerStream.hidden`.
+    [b, t, d_f], None in a layer of experts; out: the layer's output, as `LayerStream.hidden`.
     """
 
     o_in: Tensor
@@ -76,89 +77,93 @@ class Look:
 
 
 def reader_of(tap: str, names: Collection[str]) -> str | None:
-    """The projection by which a tap is read in a layer that has those of some names; None where it
-    has none.
-    """
-    return next((name for name in READERS[tap] if name in names), None)
+    """Return the projection that reads a tap in a layer with these projections, or None."""
+    return next((name for name in READERS.get(tap, (tap,)) if name in names), None)
 
 
 class LayerStream:
-    """The hidden states of `tokens` [n, t] at the input of one decoder layer after another.
+    """The hidden states of `tokens` [n, t] at the input of a decoder layer.
 
-    Call `run(i)` for i = 0, 1, ... in order; with `advance=False` it only collects statistics, so
+    Call `run(i)` for i = 0, 1, ... in order. With `advance=False` it only collects statistics, so
     that a layer can be observed dense, replaced, and then run compressed (sequential calibration).
-    It registers hooks on the network's modules: give it a `layers.clone` where the network may run
-    elsewhere at the same time.
+    Hooks are registered on the network's modules: pass a `layers.clone` if other threads may run
+    the network.
     """
 
     def __init__(
         self, network: PreTrainedModel, tokens: Tensor, batch: int = BATCH, first: int = 0
     ) -> None:
-        """first: how many tokens of the same text others see before these."""
+        """Run the embedding. first: position of the first token, as for `Accumulator`."""
         self.network, self.batch, self.first = network, batch, first
-        self._by_token = reads_tokens(network)
-        self._calls: dict[tuple[int, int], list[Call]] = {}  # see _key; one per layer
+        self._has_token_inputs = has_token_inputs(network)
+        # arguments of layers that were found by structure may depend on the tokens, too
+        self._by_batch = self._has_token_inputs or architecture_of(network).is_inferred
+        # further arguments of the layers, such as masks, by `_key`; an entry per layer
+        self._calls: dict[tuple[int, int], list[Call]] = {}
         parts = tokens.to(network.device).split(batch)
         self._sizes = [len(part) for part in parts]
         self._hidden = [self._enter(number, part) for number, part in enumerate(parts)]
 
     @torch.inference_mode()
     def _enter(self, number: int, tokens: Tensor) -> Tensor:
-        """Input of the first decoder layer, [b, t, d]; no layer is run.
+        """Return the input of the first decoder layer, [b, t, d], without running a layer.
 
-        All windows are whole and equally long, so the masks and position tables of one batch serve
-        every other of its size, unless layers are called with what depends on the tokens.
+        All windows have the same length, so batches of the same size share masks and position
+        tables, unless layers take inputs that depend on the tokens.
         """
         row, layers = architecture_of(self.network), decoder_layers(self.network)
         caught: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = []
 
-        def note(*call: Any) -> None:
+        def catch(*call: Any) -> None:
             caught.append(call)
             if len(caught) == len(layers):
                 raise _Stop
 
-        with exchanged(self.network, [Identity(row, note) for _ in layers]), suppress(_Stop):
+        with replaced_layers(self.network, [Identity(row, catch) for _ in layers]), suppress(_Stop):
             self.network(input_ids=tokens, use_cache=False)
-        own = [(args, kwargs) for _, args, kwargs in caught]
-        if self._by_token and (others := self._calls.get((len(tokens), 0))):
-            own = [
-                (args, other | {SHARED: kwargs[SHARED]})
-                for (args, kwargs), (_, other) in zip(own, others, strict=True)
+        calls = [(args, kwargs) for _, args, kwargs in caught]
+        if self._has_token_inputs and (earlier := self._calls.get((len(tokens), 0))):
+            # Only args and shared keys depend on the tokens; masks and tables are those of the
+            # first batch of this size, so that they are stored once.
+            calls = [
+                (args, first_kwargs | {SHARED: kwargs[SHARED]})
+                for (args, kwargs), (_, first_kwargs) in zip(calls, earlier, strict=True)
             ]
-        self._calls.setdefault(self._key(len(tokens), number), own)
+        self._calls.setdefault(self._key(len(tokens), number), calls)
         return caught[0][0]
 
     def _key(self, size: int, number: int) -> tuple[int, int]:
-        """Whose arguments a batch of so many windows shares: those of all of its size, if no layer
-        is called with what depends on the tokens.
+        """Return the key of a batch's arguments in `_calls`.
+
+        Batches of equal size share their arguments, unless these depend on the tokens.
         """
-        return size, number if self._by_token else 0
+        return size, number if self._by_batch else 0
 
     @property
     def hidden(self) -> list[Tensor]:
-        """The hidden states at the next layer's input, batch by batch, [b, t, d] each, or of
-        several streams, [streams, b, t, d].
-        """
+        """Hidden states at the next layer's input by batch, [b, t, d] or [streams, b, t, d]
+        each."""
         return self._hidden
 
     def call(self, index: int, number: int) -> Call:
-        """Arguments of layer `index` besides the hidden states of batch `number`: masks, angles."""
+        """Return further arguments of a layer for a batch, such as masks and angles."""
         return self._calls[self._key(self._sizes[number], number)][index]
 
     @property
     def shared(self) -> list[Mapping[str, Any]]:
-        """Keys and values that the layers before hand to later ones, batch by batch, by kind of
-        layer, (k, v) [b, n_kv, t, head_size] each; an empty list where none do.
+        """Keys and values that earlier layers pass to later layers, by batch and type of layer.
+
+        (k, v) [b, n_kv, t, head_size] each; [] for families that do not reuse keys and values.
         """
-        if not self._by_token:
+        if not self._has_token_inputs:
             return []
         return [self.call(0, number)[1].get(SHARED) or {} for number in range(len(self._hidden))]
 
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
-        """Run layer `index` on all windows; return its moments where needs are given.
+        """Run a layer on all windows; return its moments if needs are not empty.
 
-        Raises InputError where those are not finite.
+        Raises InputError for moments that are not finite.
         """
         layer = decoder_layers(self.network)[index]
         needs = layer_needs(layer_shapes(self.network, index), needs)
@@ -167,17 +172,18 @@ class LayerStream:
         with ExitStack() as stack:
             stack.enter_context(present(layer))
             if "weighted_values" in accumulator.taps:
-                # before the hooks are set, which must not see these further runs of the layer
+                # Before the hooks are set, which must not observe these additional passes.
                 for number, hidden in enumerate(self._hidden):
                     call = self.call(index, number)
                     states = weighted_values(self.network, layer, hidden, *call)
                     accumulator.observe("weighted_values", states)
             if ATTENDED_KEYS in accumulator.needs and has_attended_keys(self.network):
                 add = partial(accumulator.observe_sum, ATTENDED_KEYS)
-                stack.enter_context(observed(self.network, layer, add))
+                stack.enter_context(observing_keys(self.network, layer, add))
             self._tap(layer, index, accumulator, stack)
-            if accumulator.taps & {"attention", "mlp"}:
-                path = projection_paths(architecture_of(self.network), layer)["o"]
+            paths = projection_paths(architecture_of(self.network), layer)
+            if accumulator.taps & {"attention", "mlp"} and "o" in paths:
+                path = paths["o"]
                 stack.callback(
                     layer.get_submodule(path)
                     .register_forward_hook(lambda _m, _a, out: seen.update(o=out))
@@ -188,13 +194,17 @@ class LayerStream:
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
-                    now, then = (active_stream(self.network, each) for each in (hidden, out))
-                    before = along(layer, "attention", now)
-                    middle = None
+                    stream_in = active_stream(self.network, hidden)
+                    stream_out = active_stream(self.network, out)
+                    before = residual_without(layer, "attention", stream_in)
+                    # a layer that was found by structure counts as its attention
+                    middle = None if "o" in paths else stream_out
                     if seen:
-                        gains = added(self.network, layer, "attention", seen["o"].view_as(then))
+                        gains = residual_update(
+                            self.network, layer, "attention", seen["o"].view_as(stream_out)
+                        )
                         middle = before + gains
-                    accumulator.observe_block(*_in_one_basis(layer, before, then, middle))
+                    accumulator.observe_block(*_in_output_basis(layer, before, stream_out, middle))
                 if advance:
                     self._hidden[number] = out
         if not accumulator.needs:
@@ -204,16 +214,16 @@ class LayerStream:
         return moments
 
     @torch.inference_mode()
-    def look(self, index: int, number: int, o_in: Tensor | None = None) -> Look:
-        """Run layer `index`, dense or compressed, on one batch without advancing.
+    def activations(self, index: int, number: int, o_in: Tensor | None = None) -> LayerActivations:
+        """Run a layer, dense or compressed, on a batch without advancing.
 
-        o_in [b, t, n_q * v_size]: the input of its output projection, where that is known: nothing
-        before it is computed again.
+        o_in [b, t, n_q * v_size]: input of the output projection, if known; the attention before it
+        is then not computed.
         """
         layer, row = decoder_layers(self.network)[index], architecture_of(self.network)
         seen: dict[str, Tensor] = {}
 
-        def note(name: str) -> Any:
+        def store(name: str) -> Any:
             return lambda _module, args, out: seen.update(
                 {f"{name}_in": args[0], f"{name}_out": out}
             )
@@ -222,10 +232,10 @@ class LayerStream:
         with ExitStack() as stack:
             for name in {"o", "up", "down"} & paths.keys():
                 stack.callback(
-                    layer.get_submodule(paths[name]).register_forward_hook(note(name)).remove
+                    layer.get_submodule(paths[name]).register_forward_hook(store(name)).remove
                 )
             if o_in is not None:
-                stack.enter_context(_attended(self.network, layer, o_in))
+                stack.enter_context(_replaced_attention(self.network, layer, o_in))
             hidden = self._hidden[number]
             args, kwargs = self.call(index, number)
             out = layer(hidden, *args, **kwargs)
@@ -234,43 +244,50 @@ class LayerStream:
             seen[f"{name}_in"].view(*out.shape[-3:-1], -1) if name in paths else None
             for name in ("up", "down")
         )
-        return Look(seen["o_in"], seen["o_out"].view(out.shape[-3:]), up_in, down_in, out)
+        return LayerActivations(
+            seen["o_in"], seen["o_out"].view(out.shape[-3:]), up_in, down_in, out
+        )
 
     @torch.inference_mode()
-    def advance(self, index: int, number: int, look: Look) -> None:
-        """Move one batch beyond layer `index`, whose output projection gave what `look` saw; its
-        down projection may be another one since. Not where `Architecture.adds_more`.
+    def advance(self, index: int, number: int, activations: LayerActivations) -> None:
+        """Move a batch beyond a layer, given the result of `activations`.
+
+        The down projection may have been replaced since. Not for families with
+        `Architecture.has_further_updates`.
         """
-        out, layer = look.out, decoder_layers(self.network)[index]
-        if look.down_in is not None:
-            gains = added(self.network, layer, "attention", look.o_out)
-            before = along(layer, "attention", self._hidden[number]) + gains
+        out, layer = activations.out, decoder_layers(self.network)[index]
+        if activations.down_in is not None:
+            gains = residual_update(self.network, layer, "attention", activations.o_out)
+            before = residual_without(layer, "attention", self._hidden[number]) + gains
             path = projection_paths(architecture_of(self.network), layer)["down"]
-            down = layer.get_submodule(path)(look.down_in)
-            out = along(layer, "mlp", before) + added(self.network, layer, "mlp", down)
+            down = layer.get_submodule(path)(activations.down_in)
+            out = residual_without(layer, "mlp", before) + residual_update(
+                self.network, layer, "mlp", down
+            )
         self._hidden[number] = out
 
     @torch.inference_mode()
-    def look_before(self, index: int, number: int, name: str, o_in: Tensor | None = None) -> Tensor:
-        """The input of projection `name` ("q", "o", ...) of layer `index` on one batch, [..., in];
-        the layer is left there. o_in: as in `look`.
+    def input_of(self, index: int, number: int, name: str, o_in: Tensor | None = None) -> Tensor:
+        """Return the input [..., in] of projection `name` ("q", "o", ...) of a layer for a batch.
+
+        The forward pass stops there. o_in: as in `activations`.
         """
         layer = decoder_layers(self.network)[index]
         path = projection_paths(architecture_of(self.network), layer)[name]
 
         seen: list[Tensor] = []
 
-        def leave(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        def stop(_module: nn.Module, args: tuple[Any, ...]) -> None:
             seen.append(args[0])
             raise _Reached
 
         hidden = self._hidden[number]
         args, kwargs = self.call(index, number)
         with ExitStack() as stack:
-            handle = layer.get_submodule(path).register_forward_pre_hook(leave)
+            handle = layer.get_submodule(path).register_forward_pre_hook(stop)
             stack.callback(handle.remove)
             if o_in is not None:
-                stack.enter_context(_attended(self.network, layer, o_in))
+                stack.enter_context(_replaced_attention(self.network, layer, o_in))
             stack.enter_context(suppress(_Reached))
             layer(hidden, *args, **kwargs)
         return seen[0]
@@ -278,7 +295,7 @@ class LayerStream:
     def _tap(
         self, layer: nn.Module, index: int, accumulator: Accumulator, stack: ExitStack
     ) -> None:
-        """Register hooks for the taps that are needed, on the projections that the layer has."""
+        """Register hooks for the needed taps on the projections of the layer."""
         paths = projection_paths(architecture_of(self.network), layer)
 
         def input_hook(tap: str) -> Callable[..., None]:
@@ -286,13 +303,14 @@ class LayerStream:
 
         def score_hook(tap: str, name: str) -> Callable[..., None]:
             def observe(_module: nn.Module, _args: Any, out: Tensor) -> None:
+                # rotary angles do not depend on the tokens, so those of the first batch are used
                 _, kwargs = self._calls[self._key(len(out), 0)][index]
                 angles = angles_of(self.network, layer, kwargs, out.dtype)
                 accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
 
             return observe
 
-        for tap in READERS:
+        for tap in [*READERS, *sorted(accumulator.taps - READERS.keys())]:
             name = reader_of(tap, paths)
             if tap in accumulator.taps and name is not None:
                 module = layer.get_submodule(paths[name])
@@ -300,63 +318,70 @@ class LayerStream:
         if SHARES in accumulator.needs:
             path = experts_path(architecture_of(self.network))
             experts = read_layer(self.network, index).experts
-            assert experts is not None  # as the needs say
+            assert experts is not None  # implied by the needs
             module = layer.get_submodule(path)
             hook = module.register_forward_pre_hook(
-                lambda _module, args: observe(
-                    experts, accumulator, routed(len(experts.mlps), *args[:3])
+                lambda _module, args: observe_experts(
+                    experts, accumulator, route_tokens(len(experts.mlps), *args[:3])
                 )
             )
             stack.callback(hook.remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
-            if tap in accumulator.taps and not architecture_of(self.network).kept:
+            if tap in accumulator.taps and not architecture_of(self.network).native_attention:
                 module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
 
 
 def layer_needs(shapes: Layer, needs: Iterable[Need]) -> frozenset[Need]:
-    """What is collected of a layer for these needs: of each of its experts, and of latents."""
+    """Return the needs of a layer, including experts and latents."""
     needs = frozenset(needs)
     if shapes.experts is not None:
-        needs = needs_of(needs, len(shapes.experts.mlps))
+        needs = expert_needs(needs, len(shapes.experts.mlps))
     if shapes.attention.factors is not None:
-        own = (one for tap, one in needs if tap == "attn_in")
-        needs |= {(tap, one) for one in own for tap in LATENT_TAPS}
+        statistics = (statistic for tap, statistic in needs if tap == "attn_in")
+        taps = LATENT_TAPS | (shapes.attention.factors.keys() - TAPS.keys())
+        needs |= {(tap, statistic) for statistic in statistics for tap in taps}
     return needs
 
 
-def along(layer: nn.Module, component: str, hidden: Tensor) -> Tensor:
-    """The residual stream beside a component ("attention", "mlp") of a decoder layer, in the basis
-    after it, [b, t, d]; only a sliced layer changes the basis.
+def residual_without(layer: nn.Module, component: str, hidden: Tensor) -> Tensor:
+    """Return the residual path of a component ("attention", "mlp"), [b, t, d].
+
+    It is the stream that the component's output is added to. A sliced layer rotates the stream to
+    another basis; in other layers it is `hidden`.
     """
-    return layer.passed(component, hidden) if isinstance(layer, SlicedLayer) else hidden
+    return layer.residual(component, hidden) if isinstance(layer, SlicedLayer) else hidden
 
 
-def added(network: PreTrainedModel, layer: nn.Module, component: str, out: Tensor) -> Tensor:
-    """What a component ("attention", "mlp") adds to the residual stream where its last projection
-    gives out [b, t, d]: normed first in some families, multiplied in others.
+def residual_update(
+    network: PreTrainedModel, layer: nn.Module, component: str, out: Tensor
+) -> Tensor:
+    """Return the update of the residual stream for the output [b, t, d] of a component.
+
+    Some families normalize or scale it. component: "attention" or "mlp".
     """
     norm = norm_after(network, layer, component)
     return residual_multiplier(network) * (out if norm is None else norm(out))
 
 
-def _in_one_basis(
+def _in_output_basis(
     layer: nn.Module, before: Tensor, after: Tensor, middle: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, output and middle of a layer, in the basis of its output: only there can they be
-    compared. before, middle: in the basis after the attention.
+    """Return input, output and middle of a layer in the basis of its output, for comparison.
+
+    before, middle: in the basis after the attention.
     """
-    between = None if middle is None else along(layer, "mlp", middle)
-    return along(layer, "mlp", before), after, between
+    between = None if middle is None else residual_without(layer, "mlp", middle)
+    return residual_without(layer, "mlp", before), after, between
 
 
 class _Reached(Exception):
-    """The projection has been reached."""
+    """Ends a forward pass when a projection is reached."""
 
 
 @contextmanager
-def _attended(network: PreTrainedModel, layer: nn.Module, o_in: Tensor) -> Iterator[None]:
-    """Inside, the attention of a layer is its output projection of o_in [b, t, in] alone."""
+def _replaced_attention(network: PreTrainedModel, layer: nn.Module, o_in: Tensor) -> Iterator[None]:
+    """Replace attention by its output projection of o_in [b, t, in] while the context is active."""
     row = architecture_of(network)
     attention = layer.get_submodule(row.attention)
     project = layer.get_submodule(projection_paths(row, layer)["o"])
@@ -371,11 +396,11 @@ def _attended(network: PreTrainedModel, layer: nn.Module, o_in: Tensor) -> Itera
     try:
         yield
     finally:
-        del attention.forward  # the method of its class is there again
+        del attention.forward  # restores the method of the class
 
 
 def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:
-    """The module at a path, or the one beneath it that gives queries or keys from a latent."""
+    """Return the module at a path, or its child that computes queries or keys from a latent."""
     attention = layer.get_submodule(path.rpartition(".")[0])
     if isinstance(attention, CompressedAttention):
         return attention.states_module(name)
@@ -385,12 +410,11 @@ def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:
 def angles_of(
     network: PreTrainedModel, layer: nn.Module, kwargs: dict[str, Any], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
-    """The tables cos and sin that a layer called with `kwargs` rotates by, [b or 1, t, rotary part]
-    each; None where it rotates nothing.
-    """
+    """Return the tables cos and sin of a layer's call, [b or 1, t, rotary part]; None if
+    unrotated."""
     attention = layer.get_submodule(architecture_of(network).attention)
-    given = kwargs.get("position_embeddings")
-    return tables_of(attention, given, kwargs.get("position_ids"), dtype)
+    embeddings = kwargs.get("position_embeddings")
+    return rotary_tables(attention, embeddings, kwargs.get("position_ids"), dtype)
 
 
 def score_states(
@@ -400,17 +424,17 @@ def score_states(
     out: Tensor,
     angles: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """Queries or keys ("q", "k") as they enter the score: normalised and rotated as in the layer.
+    """Return queries or keys ("q", "k") of the scores: normalized and rotated as in the layer.
 
     out [b, t, rows]: the projection's output; angles: tables cos and sin [b or 1, t, rotary part].
-    Returns [b, t, n * size], heads side by side in the layout of `layer.Attention`.
+    Returns [b, t, n * size], with consecutive heads in the layout of `layer.Attention`.
     """
     row = architecture_of(network)
     attention = layer.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
         return attention.states(name, out, angles).transpose(1, 2).flatten(2)
     sizes = head_sizes(network, attention)
-    states: Tensor = take(out, rows_of(row, sizes, name), dim=-1)
+    states: Tensor = select_rows(out, rows_of(row, sizes, name), dim=-1)
     if row.norms is not None:
         norm = attention.get_submodule(row.norms["qk".index(name)])
         if row.norm_over == "width":
@@ -421,11 +445,11 @@ def score_states(
         return states
     assert angles is not None
     tables = in_halves(row.tables, *angles)
-    return rotate_states(states, *whole_head(*tables, sizes.head_size))
+    return rotate_states(states, *full_head_tables(*tables, sizes.head_size))
 
 
 def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in the rotate-half layout, on heads side by side.
+    """Apply rotary position embedding in the rotate-half layout to consecutive heads.
 
     states [b, t, n * size]; cos, sin [b or 1, t, size]. Returns [b, t, n * size].
     """

@@ -1,6 +1,6 @@
-"""Attention-weighted values: the value states of every kv head under every query head's weights.
+"""Attention-weighted values: each kv head's values under each query head's attention weights.
 
-Collected from a layer of any family by running it with its value heads permuted.
+They are collected by running a layer of any family with permuted value heads.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import InputError
-from ..modules.compressed import CompressedAttention
+from ..layers.modules.compressed import CompressedAttention
+from ..system.errors import InputError
 from .architectures import architecture_of
 from .layers import projection_paths
 from .native import head_sizes, rows_of
@@ -21,7 +21,7 @@ WIDEST = 4096  # numbers per token: their second moment takes 134 MB per layer
 
 
 class _Stop(Exception):
-    """Ends a forward pass once the input of the output projection is known."""
+    """Ends a forward pass when the input of the output projection is available."""
 
 
 def weighted_values(
@@ -31,31 +31,32 @@ def weighted_values(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Tensor:
-    """Attention-weighted values of a layer, biases included: [b, t, n_q * n_kv * d_h].
+    """Return the attention-weighted values of a layer with biases, [b, t, n_q * n_kv * d_h].
 
-    args, kwargs: what the layer is called with besides hidden [b, t, d]. The attention runs once
-    per kv head: in run j every query head reads the values of the j-th kv head after its own.
-    Raises InputError where values are cached latents or heads are summed, or wider than `WIDEST`.
+    hidden [b, t, d], args and kwargs: arguments of the layer. The attention runs once per kv head:
+    in run j each query head reads the values of the j-th kv head after that of its group. Raises
+    InputError if values are cached as latents, if heads are summed, or above `WIDEST`.
     """
     row = architecture_of(network)
     paths = projection_paths(row, layer)
     n_q, n_kv, size, columns = _value_heads(network, layer.get_submodule(row.attention))
     columns = columns.to(hidden.device)
     out = hidden.new_empty(*hidden.shape[:-1], n_q, n_kv, size)
-    own = torch.arange(n_q, device=hidden.device) // (n_q // n_kv)
+    kv_heads = torch.arange(n_q, device=hidden.device) // (n_q // n_kv)
     for shift in range(n_kv):
 
         def permute(_module: nn.Module, _args: Any, states: Tensor, shift: int = shift) -> Tensor:
             return states.index_copy(-1, columns, states[..., columns].roll(-shift * size, -1))
 
-        def keep(_module: nn.Module, inputs: tuple[Tensor, ...], shift: int = shift) -> None:
+        def store(_module: nn.Module, inputs: tuple[Tensor, ...], shift: int = shift) -> None:
             states = inputs[0].reshape(*out.shape[:-2], size)
-            out[..., torch.arange(n_q, device=own.device), (own + shift) % n_kv, :] = states
+            heads = torch.arange(n_q, device=kv_heads.device)
+            out[..., heads, (kv_heads + shift) % n_kv, :] = states
             raise _Stop
 
         hooks = (
             layer.get_submodule(paths["v"]).register_forward_hook(permute),
-            layer.get_submodule(paths["o"]).register_forward_pre_hook(keep),
+            layer.get_submodule(paths["o"]).register_forward_pre_hook(store),
         )
         try:
             with suppress(_Stop):
@@ -67,21 +68,23 @@ def weighted_values(
 
 
 def _value_heads(network: PreTrainedModel, attention: nn.Module) -> tuple[int, int, int, Tensor]:
-    """The query heads and kv heads of an attention, the size of a value head, and the columns of
-    what gives its values that they are. Raises InputError as `weighted_values` does.
+    """Return n_q, n_kv, the size of a value head, and the columns of the values.
+
+    The columns index the output of the module that computes the values. Raises InputError as
+    `weighted_values` does.
     """
     row = architecture_of(network)
     if row.factors is not None:
         raise InputError(
-            "Attention-weighted values are those of kv heads, but the attention of this family "
-            "stays its own, or caches latents. Choose another value of the option that needs them "
+            "Attention-weighted values need kv heads, but the attention of this family cannot be "
+            "replaced, or caches latents. Choose another value of the option that needs them "
             "(vo=split)."
         )
     if isinstance(attention, CompressedAttention):
         if attention.latent or attention.summed:
             raise InputError(
-                "Attention-weighted values are those of kv heads, but this model caches latents or "
-                "sums its heads. Start from the dense model."
+                "Attention-weighted values need kv heads, but this model caches latents or sums "
+                "its heads. Start from the dense model."
             )
         n_q, n_kv, size = attention.n_q, attention.n_kv, attention.v_size
         columns = torch.arange(n_kv * size)
@@ -92,7 +95,7 @@ def _value_heads(network: PreTrainedModel, attention: nn.Module) -> tuple[int, i
     if n_q * n_kv * size > WIDEST:
         raise InputError(
             f"The attention-weighted values of {n_q} query heads and {n_kv} kv heads of size "
-            f"{size} are {n_q * n_kv * size} numbers per token; their moments are collected up to "
-            f"{WIDEST}. Choose another value of the option that needs them (vo=joint)."
+            f"{size} have {n_q * n_kv * size} numbers per token, but moments are collected of at "
+            f"most {WIDEST}. Choose another value of the option that needs them (vo=joint)."
         )
     return n_q, n_kv, size, columns

@@ -1,1 +1,1 @@
-"""Finished work that stays: runs, sweeps of many recipes, and the tables and pages made of them."""
+"""Results on disk: runs, sweeps of many recipes, and their tables and reports."""

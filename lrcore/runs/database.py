@@ -1,5 +1,6 @@
-"""The database of runs (SQLite): names, tags, recipes, results and samples, for several
-processes at once.
+"""The database of runs (SQLite): names, tags, recipes, results and samples.
+
+Several processes can use it at the same time.
 """
 
 import json
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..as_json import json_text
-from ..errors import InputError
-from ..files import writing
+from ..system.as_json import json_text
+from ..system.errors import InputError
+from ..system.files import writing
 
 SCHEMA = """
 create table if not exists runs (
@@ -33,16 +34,17 @@ create table if not exists samples (
 create table if not exists changes (count integer not null);
 insert into changes select 0 where not exists (select * from changes);
 """
-LATEST = 1e11  # seconds since the epoch
-AT_ONCE = 500  # rows of one question; SQLite takes 999 values
+HIDDEN = ".deleted:"  # before the folder of a hidden run
+MAX_TIME = 1e11  # seconds since the epoch
+MAX_PARAMETERS = 500  # per query; SQLite accepts 999
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the table of runs holds of one.
+    """A row of the table of runs.
 
-    folder: relative to that of the runs, or absolute; recipe, report: plain values. evaluations,
-    oldest first: only of a row that is inserted.
+    folder: relative to the folder of the runs, or absolute. recipe, report: plain values.
+    evaluations, oldest first: only for a row to be inserted.
     """
 
     id: str
@@ -55,25 +57,25 @@ class Row:
 
 
 class Database:
-    """The rows of one file.
+    """The rows of a database file.
 
-    A run that is not there has no tags, results and samples, and none can be given to it
-    (IntegrityError). What changes something raises Shortage where there is no room for it.
+    Tags, results and samples belong to an existing run; adding them for a missing run raises
+    IntegrityError. All changes raise ResourceError if the disk is full.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        with self._reading() as database:
+        with self._connection() as database:
             database.executescript(SCHEMA)
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        # A connection of its own for every use: threads and processes share nothing but the file.
-        # 30 s: the wait for another writer.
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        # A separate connection per use, because threads and processes share only the file.
+        # timeout, in seconds: the wait for a concurrent writer.
         if self.file.exists() and not self.file.is_file():
-            raise InputError(f"'{self.file}' is no file. Move it away, or choose another folder.")
+            raise InputError(f"'{self.file}' is not a file. Move it away or choose another folder.")
         with (
-            _whole(self.file),
+            _database_errors(self.file),
             writing(self.file),
             closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as database,
         ):
@@ -83,75 +85,96 @@ class Database:
             yield database
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that is whole or not at all, and changes `stamp`."""
-        with self._reading() as database:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open a transaction that is applied completely or not at all, and that changes `stamp`."""
+        with self._connection() as database:
             database.execute("begin immediate")
             try:
                 yield database
                 database.execute("update changes set count = count + 1")
                 database.execute("commit")
             except BaseException:
-                if database.in_transaction:  # a full disk has ended it already
+                if database.in_transaction:  # a full disk has already ended it
                     database.execute("rollback")
                 raise
 
-    def _rows(self, question: str, *values: Any) -> list[sqlite3.Row]:
-        with self._reading() as database:
-            return database.execute(question, values).fetchall()
+    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        with self._connection() as database:
+            return database.execute(query, values).fetchall()
 
     def stamp(self) -> str:
-        """Changes with every change by whichever process."""
+        """Return a value that changes with every change by any process."""
         return str(self._rows("select count from changes")[0]["count"])
 
     # --- runs ---
 
     def folders(self) -> dict[str, str]:
-        """{id: folder} of every run, oldest first."""
+        """Return {id: folder} of all runs, oldest first."""
         return {
             row["id"]: row["folder"]
             for row in self._rows("select id, name, created, folder from runs order by created, id")
-            if _is_sound(row)
+            if _is_valid(row)
         }
 
-    def heads(self) -> list[tuple[str, str, float, str]]:
-        """(id, name, created, folder) of every run, oldest first."""
-        question = "select id, name, created, folder from runs order by created, id"
+    def list_runs(self) -> list[tuple[str, str, float, str]]:
+        """Return (id, name, created, folder) of all runs, oldest first."""
+        query = "select id, name, created, folder from runs order by created, id"
         return [
             (row["id"], row["name"], row["created"], row["folder"])
-            for row in self._rows(question)
-            if _is_sound(row)
+            for row in self._rows(query)
+            if _is_valid(row)
         ]
 
     def get(self, run_id: str) -> Row | None:
+        """Return the row of a run; None if it is missing or cannot be read."""
         return next(self.get_all([run_id]), None)
 
     def get_all(self, run_ids: Sequence[str]) -> Iterator[Row]:
-        """The rows of those that are there, without those that cannot be read."""
-        for at in range(0, len(run_ids), AT_ONCE):
-            some = run_ids[at : at + AT_ONCE]
-            places = ", ".join("?" * len(some))
-            for row in self._rows(f"select * from runs where id in ({places})", *some):
-                recipe, report = _read(row["recipe"]), _read(row["report"])
-                if recipe is not None and report is not None and _is_sound(row):
-                    own = (row["id"], row["name"], row["created"], row["folder"])
-                    yield Row(*own, recipe, report)
+        """Return the rows of the runs that exist and can be read."""
+        for start in range(0, len(run_ids), MAX_PARAMETERS):
+            batch = run_ids[start : start + MAX_PARAMETERS]
+            placeholders = ", ".join("?" * len(batch))
+            for row in self._rows(f"select * from runs where id in ({placeholders})", *batch):
+                recipe, report = _json_object(row["recipe"]), _json_object(row["report"])
+                if recipe is not None and report is not None and _is_valid(row):
+                    columns = (row["id"], row["name"], row["created"], row["folder"])
+                    yield Row(*columns, recipe, report)
 
     def insert(self, rows: Sequence[Row]) -> None:
-        """Runs with their evaluations; one that is there already stays as it is."""
-        with self._changing() as database:
+        """Insert runs with their evaluations; existing runs are unchanged."""
+        with self._transaction() as database:
             for row in rows:
                 _insert(database, row)
 
     def rename(self, run_id: str, name: str) -> None:
-        with self._changing() as database:
+        with self._transaction() as database:
             database.execute("update runs set name = ? where id = ?", (name, run_id))
 
+    def hide(self, run_id: str) -> None:
+        """Leave a run out of all lists until `unhide`; its tags, results and samples stay."""
+        with self._transaction() as database:
+            query = "update runs set folder = ? || folder where id = ?"
+            database.execute(query, (HIDDEN, run_id))
+
+    def unhide(self, run_id: str) -> bool:
+        """Undo `hide`. Returns whether the run was hidden."""
+        if run_id not in self.hidden():
+            return False
+        with self._transaction() as database:
+            query = "update runs set folder = substr(folder, ?) where id = ?"
+            database.execute(query, (len(HIDDEN) + 1, run_id))
+        return True
+
+    def hidden(self) -> list[str]:
+        """Return the ids of hidden runs."""
+        query = "select id from runs where substr(folder, 1, ?) = ?"
+        return [row["id"] for row in self._rows(query, len(HIDDEN), HIDDEN)]
+
     def delete(self, run_ids: Iterable[str]) -> None:
-        with self._changing() as database:
+        with self._transaction() as database:
             database.executemany("delete from runs where id = ?", [(run_id,) for run_id in run_ids])
 
-    # --- what belongs to a run ---
+    # --- tags, results and samples of a run ---
 
     def tags(self, run_id: str) -> tuple[str, ...]:
         return tuple(
@@ -160,39 +183,39 @@ class Database:
         )
 
     def all_tags(self) -> dict[str, tuple[str, ...]]:
-        """Of the runs that have any, by id."""
+        """Return the tags of all runs with tags, by id."""
         tags: dict[str, list[str]] = {}
         for row in self._rows("select run, tag from tags order by tag"):
             tags.setdefault(row["run"], []).append(row["tag"])
-        return {run_id: tuple(own) for run_id, own in tags.items()}
+        return {run_id: tuple(run_tags) for run_id, run_tags in tags.items()}
 
     def tag(self, run_id: str, tag: str) -> None:
-        with self._changing() as database:
+        with self._transaction() as database:
             database.execute("insert or ignore into tags values (?, ?)", (run_id, tag))
 
     def untag(self, run_id: str, tag: str) -> None:
-        with self._changing() as database:
+        with self._transaction() as database:
             database.execute("delete from tags where run = ? and tag = ?", (run_id, tag))
 
     def add_result(
         self, run_id: str, kind: str, protocol: dict[str, Any], data: dict[str, Any]
     ) -> None:
-        """One per kind and protocol, the latest."""
-        with self._changing() as database:
-            _keep_result(database, run_id, kind, protocol, data, time.time())
+        """Store a result in place of the previous result of the same kind and protocol."""
+        with self._transaction() as database:
+            _replace_result(database, run_id, kind, protocol, data, time.time())
 
     def results(self, run_id: str, kind: str) -> list[dict[str, Any]]:
-        """Newest last."""
-        question = "select data from results where run = ? and kind = ? order by created, rowid"
-        data = (_read_result(row["data"]) for row in self._rows(question, run_id, kind))
-        return [one for one in data if one is not None]
+        """Return the results of a kind, newest last."""
+        query = "select data from results where run = ? and kind = ? order by created, rowid"
+        data = (_result_of(row["data"]) for row in self._rows(query, run_id, kind))
+        return [result for result in data if result is not None]
 
     def all_results(self, kind: str) -> dict[str, list[dict[str, Any]]]:
-        """Newest last, of the runs that have any, by id."""
-        question = "select run, data from results where kind = ? order by created, rowid"
+        """Return the results of a kind of all runs with such results, newest last, by id."""
+        query = "select run, data from results where kind = ? order by created, rowid"
         results: dict[str, list[dict[str, Any]]] = {}
-        for row in self._rows(question, kind):
-            if (data := _read_result(row["data"])) is not None:
+        for row in self._rows(query, kind):
+            if (data := _result_of(row["data"])) is not None:
                 results.setdefault(row["run"], []).append(data)
         return results
 
@@ -201,40 +224,47 @@ class Database:
             (
                 run_id,
                 time.time(),
-                one["prompt"],
-                json_text(one.get("settings", {}), nulls=True),
-                one["text"],
+                sample["prompt"],
+                json_text(sample.get("settings", {}), nulls=True),
+                sample["text"],
             )
-            for one in samples
+            for sample in samples
         ]
-        with self._changing() as database:
+        with self._transaction() as database:
             database.executemany("insert into samples values (?, ?, ?, ?, ?)", rows)
 
     def samples(self, run_id: str) -> list[dict[str, Any]]:
-        """Oldest first."""
+        """Return the samples of a run, oldest first."""
         rows = self._rows("select * from samples where run = ? order by created, rowid", run_id)
         return [
-            {"prompt": row["prompt"], "text": row["text"], "settings": _read(row["settings"]) or {}}
+            {
+                "prompt": row["prompt"],
+                "text": row["text"],
+                "settings": _json_object(row["settings"]) or {},
+            }
             for row in rows
         ]
 
 
 @contextmanager
-def _whole(file: Path) -> Iterator[None]:
-    """InputError in the place of what a file leads to that is damaged, or no database of runs."""
+def _database_errors(file: Path) -> Iterator[None]:
+    """Raise InputError if the file is damaged or is not a database of runs."""
     try:
         yield
-    except sqlite3.IntegrityError:  # of a run that is gone
+    except sqlite3.IntegrityError:  # the run was deleted
         raise
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise InputError(
-            f"'{file}' cannot be used as the database of runs ({error}). Another program may hold "
-            "it, or it is damaged: move it away, and the runs are taken up anew from their folders."
+            f"'{file}' cannot be used as the database of runs ({error}). It is locked by another "
+            "program or damaged. If it is damaged, move it away: the runs are restored from their "
+            "folders."
         ) from error
 
 
-def _read(text: Any) -> dict[str, Any] | None:
-    """The JSON object in a field; None where there is none, as after somebody has edited it."""
+def _json_object(text: Any) -> dict[str, Any] | None:
+    """Return the JSON object in a field; None if the field has a different content, for example
+    after an edit.
+    """
     try:
         values = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -242,36 +272,38 @@ def _read(text: Any) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
-def _read_result(text: Any) -> dict[str, Any] | None:
-    """The same for what was measured, by whichever protocol."""
-    values = _read(text)
+def _result_of(text: Any) -> dict[str, Any] | None:
+    """Return the measured result in a field, whatever its protocol; None as in `_json_object`."""
+    values = _json_object(text)
     return values if values and isinstance(values.get("protocol", {}), dict) else None
 
 
 def is_date(seconds: Any) -> bool:
-    """Whether this is a number of seconds since the epoch, whole or not, in [0, 1e11): what is
-    later is a mistake, which no calendar holds.
+    """Return whether the value is a number of seconds since the epoch in [0, 1e11).
+
+    Later times are errors that no calendar can represent.
     """
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return number and 0 <= seconds < LATEST
+    return number and 0 <= seconds < MAX_TIME
 
 
-def _is_sound(row: sqlite3.Row) -> bool:
-    """Whether the row of a run has texts and a time where they have to be."""
+def _is_valid(row: sqlite3.Row) -> bool:
+    """Return whether a run is not hidden, and its columns contain texts and a time, as required."""
     texts, created = (row["id"], row["name"], row["folder"]), row["created"]
-    return all(isinstance(one, str) for one in texts) and is_date(created)
+    is_readable = all(isinstance(text, str) for text in texts) and is_date(created)
+    return is_readable and not row["folder"].startswith(HIDDEN)
 
 
 def _insert(database: sqlite3.Connection, row: Row) -> None:
     values = (row.id, row.name, row.created, row.folder, _json(row.recipe), _json(row.report))
-    question = "insert or ignore into runs values (?, ?, ?, ?, ?, ?)"
-    if database.execute(question, values).rowcount:
-        for i, one in enumerate(row.evaluations):
-            created = row.created + i * 1e-3
-            _keep_result(database, row.id, "evaluation", one["protocol"], one, created)
+    query = "insert or ignore into runs values (?, ?, ?, ?, ?, ?)"
+    if database.execute(query, values).rowcount:
+        for i, evaluation in enumerate(row.evaluations):
+            protocol, created = evaluation["protocol"], row.created + i * 1e-3
+            _replace_result(database, row.id, "evaluation", protocol, evaluation, created)
 
 
-def _keep_result(
+def _replace_result(
     database: sqlite3.Connection, run_id: str, kind: str, protocol: dict, data: dict, created: float
 ) -> None:
     protocol_key = json_text(protocol, sort_keys=True, default=float, nulls=True)

@@ -1,25 +1,25 @@
-"""Runs beside each other: only what differs."""
+"""Comparison of runs: the fields in which they differ."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..as_json import json_text
-from ..errors import InputError
-from ..history import Healed, last_step
+from ..recipes.history import Healed, last_step
+from ..system.as_json import json_text
+from ..system.errors import InputError
 from .runs import Run
 
-MOST = 6
+MAX_RUNS = 6
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Only what differs between up to six runs: fields of the recipe, the account and the healing,
-    and perplexities.
+    """Return the fields in which two to six runs differ: of the recipe, the account, the healing
+    and the perplexities.
 
-    One row per field: "field", then one column per run, under its name where names differ, else its
-    id. Raises InputError for fewer than two or more than six.
+    One row per field: "field", then a column per run under its name, or under its id if two runs
+    have the same name. Raises InputError for fewer than two or more than six runs.
     """
-    if not 2 <= len(runs) <= MOST:
-        raise InputError(f"{len(runs)} runs were chosen; two to {MOST} can be compared.")
+    if not 2 <= len(runs) <= MAX_RUNS:
+        raise InputError(f"Choose two to {MAX_RUNS} runs to compare; got {len(runs)}.")
     names = (
         [run.name for run in runs]
         if len({run.name for run in runs}) == len(runs)
@@ -27,8 +27,8 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     )
     values = [_flat(run) for run in runs]
     rows = []
-    for name in dict.fromkeys(field for one in values for field in one):
-        cells = [one.get(name) for one in values]
+    for name in dict.fromkeys(field for fields in values for field in fields):
+        cells = [fields.get(name) for fields in values]
         if any(cell != cells[0] for cell in cells):
             rows.append({"field": name, **dict(zip(names, cells, strict=True))})
     return rows
@@ -40,13 +40,13 @@ def _flat(run: Run) -> dict[str, Any]:
         for name, value in run.fields.items()
     }
     perplexities = {}
-    for one in run.evaluations:
-        protocol = one["protocol"]
-        of = (
+    for evaluation in run.evaluations:
+        protocol = evaluation["protocol"]
+        label = (
             f"{protocol.get('source')}, {protocol.get('name', 'windows')} "
             f"{protocol.get('windows')} x {protocol.get('seq_len')}"
         )
-        perplexities[f"perplexity: {of}"] = one["perplexity"]
+        perplexities[f"perplexity: {label}"] = evaluation["perplexity"]
     account = {} if run.account is None else run.account.to_dict()
     healed = last_step(run.history, Healed)
     healing = {

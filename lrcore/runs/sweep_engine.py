@@ -1,7 +1,7 @@
-"""Running a sweep: one engine for the command line and the page, which differ in their store."""
+"""The engine that runs sweeps, for the command line and the page; each has a different store."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,21 +9,24 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ..calibration.calibrate import calibrate
-from ..compression.compress import check_recipe
+from ..compression.calibration.calibrate import calibrate
+from ..compression.pipeline.compress import check_recipe
+from ..compression.solve.factorize import Factorization
+from ..compression.steps.chain import Chain, StepContext, chain_key
 from ..data import check_named
-from ..errors import InputError, Shortage
-from ..evaluation.settings import EvaluationSettings
-from ..models.counting import count_account
+from ..evaluation.evaluation_settings import EvaluationSettings
+from ..models.kv_cache import quantized_kv_bytes
 from ..models.load import LoadedModel
-from ..models.quantised_cache import quantised_kv_bytes
-from ..progress import Progress, silent
-from ..recipe import Recipe
-from ..units import HERE, Work, workers
-from .chain_models import ChainModels
+from ..models.model_size import count_account
+from ..recipes.recipe import Recipe
+from ..system.errors import InputError, ResourceError
+from ..system.progress import Progress, silent
+from ..system.units import HERE, Work, workers
 from .sweep import Sweep
 from .sweep_rows import SweepRow
-from .sweep_store import Cell, CellFiles, SweepStore, cells
+from .sweep_store import CellFiles, SweepCell, SweepStore, cells
+
+Factors = Callable[[LoadedModel, Recipe, Progress], Factorization]
 
 
 def run_sweep(
@@ -32,65 +35,118 @@ def run_sweep(
     store: str | Path | SweepStore,
     progress: Progress | None = None,
 ) -> list[SweepRow]:
-    """Every cell that the store lacks, one after another, or on the workers of a cluster; returns
-    the rows of all, those of the dense model first.
+    """Run the cells that the store lacks, in order or on the workers of a cluster, and return the
+    rows of all cells.
 
-    store: a folder stands for `CellFiles` in it. progress is also called with ("sweep", cells done,
-    cells). A cell that cannot be made, such as a KV budget for a method that leaves the cache as it
-    is, becomes a row with its error. Raises InputError where a folder is given and nothing is to be
-    measured or a cell has an option that there is not, and Shortage where disk or memory do not
-    suffice.
+    The rows of the dense model come first. store: a folder stands for `CellFiles` in it. progress
+    is also called with ("sweep", completed cells, cells). A cell that is not possible, such as a KV
+    budget for a method that does not change the cache, becomes a row with the error. Raises
+    InputError if a folder is given and the sweep has no measurements or a cell has an invalid
+    option, and ResourceError if disk or memory do not suffice.
     """
     if not isinstance(store, SweepStore):
         if not sweep.evaluations and not sweep.tasks:
-            raise InputError("The sweep measures nothing: give an evaluation or a task.")
+            raise InputError("The sweep has no measurements; give an evaluation or a task.")
         steps = [step for chain in sweep.cells() for step in chain]
         for step in steps:
             if step.kind == "compress":
                 check_recipe(step.recipe)
-        read = [text for step in steps for text in (step.reads_text, step.measures_text) if text]
-        for data in dict.fromkeys([*read, *(one.data for one in sweep.evaluations)]):
+        texts = [text for step in steps for text in (step.reads_text, step.measures_text) if text]
+        texts += [settings.data for settings in sweep.evaluations]
+        for data in dict.fromkeys(texts):
             check_named(data)
         store = CellFiles(store)
-    progress, every = progress or silent, cells(model, sweep)
-    work = Work("sweep", _Making(model, sweep, store, every), attrgetter("factors_key"))
+    progress, all_cells = progress or silent, cells(model, sweep)
+    work = Work("sweep", _CellTask(model, sweep, store, all_cells), attrgetter("factors_key"))
     doing = workers() if store.shared else HERE
     if doing.apart:
-        _calibrate_first(model, [cell for cell in every if store.finished(cell) is None], progress)
-    rows = doing.each(work, every, progress)
-    return [row for own in rows for row in own]
+        _calibrate_first(
+            model, [cell for cell in all_cells if store.finished(cell) is None], progress
+        )
+    rows = doing.map_units(work, all_cells, progress)
+    return [row for cell_rows in rows for row in cell_rows]
 
 
-def _calibrate_first(model: LoadedModel, every: list[Cell], progress: Progress) -> None:
-    """What several workers would calibrate at once, each for itself; they find it in the cache."""
-    first = [cell.steps[0] for cell in every if cell.steps]
+def _calibrate_first(model: LoadedModel, all_cells: list[SweepCell], progress: Progress) -> None:
+    """Calibrate once in this process, so that the workers find the moments in the cache."""
+    first = [cell.steps[0] for cell in all_cells if cell.steps]
     windows = Recipe.fields_of("windows")
     for recipe in {
         tuple(getattr(step.recipe, name) for name in windows): step.recipe
         for step in first
         if step.kind == "compress"
     }.values():
-        with suppress(InputError):  # its cells say why it cannot be done
+        with suppress(InputError):  # the rows of its cells will have the error
             calibrate(model, recipe, progress)
 
 
-@dataclass(frozen=True)
-class _Making:
-    """The task of a sweep: the rows of one cell, made and kept unless the store has them.
+class ChainModels:
+    """The models of a sweep's chains, made step by step from a dense model.
 
-    The models that later cells go on from wait here: give a process its cells in their order.
+    A model that a later cell starts with stays in memory until that cell is complete. chains: those
+    of all cells, in order; factors: returns the factors that a compression uses.
+    """
+
+    def __init__(self, dense: LoadedModel, chains: Sequence[Chain], factors: Factors) -> None:
+        self.dense, self._factors = dense, factors
+        self._prefixes = [
+            {chain_key(chain[:n]) for n in range(1, len(chain) + 1)} for chain in chains
+        ]
+        self._next_cell = 0  # number of the next cell
+        self._models: dict[str, LoadedModel] = {}
+
+    def model(self, chain: Chain, progress: Progress) -> LoadedModel:
+        """Return the model of a chain; the dense model for ().
+
+        Raises InputError for a step that cannot follow the preceding steps.
+        """
+        if not chain:
+            return self.dense
+        if (stored := self._models.get(chain_key(chain))) is not None:
+            return stored
+
+        def factors(model: LoadedModel, recipe: Recipe) -> Factorization:
+            return self._factors(model, recipe, progress)
+
+        def earlier(fingerprint: str) -> LoadedModel | None:
+            models = (self.model(chain[:n], progress) for n in range(len(chain)))
+            return next((model for model in models if model.fingerprint == fingerprint), None)
+
+        previous = self.model(chain[:-1], progress)
+        result = chain[-1].apply(previous, StepContext(progress, factors, earlier))
+        self.keep(chain, result)
+        return result
+
+    def keep(self, chain: Chain, model: LoadedModel) -> None:
+        """Store the model of a chain if a later cell starts with it."""
+        key = chain_key(chain)
+        if any(key in prefixes for prefixes in self._prefixes[self._next_cell :]):
+            self._models[key] = model
+
+    def begin_cell(self, number: int) -> None:
+        """Release the models that neither the cell of this number nor a later cell starts with."""
+        needed = set().union(*self._prefixes[number:])
+        self._models = {key: model for key, model in self._models.items() if key in needed}
+        self._next_cell = number + 1
+
+
+@dataclass(frozen=True)
+class _CellTask:
+    """The task of a sweep: makes and stores the rows of a cell unless the store has them.
+
+    It holds the models that later cells start with, so a process should run its cells in order.
     """
 
     model: LoadedModel
     sweep: Sweep
     store: SweepStore
-    cells: list[Cell]
+    cells: list[SweepCell]
 
-    def __call__(self, cell: Cell, progress: Progress) -> list[SweepRow]:
-        self._models.reached(cell.number)
+    def __call__(self, cell: SweepCell, progress: Progress) -> list[SweepRow]:
+        self._models.begin_cell(cell.number)
         rows = self.store.finished(cell)
         if rows is None:
-            rows = _run(self._models, self.sweep, cell, self.store, progress)
+            rows = _cell_rows(self._models, self.sweep, cell, self.store, progress)
             self.store.keep(cell, rows)
         return rows
 
@@ -99,77 +155,86 @@ class _Making:
         return ChainModels(self.model, [cell.steps for cell in self.cells], self.store.factors)
 
 
-def _run(
-    models: ChainModels, sweep: Sweep, cell: Cell, store: SweepStore, progress: Progress
+def _cell_rows(
+    models: ChainModels, sweep: Sweep, cell: SweepCell, store: SweepStore, progress: Progress
 ) -> list[SweepRow]:
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
-        model = _made(models, cell, store, progress)
-    except Shortage:
-        raise  # the next cell would lack room as well, and this one can be made once there is some
+        model = _cell_model(models, cell, store, progress)
+    except ResourceError:
+        raise  # the next cell would fail as well; this cell is possible with more room
     except InputError as error:
-        texts: list[str | None] = [one.title for one in sweep.evaluations]
-        texts += [one.title for one in sweep.tasks]
+        texts: list[str | None] = [settings.title for settings in sweep.evaluations]
+        texts += [task.title for task in sweep.tasks]
         return [
             SweepRow.of(cell.steps, {}, {}, measured_on=text, error=str(error))
             for text in texts or [None]
         ]
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     account = _account(cell, model, models.dense, sweep.base.seq_len)
     costs = store.costs(model, models.dense, sweep.speed, progress)
     if sweep.speed and cell.steps:
         costs = {**costs, "making_seconds": seconds}
-    found = [
+    measurements = [
         (
-            one.title,
-            _cached(account, model, one),
-            store.measure(cell, model, models.dense, one, progress),
+            settings.title,
+            _with_quantized_cache(account, model, settings),
+            store.measure(cell, model, models.dense, settings, progress),
         )
-        for one in sweep.evaluations
+        for settings in sweep.evaluations
     ]
-    for one in sweep.tasks:
-        answered = store.answer(model, one, progress)
-        found.append((one.title, account, answered))
-        found += [
-            (f"{one.title}, {name}", account, _of_group(share))
-            for name, share in answered.get("groups", {}).items()
+    for task in sweep.tasks:
+        figures = store.answer(model, task, progress)
+        measurements.append((task.title, account, figures))
+        measurements += [
+            (f"{task.title}, {name}", account, _of_group(share))
+            for name, share in figures.get("groups", {}).items()
         ]
-    more = {"context": sweep.base.seq_len}
+    context = sweep.base.seq_len
     return [
-        SweepRow.of(cell.steps, own, {**costs, **figures}, measured_on=name, **more)
-        for name, own, figures in found
+        SweepRow.of(cell.steps, sizes, {**costs, **figures}, measured_on=title, context=context)
+        for title, sizes, figures in measurements
     ]
 
 
 def _of_group(share: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a group of a task's items."""
+    """Return the columns of a group of a task's items."""
     return {"accuracy": share["accuracy"], "accuracy_error": share["error"]}
 
 
-def _cached(
+def _with_quantized_cache(
     account: Mapping[str, Any], model: LoadedModel, settings: EvaluationSettings
 ) -> Mapping[str, Any]:
-    """The account, with the cache in the bits in which an evaluation has it."""
+    """Return the account with the size of the cache at the bits of the evaluation."""
     if settings.kv_bits is None:
         return account
-    return {**account, "kv_bytes_per_token": round(quantised_kv_bytes(model, settings.kv_bits))}
+    return {
+        **account,
+        "kv_bytes_per_token": round(quantized_kv_bytes(model.network, settings.kv_bits)),
+    }
 
 
-def _made(models: ChainModels, cell: Cell, store: SweepStore, progress: Progress) -> LoadedModel:
-    """The model of a cell: the dense one, one that was kept, or one that its steps make."""
+def _cell_model(
+    models: ChainModels, cell: SweepCell, store: SweepStore, progress: Progress
+) -> LoadedModel:
+    """Return the model of a cell: the dense model, a stored model, or the result of the steps."""
     if not cell.steps:
         return models.dense
-    if (kept := store.model(cell)) is not None:
-        models.keep(cell.steps, kept)
-        return kept
+    if (stored := store.model(cell)) is not None:
+        models.keep(cell.steps, stored)
+        return stored
     model = models.model(cell.steps, progress)
     store.keep_model(cell, model)
     return model
 
 
-def _account(cell: Cell, model: LoadedModel, dense: LoadedModel, context: int) -> Mapping[str, Any]:
-    """Size and cost by formula, under the names of the columns. What several steps achieve is
-    counted from the dense model, but times, which were measured beside the step before.
+def _account(
+    cell: SweepCell, model: LoadedModel, dense: LoadedModel, context: int
+) -> Mapping[str, Any]:
+    """Return size and cost by formula, under the names of the columns.
+
+    For several steps, the achieved reduction refers to the dense model. Times were measured
+    relative to the model before the last step and are unchanged.
     """
     account = model.account
     if account is None:

@@ -1,6 +1,6 @@
-"""The columns of a sweep's table: one name means one thing on the command line and on the page.
+"""The columns of a sweep's table, with the same names on the command line and on the page.
 
-Costs without a prefix are counted by formula; those measured on the running model are called
+Costs without a prefix are computed by formula; costs measured on the running model are called
 `measured_*`.
 """
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..compression.chain import Chain, Label
+from ..compression.steps.chain import Chain, Label
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds. kind: "setting", "planned" (counted by formula) or "measured".
+    """The description of a column. kind: "setting", "planned" (computed by formula) or "measured".
 
-    optional: left out of a row's plain values where it was not measured.
+    optional: omitted from a row's plain values if it was not measured.
     """
 
     about: str
@@ -24,11 +24,11 @@ class Column:
     optional: bool = False
 
 
-def _setting(about: str, **more: Any) -> Any:
-    return field(metadata={"column": Column(about, "setting")}, **more)
+def _setting(about: str, **field_options: Any) -> Any:
+    return field(metadata={"column": Column(about, "setting")}, **field_options)
 
 
-def _given(about: str) -> Any:
+def _optional_setting(about: str) -> Any:
     return field(default=None, metadata={"column": Column(about, "setting", optional=True)})
 
 
@@ -36,14 +36,14 @@ def _planned(about: str, unit: str = "") -> Any:
     return field(default=None, metadata={"column": Column(about, "planned", unit)})
 
 
-def _measured(about: str, unit: str = "", optional: bool = False, **more: Any) -> Any:
+def _measured(about: str, unit: str = "", optional: bool = False, **field_options: Any) -> Any:
     column = Column(about, "measured", unit, optional)
-    return field(default=None, metadata={"column": column}, **more)
+    return field(default=None, metadata={"column": column}, **field_options)
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One compressed model, or the dense one, measured on one text. None: not measured.
+    """A compressed model, or the dense model, measured on a text. None: not measured.
 
     The columns are described by their metadata, see `COLUMNS`.
     """
@@ -86,10 +86,10 @@ class SweepRow:
     top1: float | None = _measured("tokens with the dense model's top prediction", "share", True)
     protocol: Mapping[str, Any] | None = _measured("all that the evaluation depends on")
     error: str | None = _setting("why the model could not be made; None where it was", default=None)
-    samples: int | None = _given("calibration windows")
-    seed: int | None = _given("of the calibration windows")
-    options: str | None = _given("fields of the recipe that are not the defaults")
-    then: str | None = _given("steps after the first, in their order")
+    samples: int | None = _optional_setting("calibration windows")
+    seed: int | None = _optional_setting("of the calibration windows")
+    options: str | None = _optional_setting("fields of the recipe that are not the defaults")
+    then: str | None = _optional_setting("steps after the first, in their order")
 
     @classmethod
     def of(
@@ -97,30 +97,30 @@ class SweepRow:
         steps: Chain,
         account: Mapping[str, Any],
         figures: Mapping[str, Any],
-        **more: Any,
+        **extra: Any,
     ) -> "SweepRow":
-        """A row of the model that some steps make, none for the dense one.
+        """Return the row of the model that the steps make; without steps, of the dense model.
 
         account: size and cost by formula, under the names of the planned columns; figures: an
-        evaluation, with the `delta_error` of a comparison. Of both, only what is a column is read.
-        more: columns that are in neither, such as `measured_on` and `context`.
+        evaluation, with the `delta_error` of a comparison. Only values of columns are read. extra:
+        further columns, such as `measured_on` and `context`.
         """
-        made: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "calibrated_on": None,
             "method": "dense",
             "policy": None,
             "ratio": 0.0,
         }
         if steps:
-            made = _made_by(steps)
-        planned = {name: account.get(name) for name in named("planned")}
-        results = {name: figures.get(name) for name in named("measured")}
-        results["perplexity_error"] = _in_perplexity(figures)
-        return cls(**made, **{**planned, **results, **more})
+            settings = _settings_of(steps)
+        planned = {name: account.get(name) for name in column_names("planned")}
+        results = {name: figures.get(name) for name in column_names("measured")}
+        results["perplexity_error"] = _perplexity_error(figures)
+        return cls(**settings, **{**planned, **results, **extra})
 
     @property
     def title(self) -> str:
-        """The model in a few words: "a3 uniform 20%, stories", or "dense"."""
+        """Return a short name of the model: "a3 uniform 20%, stories", or "dense"."""
         if self.method == "dense":
             return "dense"
         words = str(Label(self.method, self.policy, self.ratio))
@@ -129,7 +129,7 @@ class SweepRow:
         return f"{words}, {self.calibrated_on}" if self.calibrated_on else words
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without the optional columns that were not measured."""
+        """Return plain values, without optional columns that were not measured."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -138,27 +138,27 @@ class SweepRow:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SweepRow":
-        """What `to_dict` gave."""
+        """Return the row of the values of `to_dict`."""
         return cls(**values)
 
 
 COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(SweepRow)}
 
 
-def named(kind: str) -> tuple[str, ...]:
-    """The columns of a kind, in their order."""
+def column_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the columns of a kind, in order."""
     return tuple(name for name, column in COLUMNS.items() if column.kind == kind)
 
 
-def _in_perplexity(figures: Mapping[str, Any]) -> float | None:
-    """The standard error of a perplexity, by that of its logarithm."""
+def _perplexity_error(figures: Mapping[str, Any]) -> float | None:
+    """Return the standard error of a perplexity, computed from the error of its logarithm."""
     perplexity, error = figures.get("perplexity"), figures.get("delta_error")
     return None if perplexity is None or error is None else perplexity * error
 
 
-def _made_by(steps: Chain) -> dict[str, Any]:
-    """The columns that say how a model was made."""
-    first, *others = steps
+def _settings_of(steps: Chain) -> dict[str, Any]:
+    """Return the setting columns of a model that the steps make."""
+    first, *later_steps = steps
     reader = next((step for step in steps if step.reads_text), None)
     return {
         "calibrated_on": reader and reader.reads_text,
@@ -168,5 +168,5 @@ def _made_by(steps: Chain) -> dict[str, Any]:
         "samples": reader and getattr(reader.settings, "samples", reader.recipe.samples),
         "seed": reader and getattr(reader.settings, "seed", reader.recipe.seed),
         "options": first.options,
-        "then": " > ".join(step.title for step in others) or None,
+        "then": " > ".join(step.title for step in later_steps) or None,
     }

@@ -1,4 +1,4 @@
-"""Where a sweep keeps what it has made: `SweepStore`, and its cells as files, `CellFiles`."""
+"""Storage of the results of sweeps: `SweepStore`, and `CellFiles` with a file per cell."""
 
 import json
 import math
@@ -10,31 +10,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..as_json import json_text
-from ..calibration.calibrate import calibrate
-from ..compression.chain import Chain
-from ..compression.evidence.table import measure_evidence
-from ..compression.factorise import Factorisation, factorise, method_options
-from ..compression.refit import refit_key
-from ..compression.write import asks_for_refit
+from ..compression.calibration.calibrate import calibrate
+from ..compression.evidence.measure import measure_evidence
+from ..compression.solve.compress_layers import requests_refit
+from ..compression.solve.factorize import Factorization, factorize, method_options
+from ..compression.solve.refit import refit_key
+from ..compression.steps.chain import Chain
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import Evaluation, evaluate
-from ..evaluation.settings import EvaluationSettings, TaskSettings
-from ..evaluation.tasks import answer
-from ..files import cache_key, check_file, write_text
+from ..evaluation.evaluation_settings import EvaluationSettings, TaskSettings
+from ..evaluation.tasks import measure_task
 from ..models.load import LoadedModel
-from ..progress import Progress
-from ..recipe import Recipe
+from ..recipes import former_names
+from ..recipes.recipe import Recipe
+from ..system.as_json import json_text
+from ..system.files import cache_key, check_file, write_text
+from ..system.progress import Progress
+from ..system.settings import BOS
 from .sweep import Sweep
 from .sweep_rows import SweepRow
 
-FORMAT = 2  # of the cells; raise it whenever what is measured changes its meaning
+FORMAT = 2  # of the cells; increase it if the meaning of a measurement changes
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One model of a sweep. number: 0 for the dense one, which takes no steps; then in the order of
-    `Sweep.cells`. key: names all that its rows depend on.
+class SweepCell:
+    """A model of a sweep.
+
+    number: 0 for the dense model, which has no steps; then in the order of `Sweep.cells`. key:
+    identifies all settings that the rows of the cell depend on.
     """
 
     number: int
@@ -43,14 +47,15 @@ class Cell:
 
     @property
     def factors_key(self) -> tuple[Any, ...]:
-        """The same for all cells whose first step compresses the dense model with the same factors,
-        or takes the same recipe; empty for the dense model.
+        """Return a key that is equal for cells whose first steps use the same factorization.
+
+        Empty for the dense model.
         """
         return _factors_key(self.steps[0].recipe) if self.steps else ()
 
     @property
     def title(self) -> str:
-        """In a few words, for a log."""
+        """Return a short description of the cell for a log."""
         if not self.steps:
             return "dense model"
         texts = dict.fromkeys(text for step in self.steps if (text := step.reads_text))
@@ -58,103 +63,113 @@ class Cell:
         return f"{labels}, on {', '.join(texts)}" if texts else labels
 
 
-def cells(model: LoadedModel, sweep: Sweep) -> list[Cell]:
-    """The dense model, then every chain of steps."""
+def cells(model: LoadedModel, sweep: Sweep) -> list[SweepCell]:
+    """Return the cells: the dense model, then all chains of steps."""
     chains = [(), *sweep.cells()]
-    return [Cell(i, chain, _key(model, sweep, chain)) for i, chain in enumerate(chains)]
+    return [SweepCell(i, chain, _key(model, sweep, chain)) for i, chain in enumerate(chains)]
 
 
 def _factors_key(recipe: Recipe) -> tuple[Any, ...]:
-    """What a factorisation of one model depends on."""
+    """Return the settings that determine a factorization of a model."""
     windows = [getattr(recipe, name) for name in Recipe.fields_of("windows")]
     return (*windows, recipe.method, *sorted(method_options(recipe).items()))
 
 
 def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
-    made: dict[str, Any] = {"seq_len": sweep.base.seq_len}  # the context of the dense FLOPs
+    settings: dict[str, Any] = {"seq_len": sweep.base.seq_len}  # the context of the dense FLOPs
     if [step.kind for step in chain] == ["compress"]:
         recipe = chain[0].recipe
-        options = sorted(method_options(recipe).items())
-        made = {**recipe.identity(), "device": str(model.device), "options": options}
+        options = sorted(former_names.former_options(method_options(recipe)).items())
+        settings = {**recipe.identity(), "device": str(model.device), "options": options}
     elif chain:
-        steps = [step.to_dict() for step in chain]
-        made |= {"steps": steps, "device": str(model.device)}
-        made |= {"achieved": "of the dense model"} if len(chain) > 1 else {}
-    refit = [s.recipe for s in chain if s.kind == "compress" and asks_for_refit(s.recipe)]
+        steps = [step.identity() for step in chain]
+        settings |= {"steps": steps, "device": str(model.device)}
+        settings |= {"achieved": "of the dense model"} if len(chain) > 1 else {}
+    refit = [s.recipe for s in chain if s.kind == "compress" and requests_refit(s.recipe)]
     if refit:
-        made["refit_key"] = refit_key(any(one.trains for one in refit))
-    measured = [_named(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
-    return cache_key(FORMAT, model.fingerprint, model.dtype, made, measured, sweep.speed)
+        settings["refit_key"] = refit_key(any(recipe.trains for recipe in refit))
+    measured = [_evaluation_key(evaluation) for evaluation in sweep.evaluations]
+    measured += [asdict(task) for task in sweep.tasks]
+    return cache_key(FORMAT, model.fingerprint, model.dtype, settings, measured, sweep.speed)
 
 
-def _named(settings: EvaluationSettings) -> dict[str, Any]:
-    """Its fields; kv_bits only where it is given, so that cells of earlier versions stay."""
+def _evaluation_key(settings: EvaluationSettings) -> dict[str, Any]:
+    """Return the fields of the settings without the defaults of kv_bits and bos, so that cells of
+    earlier versions remain valid.
+    """
+    defaults = {"kv_bits": None, "bos": BOS[0]}
     return {
         name: value
         for name, value in asdict(settings).items()
-        if name != "kv_bits" or value is not None
+        if name not in defaults or value != defaults[name]
     }
 
 
 class SweepStore(ABC):
-    """What `run_sweep` asks for every cell, in the order of these methods.
+    """The storage interface of `run_sweep`, which calls the methods below in this order per cell.
 
-    `finished` and `keep` must be written; the others have a default. shared: whether other
-    processes that are sent a copy of it keep their cells in the same place, so that workers of a
-    cluster may do them.
+    A subclass defines `finished` and `keep`; all other methods have a default. shared: whether
+    copies of the store in different processes write to the same files, so that workers of a cluster
+    can run the cells.
     """
 
     shared = False
-    _factors: tuple[tuple[Any, ...], Factorisation] | None = None
+    _factors: tuple[tuple[Any, ...], Factorization] | None = None
 
     @abstractmethod
-    def finished(self, cell: Cell) -> list[SweepRow] | None:
-        """The rows of a cell that is made and measured; None where there is something to do."""
+    def finished(self, cell: SweepCell) -> list[SweepRow] | None:
+        """Return the rows of a completed cell; None if the cell is not complete."""
 
-    def model(self, cell: Cell) -> LoadedModel | None:
-        """The model of a cell that was kept before it was measured, else None."""
+    def model(self, cell: SweepCell) -> LoadedModel | None:
+        """Return the model of a cell that was stored before it was measured; None if it is
+        missing.
+        """
         del cell
         return None
 
-    def factors(self, model: LoadedModel, recipe: Recipe, progress: Progress) -> Factorisation:
-        """The factorisation that the next cells share, with the evidence of the recipe's policy;
-        one at a time is held.
+    def factors(self, model: LoadedModel, recipe: Recipe, progress: Progress) -> Factorization:
+        """Return the factors that the next cells share, with the evidence of the recipe's policy.
+        Only the last factors are held.
         """
         key = (model.fingerprint, *_factors_key(recipe))
         if self._factors is None or self._factors[0] != key:
             calibration = calibrate(model, recipe, progress)
-            made = factorise(model, calibration, recipe.method, progress, method_options(recipe))
+            made = factorize(model, calibration, recipe.method, progress, method_options(recipe))
             self._factors = (key, made)
         self._factors = (key, measure_evidence(model, self._factors[1], recipe, progress))
         return self._factors[1]
 
-    def keep_model(self, cell: Cell, model: LoadedModel) -> None:
-        """Called with the model of a cell's last step, before it is measured."""
+    def keep_model(self, cell: SweepCell, model: LoadedModel) -> None:
+        """Store the model of a cell; called before the model is measured."""
         del cell, model
 
     def costs(
         self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress
     ) -> Mapping[str, Any]:
-        """The measured costs, by column. speed: also beside the dense model, in turns."""
+        """Return the measured costs, by column. speed: whether to measure speed in turns with the
+        dense model.
+        """
         del model, dense, speed, progress
         return {}
 
     def measure(
         self,
-        cell: Cell,
+        cell: SweepCell,
         model: LoadedModel,
         dense: LoadedModel,
         settings: EvaluationSettings,
         progress: Progress,
     ) -> Mapping[str, Any]:
-        """The figures of one evaluation, by column, and its `delta_error` against the dense model,
-        which is evaluated once; others are passed over.
+        """Return the figures of an evaluation, by column, and its `delta_error` relative to the
+        dense model.
+
+        The dense model is evaluated only once. Figures without a column are ignored.
         """
         if not cell.steps:
             return self._on_dense(dense, settings, progress).to_dict()
-        own = evaluate(model, settings, progress=progress)
-        error = own.delta_error(self._on_dense(dense, settings, progress))
-        return own.to_dict() | {"delta_error": error if math.isfinite(error) else None}
+        evaluation = evaluate(model, settings, progress=progress)
+        error = evaluation.delta_error(self._on_dense(dense, settings, progress))
+        return evaluation.to_dict() | {"delta_error": error if math.isfinite(error) else None}
 
     def _on_dense(
         self, dense: LoadedModel, settings: EvaluationSettings, progress: Progress
@@ -171,18 +186,19 @@ class SweepStore(ABC):
     def answer(
         self, model: LoadedModel, settings: TaskSettings, progress: Progress
     ) -> Mapping[str, Any]:
-        """The accuracy on a task, by column; other figures are passed over."""
-        return answer(model, settings, progress)
+        """Return the accuracy on a task, by column. Figures without a column are ignored."""
+        return measure_task(model, settings, progress)
 
     @abstractmethod
-    def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
-        """Called with all rows of a cell; where it could not be made, they hold the error."""
+    def keep(self, cell: SweepCell, rows: list[SweepRow]) -> None:
+        """Store all rows of a cell; rows of a failed cell contain its error."""
 
 
 class CellFiles(SweepStore):
-    """Every finished cell is a file of its own, written under another name and then renamed; its
-    name stands for all that it depends on, so that a restart, or a wider sweep in the same folder,
-    repeats none. Raises InputError where a file is in the place of the folder.
+    """A store with a file per completed cell.
+
+    The name of a file is the key of its cell, so a restart, or a larger sweep in the same folder,
+    repeats no cell. Files are written atomically. Raises InputError if the folder is a file.
     """
 
     shared = True
@@ -191,19 +207,22 @@ class CellFiles(SweepStore):
         self._folder = Path(folder).absolute() / "cells"
         check_file(self._folder / "cell.json")
 
-    def _path(self, cell: Cell) -> Path:
+    def _path(self, cell: SweepCell) -> Path:
         return self._folder / f"{cell.key}.json"
 
-    def finished(self, cell: Cell) -> list[SweepRow] | None:
-        """The same; a file that is damaged, or whose rows have other columns, counts as none."""
+    def finished(self, cell: SweepCell) -> list[SweepRow] | None:
+        """Return the rows of a completed cell; None if its file is missing, is damaged, or has
+        different columns.
+        """
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            kept = json.loads(self._path(cell).read_text(encoding="utf-8"))
-            return [SweepRow.from_dict(row) for row in kept["rows"]]
+            values = json.loads(self._path(cell).read_text(encoding="utf-8"))
+            return [SweepRow.from_dict(row) for row in values["rows"]]
         return None
 
     def costs(
         self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress
     ) -> Mapping[str, Any]:
+        # 256 tokens in the cache, or fewer, so that one more token fits the context
         cost = measure_cost(model, min(256, (dense.context or 257) - 1))
         costs = {
             "measured_kv_bytes_per_token": cost.kv_bytes_per_token,
@@ -211,12 +230,12 @@ class CellFiles(SweepStore):
             "measured_context": cost.context,
         }
         if speed:
-            first, own = measure_speed([dense, model], rounds=3, progress=progress)
-            costs["prefill_speedup"] = own.prefill / first.prefill
-            costs["decode_speedup"] = own.decode / first.decode
+            dense_speed, speed_of_model = measure_speed([dense, model], rounds=3, progress=progress)
+            costs["prefill_speedup"] = speed_of_model.prefill / dense_speed.prefill
+            costs["decode_speedup"] = speed_of_model.decode / dense_speed.decode
         return costs
 
-    def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
+    def keep(self, cell: SweepCell, rows: list[SweepRow]) -> None:
         steps = [step.to_dict() for step in cell.steps]
         values = {"rows": [row.to_dict() for row in rows], "steps": steps}
         write_text(self._path(cell), json_text(values, indent=1, nulls=True))

@@ -1,9 +1,9 @@
-"""Figures in the local store of trackio (an extra), for those who keep their experiments there;
-`trackio show` draws them.
+"""Export of results to the local store of trackio (an optional dependency); `trackio show` displays
+them.
 
-Written through trackio's own store and not by `trackio.init`, which asks the hub for the user's
-name and sends what it is given to another host where an environment variable names one. Here
-nothing leaves the machine.
+The code writes to trackio's local store directly instead of calling `trackio.init`. That function
+requests the user's name from the hub, and it sends all values to a remote host if an environment
+variable names one. With this module no data leaves the machine.
 """
 
 import hashlib
@@ -11,42 +11,42 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..as_json import json_text
-from ..errors import InputError
+from ..system.as_json import json_text
+from ..system.errors import InputError
 from .runs import Run
-from .sweep_rows import SweepRow, named
+from .sweep_rows import SweepRow, column_names
 
 
 class Tracker:
-    """One project of trackio's.
+    """A trackio project.
 
-    Raises InputError where trackio cannot be imported or does not allow the name.
+    Raises InputError if trackio cannot be imported or rejects the name.
     """
 
     def __init__(self, project: str) -> None:
         if not project.strip():
-            raise InputError("A project of trackio's needs a name, and it is empty. Give one.")
+            raise InputError("The name of the trackio project is empty. Give a name.")
         try:
             from trackio.sqlite_storage import SQLiteStorage
         except ImportError as error:
             raise InputError(
-                f"trackio cannot be imported ({error}). Run `pip install trackio`, or leave "
-                "--trackio out."
+                f"trackio cannot be imported ({error}). Run `pip install trackio`, or omit "
+                "--trackio."
             ) from error
         try:
             SQLiteStorage.validate_project_name(project)
         except ValueError as error:
             raise InputError(
-                f"'{project}' is no name for a project of trackio's: {error}"
+                f"'{project}' is not a valid name of a trackio project: {error}"
             ) from error
         self.project, self._store = project, SQLiteStorage
 
     def log(self, name: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
-        """One run: what was asked for, and the finite numbers among the figures, those of nested
-        mappings under `outer/inner`.
+        """Log a run: the settings, and the finite numbers among the figures; nested mappings become
+        `outer/inner`.
 
-        The same name and configuration is the same run: other figures become its next step, the
-        same ones are not written twice.
+        The same name and settings identify the same run: new figures become its next step, and
+        equal figures are not written again.
         """
         numbers = dict(_numbers(figures))
         run = _digest([name, config])
@@ -61,12 +61,12 @@ class Tracker:
         )
 
     def log_run(self, run: Run) -> None:
-        """A kept run: its recipe, its account, and what was measured, by text and protocol."""
+        """Log a run: recipe, account, and evaluations by text and protocol."""
         results = {}
-        for one in run.evaluations:
-            protocol = one["protocol"]
+        for evaluation in run.evaluations:
+            protocol = evaluation["protocol"]
             results[f"{protocol.get('source')}, {protocol.get('name', 'windows')}"] = {
-                **one,
+                **evaluation,
                 "protocol": None,
                 "settings": None,
             }
@@ -74,8 +74,8 @@ class Tracker:
         self.log(run.name, run.fields, account | results)
 
     def log_sweep(self, rows: Iterable[SweepRow], sweep: Mapping[str, Any]) -> None:
-        """One run per row of a sweep that was measured. sweep: `Sweep.to_dict()`."""
-        settings = [name for name in named("setting") if name != "error"]
+        """Log a run per measured row of a sweep. sweep: `Sweep.to_dict()`."""
+        settings = [name for name in column_names("setting") if name != "error"]
         for row in rows:
             if row.error is None:
                 values = row.to_dict()

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import lrcore
+from lrcore.evaluation.evaluate import token_losses
 
 CODE = "from pathlib import Path\nPath({marker!r}).mkdir()\nclass Own: pass\n"
 ESCAPES = (
@@ -124,7 +125,7 @@ def test_an_adapter_beside_a_model_is_refused(base, folder):
     about = {"base_model_name_or_path": base, "peft_type": "LORA", "task_type": "CAUSAL_LM"}
     change(folder / "adapter_config.json", **about)
     for offload in (False, True):
-        with pytest.raises(lrcore.InputError, match="holds an adapter beside the model"):
+        with pytest.raises(lrcore.InputError, match="contains an adapter"):
             lrcore.load(str(folder), offload=offload)
 
 
@@ -161,8 +162,8 @@ def test_a_pattern_that_never_ends_is_refused(folder, tmp_path):
     (tmp_path / "a.txt").write_text(text)
     for work in (
         lambda: lrcore.generate(model, text),
-        lambda: lrcore.token_losses(model, text),
+        lambda: token_losses(model, text),
         lambda: lrcore.evaluate(model, str(tmp_path / "a.txt"), samples=1, seq_len=8),
     ):
-        with pytest.raises(lrcore.InputError, match="The tokenizer fails on a text of 41"):
+        with pytest.raises(lrcore.InputError, match="The tokenizer failed on a text of 41"):
             work()

@@ -12,10 +12,10 @@ from packed_files import MakesFolder, pickles
 
 import lrcore
 from lrcore.data import load_texts
-from workbench import calibration_text, sidebar
 from workbench.jobs import KINDS
-from workbench.store import Store
-from workbench.tabs.compress import table
+from workbench.state.store import Store
+from workbench.tabs.compress import paper_table as table
+from workbench.widgets import calibration_text, sidebar
 
 NAMES = tuple(pickles("marker"))
 # What training leaves beside a model.
@@ -119,9 +119,9 @@ def test_a_pickle_that_is_uploaded_is_refused(name, files, tmp_path):
         (tmp_path / called).write_bytes(files[name])
         path = str(tmp_path / called)
         refused(sidebar.load_recipe, path)
-        refused(table.take_file, path)
-        refused(calibration_text.take, store, path)
-    refused(calibration_text.take, store, str(tmp_path / name))
+        refused(table.load_file, path)
+        refused(calibration_text.store_upload, store, path)
+    refused(calibration_text.store_upload, store, str(tmp_path / name))
 
 
 def test_pickles_in_the_cache_are_passed_over(files, tiny_llama, story_file, tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ import lrcore
 from lrcore.data import load_texts
 said = []
 for name in json.loads(sys.argv[1]):
-    for read in (lrcore.load, load_texts):
+    for read in (lrcore.load, load_texts)[: 1 if "#" in name else 2]:  # a # names a field of texts
         try:
             read(name)
             said.append(f"{name} was read")
@@ -124,7 +124,7 @@ def told(tmp_path):
 
 def test_what_is_no_name_of_a_hub_is_refused_before_anything_is_asked(told, hub):
     asked, said = told(hub, LOAD, STRANGE)
-    assert len(said) == 2 * len(STRANGE)
+    assert len(said) == sum(1 if "#" in name else 2 for name in STRANGE)
     assert not [sentence for sentence in said if "was read" in sentence]
     assert hub.requests == []
     assert asked == []

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import lrcore
+from lrcore.system.path_access import restrict_paths, strip_paths
 
 ROOT = Path(__file__).parents[2]
 FILES = [file for name in ("lrcore", "workbench") for file in sorted((ROOT / name).rglob("*.py"))]
-ERRORS = {"InputError", "Shortage", "ValueError", "OSError", "RuntimeError", "unknown"}
+ERRORS = {"InputError", "ResourceError", "ValueError", "OSError", "RuntimeError", "unknown"}
 HIDDEN = "secluded"  # part of every place below
 TOKEN = "hf_verysecret"
 
@@ -46,9 +46,9 @@ def confined(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_ENDPOINT", f"http://{HIDDEN}.internal:8080")
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:{HIDDEN}@proxy.internal:8080")
-    lrcore.confine([root])
+    restrict_paths([root])
     yield root
-    lrcore.confine([])
+    restrict_paths([])
 
 
 def test_no_sentence_tells_a_place_of_the_server(confined):
@@ -66,7 +66,7 @@ def test_no_sentence_tells_a_place_of_the_server(confined):
     for parts in known:
         for place in places:
             for sentence in filled(parts, place):
-                told = lrcore.without_paths(sentence)
+                told = strip_paths(sentence)
                 assert HIDDEN not in told, told
                 assert TOKEN not in told, told
                 tried += 1

@@ -22,14 +22,17 @@ CALLS = {
 OPTIONS = {"trust_remote_code", "allow_pickle", "shell", "unsafe_allow_html"}
 # Where it is done all the same, and why that is safe.
 ALLOWED = {
-    ("lrcore/cluster/pickling.py", "pickle"),  # between the processes of a cluster, see SECURITY.md
-    ("lrcore/recipe.py", "yaml.load"),  # by a subclass of SafeLoader
-    ("workbench/first_script.py", "gzip"),  # these compress what the page sends
-    ("workbench/plotly_file.py", "gzip"),
+    # Between the processes of a cluster, see SECURITY.md.
+    ("lrcore/runs/cluster/pickling.py", "pickle"),
+    ("lrcore/data/stories.py", "gzip"),  # the built-in stories, in assets
+    # Texts, in pieces and only while they fit into the free memory.
+    ("lrcore/data/text_files.py", "gzip"),
+    ("lrcore/data/text_files.py", "zlib"),  # its error
+    ("lrcore/recipes/recipe.py", "yaml.load"),  # by a subclass of SafeLoader
 }
 RUN = {"execute", "executemany", "executescript", "_rows"}
 # What may stand in a statement beside its text: placeholders, as many as there are values.
-PLACES = "', '.join('?' * len(some))"
+PLACES = "', '.join('?' * len(batch))"
 
 
 def dotted(node: ast.expr) -> str:

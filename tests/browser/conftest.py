@@ -24,11 +24,12 @@ sys.path.remove(SCRIPTS)
 
 CALIBRATE = """
 import lrcore
+from lrcore.compression.evidence.measure import evidence_tokens
 model = lrcore.load("demo-llama")
 calibration = lrcore.calibrate(model, lrcore.Recipe())
-lrcore.analyse(model, calibration).write("analysis.safetensors")
-factors = lrcore.factorise(model, calibration, "a3")
-print(lrcore.evidence_tokens(factors, lrcore.Recipe(policy="probed")))
+lrcore.analyze(model, calibration).write("analysis.safetensors")
+factors = lrcore.factorize(model, calibration, "a3")
+print(evidence_tokens(factors, lrcore.Recipe(policy="probed")))
 """
 
 
@@ -126,7 +127,7 @@ def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
         contexts.append(page.context)
         workbench = Workbench(page)
         if ready:
-            workbench.analysed()
+            workbench.analyzed()
         return workbench
 
     yield open_one

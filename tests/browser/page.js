@@ -201,6 +201,6 @@ window.tests = {
   },
 
   busy() {
-    return !!document.querySelector('.status-bar.running, .job.running, .job.queued');
+    return !!document.querySelector('.status-bar.running, .status-bar.queued, .job.running, .job.queued');
   },
 };

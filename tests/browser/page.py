@@ -43,6 +43,12 @@ def visit(
     return page
 
 
+# The stage and the finished units of the running job; null without one.
+PROGRESS = """(() => {
+  const steps = document.querySelector('.status-bar.running .steps');
+  return steps && `${steps.dataset.stage} ${steps.dataset.done}`; })()"""
+
+
 class Workbench:
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -51,13 +57,21 @@ class Workbench:
     # --- waiting ---
 
     def until(self, what: Callable[[], Any], why: str) -> Any:
-        """The first true value of what(), tried again and again."""
-        end = time.monotonic() + PATIENCE
+        """Return the first true value of what(), tried again and again.
+
+        A job that makes progress is waited for.
+        """
+        end, progress = time.monotonic() + PATIENCE, None
         while True:
             got = what()
             if got:
                 return got
-            assert time.monotonic() < end, f"{why}; the status bar says: {self.status()['text']!r}"
+            if time.monotonic() > end:
+                former, progress = progress, self.evaluate(PROGRESS)
+                text = self.status()["text"]
+                moves = progress is not None and progress != former
+                assert moves, f"{why}; the status bar says: {text!r}"
+                end = time.monotonic() + PATIENCE
             self.page.wait_for_timeout(50)
 
     def answered(self) -> None:
@@ -80,7 +94,7 @@ class Workbench:
         )
         self.answered()
 
-    def analysed(self) -> None:
+    def analyzed(self) -> None:
         """Wait for the heatmap, the first thing a newcomer sees."""
         self.drawn("heatmap")
 

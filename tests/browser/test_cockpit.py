@@ -7,11 +7,13 @@ import re
 
 import pytest
 
-import lrcore
-from workbench import markup, numbers, pin_text, text, what_if_text
-from workbench.form import START
-from workbench.shown import CONTEXT, CONTEXTS
+from lrcore.compression.what_if import MODEL_SHAPES
+from workbench import words
+from workbench.base import numbers
+from workbench.state.browsers import CONTEXT, CONTEXTS
 from workbench.tabs.allocation.what_if import CARDS
+from workbench.views import markup
+from workbench.widgets.form import START
 
 from .conftest import pages
 
@@ -47,10 +49,10 @@ def laptop(browser, server):
 
 @pytest.fixture
 def cockpit(laptop):
-    """A page of a laptop with the plan that it opens with, and all that is measured of that."""
+    """A page of a laptop with a plan of uneven ranks, and all that is measured of that."""
     laptop.evaluate("window.scrollTo(0, 0)")
-    if laptop.value("field-policy") != START.policy:
-        laptop.choose("field-policy", START.policy)
+    if laptop.value("field-policy") != "marginal":
+        laptop.choose("field-policy", "marginal")
     laptop.at_ratio(START.ratio)
     measured(laptop)
     laptop.locator("#continuation .continued").wait_for()
@@ -121,7 +123,8 @@ def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
     actual = cockpit.locator("#size-and-cost .actual b").inner_text()
     cockpit.click("#pin")
     cockpit.until(
-        lambda: cockpit.locator("#pin").inner_text() == pin_text.UNPIN, "the plan is not pinned"
+        lambda: cockpit.locator("#pin").inner_text() == words.allocation.UNPIN,
+        "the plan is not pinned",
     )
     cockpit.at_ratio(0.4)
     drawn = cockpit.until(lambda: changes(cockpit), "no changes are drawn")
@@ -132,14 +135,14 @@ def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
     assert min(drawn.values()) < 0
     measured(cockpit)
     said = cockpit.locator("#size-and-cost").inner_text()
-    assert pin_text.PREDICTED in said
+    assert words.allocation.PINNED_PREDICTED in said
     assert actual in said
-    assert re.search(r"the plan on show: \+\d+\.\d\d% ± \d+\.\d\d% on the same tokens", said)
+    assert re.search(r"this plan: \+\d+\.\d\d% ± \d+\.\d\d% on the same tokens", said)
     cockpit.click("#pin")
     cockpit.until(lambda: not changes(cockpit), "the pinned plan is not let go")
-    assert cockpit.locator("#pin").inner_text() == pin_text.PIN
+    assert cockpit.locator("#pin").inner_text() == words.allocation.PIN
     cockpit.until(
-        lambda: text.WITH_UNIFORM in cockpit.locator("#size-and-cost").inner_text(),
+        lambda: words.allocation.WITH_UNIFORM in cockpit.locator("#size-and-cost").inner_text(),
         "the ranks are not held against uniform ones again",
     )
 
@@ -148,7 +151,7 @@ def test_the_size_of_the_cache_follows_the_context(cockpit):
     cell = cockpit.locator("#size-and-cost .cell.cache")
     assert numbers.count(CONTEXT) in cell.inner_text()
     size = cell.locator("b").inner_text()
-    cockpit.choose("context", text.TOKENS.format(numbers.count(CONTEXTS[-1])))
+    cockpit.choose("context", words.allocation.TOKENS.format(numbers.count(CONTEXTS[-1])))
     cockpit.until(
         lambda: numbers.count(CONTEXTS[-1]) in cell.inner_text(), "the cache does not follow"
     )
@@ -173,9 +176,11 @@ def typed(workbench, elem_id: str, number: str):
 
 def test_what_is_typed_beyond_a_range_is_said_and_control_and_plan_agree(cockpit):
     said = cockpit.locator("#size-and-cost .note.error")
-    for number, nearest in (("2", 0.95), ("-1", 0.01)):
+    for number, nearest in (("2", 0.995), ("-1", 0.005), ("0.99", 0.99)):
         assert typed(cockpit, "field-ratio", number) == nearest
-        assert f"Remove is {number}: the slider goes from 0.01 to 0.95" in said.inner_text()
+        if number != "0.99":
+            refused = f"Compression is {number}, outside the range 0.005 to 0.995"
+            assert refused in said.inner_text()
         caption = cockpit.locator("#bars .plot-head span").inner_text()
         summary = cockpit.locator("#size-and-cost").inner_text()
         assert f"{nearest:.1%} of" in caption or "more than this method can remove" in summary
@@ -191,7 +196,7 @@ def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
     cockpit.answered()
     assert typed(cockpit, "field-temperature", "-3") > 0
     said = cockpit.locator("#size-and-cost .note.error").inner_text()
-    assert "Temperature is -3, and must be positive" in said
+    assert "Temperature is -3, but must be positive" in said
     assert cockpit.locator("#field-rule input").is_checked()
     assert typed(cockpit, "field-temperature", "50") == 50
     assert not cockpit.locator("#field-rule input").is_checked()
@@ -202,7 +207,7 @@ def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
 
 
 def test_the_plan_is_projected_onto_a_model_of_the_list_and_onto_a_pasted_one(cockpit):
-    cockpit.open(what_if_text.WHAT_IF)
+    cockpit.open(words.allocation.WHAT_IF)
     table = cockpit.locator("#what-if-sizes table")
 
     def fitting() -> list[str]:
@@ -213,7 +218,7 @@ def test_the_plan_is_projected_onto_a_model_of_the_list_and_onto_a_pasted_one(co
     cockpit.until(lambda: "70\u202f" in table.inner_text(), "no sizes of 70 B")
     assert [row.split("\t")[0] for row in fitting()] == [f"fits in {size} GB" for size in CARDS]
     assert fitting()[-1].split("\t")[1] == "no"  # 141 GB dense
-    config = json.dumps(lrcore.SHAPES["Qwen2.5-7B"])
+    config = json.dumps(MODEL_SHAPES["Qwen2.5-7B"])
     cockpit.type_into("what-if-config", config)
     cockpit.until(lambda: fitting()[-1].split("\t")[1:] == ["yes", "yes"], "7 B do not fit")
     assert "qwen2 (28 layers)" in cockpit.locator("#what-if-sizes").inner_text()
@@ -273,7 +278,7 @@ def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
         )
     assert "demo-llama" in caption.inner_text()
     summary = cockpit.locator("#size-and-cost")
-    assert markup.escape(text.NO_FACTORS) in markup.escape(summary.inner_text())
+    assert markup.escape(words.spectra.NO_FACTORS) in markup.escape(summary.inner_text())
     cockpit.click("#analyse")
     cockpit.until(lambda: "demo-opt" in caption.inner_text(), "the other model is not drawn")
     cockpit.until(lambda: cockpit.evaluate(OPACITY, "bars") == 1, "the bars stay dimmed")

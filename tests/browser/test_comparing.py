@@ -15,7 +15,7 @@ from .page import ANEW, PATIENCE
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
 
-NAMES = ("a3 30% marginal · demo-llama", "svd 30% marginal · demo-llama")
+NAMES = ("a3 30% uniform · demo-llama", "svd 30% uniform · demo-llama")
 POINT = """run => {
   const p = document.querySelector('#scatter .js-plotly-plot'), l = p._fullLayout;
   p.scrollIntoView({ block: 'center', behavior: 'instant' });
@@ -60,7 +60,7 @@ def test_a_sweep_is_compared(workbench):
         lambda: workbench.open_tab() == "Compare",
         "the next step does not open",
     )
-    newest = page.locator("#compare-runs .token", has_text="svd 30% marginal · demo-llama")
+    newest = page.locator("#compare-runs .token", has_text="svd 30% uniform · demo-llama")
     newest.wait_for()
     workbench.until(lambda: "runs=" in page.url, "the address does not name the chosen runs")
     workbench.until(
@@ -95,7 +95,7 @@ def test_a_sweep_is_compared(workbench):
         lambda: "Tom went to" in page.locator("#set-table").inner_text(), "no answers come"
     )  # rows far down are not drawn
     summary = page.locator("#set-summary")
-    assert summary.inner_text().count("answers as the dense model's") == 2
+    assert summary.inner_text().count("answers are the same as the dense model's") == 2
     marked = summary.locator("details.marked")
     assert marked.locator("summary").all_inner_texts() == ["Tom went to", "Once upon a time"]
     assert marked.locator(".tokens").count() == 4  # of each prompt one for each run
@@ -115,7 +115,7 @@ def test_a_prompt_that_is_too_long_leaves_the_others_answered(workbench):
     assert all(row["answer"] and not row["error"] for row in short)
     assert all("context" in row["error"] and not row["answer"] for row in long)
     assert "Tom went to" in workbench.locator("#set-table").inner_text()
-    assert workbench.locator("#set-summary").inner_text().count(" of 1 answers as") == 2
+    assert workbench.locator("#set-summary").inner_text().count(" of 1 answers are the same") == 2
 
 
 def test_the_comparison_is_saved_as_it_is_shown(workbench):
@@ -131,9 +131,9 @@ def test_where_a_run_loses_and_a_task_stand_beside_its_perplexity(workbench):
     compared = workbench.locator("#compared")
     assert "Local error of mlp" not in compared.inner_text()
     workbench.click("#measure-details")
-    for row in ("Right endings of stories", "Loss from mlp alone", "Local error of mlp"):
+    for row in ("Accuracy on story endings", "Loss from mlp alone", "Local error of mlp"):
         workbench.until(lambda row=row: row in compared.inner_text(), f"no {row}")
-    cells = compared.locator("tr", has_text="Right endings").locator("td")
+    cells = compared.locator("tr", has_text="Accuracy on story endings").locator("td")
 
     def scored() -> bool:
         """The dense model and both runs, each with its standard error."""
@@ -186,13 +186,13 @@ def test_measured_speed_is_an_axis_and_stands_above_the_answers(workbench):
     )
     workbench.until(
         lambda: (
-            {"dense", "a3 · marginal", "svd · marginal", "best so far"}
+            {"dense", "a3 · uniform", "svd · uniform", "best so far"}
             <= {trace["name"] for trace in workbench.plot("scatter")["traces"]}
         ),
         "no front over time is drawn",
     )
     workbench.answered()
-    assert "in turns with the dense model" in caption.inner_text()
+    assert "alternating with the dense model" in caption.inner_text()
     assert "Left out" not in caption.inner_text()
     workbench.until(
         lambda: all("tokens/s" in title for title in titles(workbench)),
@@ -261,13 +261,13 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
     assert "Calibrated on (down), measured on (across)" in report
     assert "http" not in report
     log = page.locator(".job.done", has_text="Sweep of 4 runs").locator("pre").text_content()
-    assert log.count("there already") == 2  # the runs of the sweep before, calibrated on stories
+    assert log.count("already saved") == 2  # the runs of the sweep before, calibrated on stories
 
 
 def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     sweep, run = tmp_path / "sweep.html", tmp_path / "run.html"
     sweep.write_text(table_of(workbench, "Sweep of 4 runs", "report.html"), encoding="utf-8")
-    workbench.open_run("svd 30% marginal · demo-llama")
+    workbench.open_run("svd 30% uniform · demo-llama")
     run.write_text(workbench.download("run-report"), encoding="utf-8")
     context, requested = workbench.page.context.browser.new_context(offline=True), []
     context.set_default_timeout(PATIENCE * 1000)

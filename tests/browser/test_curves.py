@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 import lrcore
-from workbench import continuation, live, text
+from workbench import words
+from workbench.state import continuation, live
 
 from .conftest import pages
 
@@ -143,8 +144,8 @@ def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is
         workbench.until_idle()
         for policy in policies:
             workbench.choose("field-policy", policy)
-            asked.filter(has_text="· Run").wait_for()
-            assert f"{policy} shares the budget by what it measures" in summary.inner_text()
+            asked.filter(has_text="Run (").wait_for()
+            assert f"{policy} assigns ranks from measurements of this model" in summary.inner_text()
             assert not workbench.evaluate("tests.busy()")
             workbench.choose("field-policy", "uniform")
             workbench.until(lambda: not asked.count(), f"{policy} is still to be measured")
@@ -158,11 +159,13 @@ def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbe
     workbench.allocation()
     workbench.choose("field-policy", "fisher")
     summary = workbench.locator("#size-and-cost")
-    summary.locator(".ask button", has_text="· Run").wait_for()
+    summary.locator(".ask button", has_text="Run (").wait_for()
     assert "uniform, not chosen" in [one["name"] for one in workbench.plot("bars")["traces"]]
     assert not workbench.evaluate("tests.busy()")
     workbench.click("#size-and-cost .ask button")
-    workbench.until(lambda: "is being measured" in summary.inner_text(), "nothing is measured")
+    workbench.until(
+        lambda: "are running (see above)" in summary.inner_text(), "nothing is measured"
+    )
     workbench.choose("field-policy", "uniform")
     workbench.until(lambda: not summary.locator(".before").count(), "the plan stays pale")
     workbench.until(lambda: not workbench.evaluate("tests.busy()"), "it is measured all the same")
@@ -281,20 +284,20 @@ def test_numbers_stand_in_cells_only_where_they_have_room(narrow):
     page, _ = narrow
     numbers = "document.querySelectorAll('#heatmap .textpoint').length"
     cells = page.evaluate(CELLS)
-    page.choose("measure", text.MEASURES["increase"][0])
+    page.choose("measure", words.spectra.MEASURES["increase"][0])
     page.until(lambda: page.evaluate(numbers) == 0, "the numbers cover each other")
     page.page.set_viewport_size({"width": 1360, "height": 844})
     page.until(lambda: 0 < page.evaluate(numbers) < cells, "the numbers do not come")
     page.page.set_viewport_size({"width": 390, "height": 844})
     page.until(lambda: page.evaluate(numbers) == 0, "the numbers do not go")
-    page.choose("measure", text.MEASURES["effective_rank"][0])
+    page.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     page.until(lambda: page.evaluate(CELLS) == cells, "the ranks are not drawn again")
     page.answered()
 
 
 def test_a_plot_is_saved_for_a_column_of_a_paper_with_what_it_was_made_of(narrow):
     page, _ = narrow
-    made_of = "demo-llama · calibrated on stories: 64 random windows × 256 tokens, seed 0"
+    made_of = "demo-llama · calibrated on stories: 64 windows × 256 tokens (random, seed 0)"
     assert made_of in page.locator("#heatmap .plot-head span").inner_text()
     page.click("#heatmap .plot-head summary")
     picture = page.saved(page.locator("#heatmap [data-save=svg][data-mm='85']"))
@@ -360,17 +363,17 @@ def test_the_bars_of_a_narrow_page_stand_under_the_slider_that_moves_them(narrow
     assert slider < bars < readout
 
 
-def to_rgb(workbench, colour):
+def to_rgb(workbench, color):
     script = (
         "c => { const e = document.createElement('i'); e.style.color = c; document.body.append(e); "
         "return getComputedStyle(e).color; }"
     )
-    return workbench.evaluate(script, colour)
+    return workbench.evaluate(script, color)
 
 
 def test_only_the_intended_endpoints_are_public(server):
     named = server.client().view_api(return_format="dict")["named_endpoints"]
-    intended = {"allocate", "analyse", "compare", "compress", "evaluate"}
+    intended = {"allocate", "analyze", "compare", "compress", "evaluate"}
     intended |= {"methods", "models", "runs"}
     assert {*named} == {f"/{name}" for name in intended}
 
@@ -385,22 +388,26 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     model, recipe = lrcore.load("demo-llama"), lrcore.Recipe(ratio=ratio)
     small = lrcore.compress(model, recipe)
     requested = {"data": recipe.data, "samples": live.WINDOWS, "seq_len": live.LENGTH}
-    assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
-    assert f"({lrcore.evaluate(model, **requested).perplexity:.4f})" in cell.inner_text()
+    assert perplexity_of(cell) == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
+    assert f"dense {lrcore.evaluate(model, **requested).perplexity:.4f}" in cell.inner_text()
     assert "held-out stories" in cell.inner_text()
     workbench.locator("#measure-more").click()
     workbench.until(lambda: "64 windows" in cell.inner_text(), "more was not measured")
-    requested["samples"] = live.MORE
-    assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
+    requested["samples"] = live.MORE_WINDOWS
+    assert perplexity_of(cell) == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
     said, asked = workbench.locator("#continuation .continued"), "Lily saw a"
-    for prompt in (text.PROMPT, asked):
+    for prompt in (words.allocation.PROMPT, asked):
         own = lrcore.generate(small, prompt, continuation.NEW_TOKENS).split()
         workbench.type_into("continued-prompt", prompt)
         workbench.until(
-            lambda own=own: own == words(said.locator(".tokens").last), f"not {' '.join(own)}"
+            lambda own=own: own == words_of(said.locator(".tokens").last), f"not {' '.join(own)}"
         )
-    assert words(said.locator(".tokens").first) == lrcore.generate(model, asked, 40).split()
+    assert words_of(said.locator(".tokens").first) == lrcore.generate(model, asked, 40).split()
     assert workbench.locator("#continuation .stale").count() == 0
+
+
+def perplexity_of(cell):
+    return cell.get_attribute("data-perplexity")
 
 
 # Whether what is continued is of the ranks on show.
@@ -432,7 +439,7 @@ def test_what_ranks_before_said_is_pale_until_those_on_show_have_said_something(
     assert workbench.evaluate("pale") > 0
 
 
-def words(place):
+def words_of(place):
     return place.inner_text().replace("↵", " ").split()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from workbench import target_text
+from workbench import words
 
 from .test_reach import press_until
 
@@ -24,28 +24,30 @@ def make(workbench, name: str) -> None:
 
 
 def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(workbench):
+    workbench.allocation()
+    workbench.choose("field-policy", "marginal")
     make(workbench, "uneven")
     message = workbench.locator("#stock-fit")
     workbench.until(
         lambda: (
-            "No stock architecture" in message.inner_text()
-            and "neurons in every MLP" in message.inner_text()
+            "Not loadable as a standard architecture" in message.inner_text()
+            and "uniform MLP width" in message.inner_text()
         ),
         "no reason",
     )
-    assert workbench.value("export-format") == target_text.FORMATS["transformers"]
+    assert workbench.value("export-format") == words.compare_and_runs.FORMATS["transformers"]
     workbench.click("#stock-ranks")
     workbench.until(
-        lambda: set(workbench.recipe()["overrides"]) >= {"0.qk", "0.mlp"},
+        lambda: set(workbench.recipe()["rank_overrides"]) >= {"0.qk", "0.mlp"},
         "the form does not have the ranks",
     )
 
     make(workbench, "stock one")
     workbench.until(
-        lambda: "fit a stock architecture" in message.inner_text(), "the ranks do not fit"
+        lambda: "fit a standard architecture" in message.inner_text(), "the ranks do not fit"
     )
     workbench.answered()
-    workbench.choose("export-format", target_text.FORMATS["transformers-stock"])
+    workbench.choose("export-format", words.compare_and_runs.FORMATS["transformers-stock"])
     workbench.click("#export")
     folder = workbench.until(lambda: workbench.value("exported"), "nothing is exported")
     assert not list(Path(folder).glob("*.py"))
@@ -55,7 +57,7 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
 
 
 def test_the_run_is_quantised_and_compared(workbench):
-    workbench.open("Quantise")
+    workbench.open("Quantize")
     workbench.locator("#quantise-bits").get_by_text("4", exact=True).click()
     workbench.click("#quantise")
     workbench.page.locator(
@@ -88,7 +90,7 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.click("#heal")
     workbench.open_run("uneven · healed")
     workbench.until(
-        lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
+        lambda: "Healed for 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
         "nothing of the healing",
     )
     curves = workbench.locator("#run-heading .curve, .job.done .curve")
@@ -104,7 +106,7 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
 ):
     keys, page = workbench.page.keyboard, workbench.page
     workbench.tab("Compress")
-    page.get_by_role("button", name="Drop whole layers").focus()
+    page.get_by_role("button", name="Prune layers, slice").focus()
     keys.press("Enter")
     workbench.until(
         lambda: workbench.plot("influence")["traces"], "the layers' influence is not drawn"
@@ -139,15 +141,17 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     page.wait_for_selector(".job.done >> text=Slice demo-llama")
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first
-    workbench.until(lambda: "shorten" in row.inner_text(), "the table does not say what the run is")
+    workbench.until(
+        lambda: "prune-layers" in row.inner_text(), "the table does not say what the run is"
+    )
     workbench.open_run("two fewer")
     workbench.until(
-        lambda: "went in this order" in workbench.locator("#run-heading").inner_text(),
+        lambda: "pruned in this order" in workbench.locator("#run-heading").inner_text(),
         "the run does not say what went",
     )
     workbench.tab("Compare")
     workbench.until(
-        lambda: {"shorten", "slice"} <= {*methods_drawn(workbench)},
+        lambda: {"prune-layers", "slice"} <= {*methods_drawn(workbench)},
         "the runs are not among the others",
     )
 

@@ -2,24 +2,24 @@
 
 import numpy as np
 
-import lrcore
-from workbench import first_analysis
+from lrcore.compression.analyze import Analysis
+from workbench.state.store import FIRST_ANALYSIS
 
 
 def test_the_heatmap_stands_before_any_question_is_answered(open_page):
     workbench = open_page(ready=False, hold=lambda route: None)
-    workbench.analysed()
+    workbench.analyzed()
     for plot in ("spectrum", "energy"):
         workbench.drawn(plot)
-    shipped = lrcore.Analysis.read(first_analysis.FILE)
+    shipped = Analysis.read(FIRST_ANALYSIS)
     [cells] = [one for one in workbench.plot("heatmap")["traces"] if "Effective" in one["hover"]]
     assert len(cells["y"]) >= len((*shipped.components, *shipped.matrices))
     assert "done" not in workbench.status()["text"]
 
 
 def test_what_the_page_ships_with_is_what_analysing_gives(cache):
-    shipped = lrcore.Analysis.read(first_analysis.FILE)
-    made = lrcore.Analysis.read(cache.parent / "analysis.safetensors")
+    shipped = Analysis.read(FIRST_ANALYSIS)
+    made = Analysis.read(cache.parent / "analysis.safetensors")
     assert shipped.protocol == made.protocol
     assert np.allclose(shipped.block_influence, made.block_influence, rtol=1e-3)
     assert list(shipped.spectra) == list(made.spectra)
@@ -46,4 +46,4 @@ def test_the_first_plan_on_show_is_predicted_and_has_a_curve(open_page):
     workbench.allocation()
     workbench.drawn("budget-curve")
     names = [one["name"] for one in workbench.plot("budget-curve")["traces"]]
-    assert {"a3, marginal", "a3, uniform", "this plan"} <= {*names}
+    assert {"a3, uniform", "this plan"} <= {*names}

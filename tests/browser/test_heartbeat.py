@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page
 
-from workbench.assets import script
+from workbench.base.assets import script
 
 pytestmark = [pytest.mark.browser]
 

@@ -108,7 +108,7 @@ def feed_all(workbench, left):
 
 def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     workbench, hosts = page
-    workbench.analysed()
+    workbench.analyzed()
     left = set(workbench.evaluate("tests.textFields()"))
     assert len(left) > 15
     titles = list(dict.fromkeys(workbench.locator("#tabs [role=tab]").all_inner_texts()))
@@ -126,8 +126,8 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     workbench.tab("Compare")
     workbench.type_into("passage", f"{TOKEN} a red ball{TOKEN}")
     workbench.click("#colour")
-    coloured = workbench.locator("#coloured")
-    workbench.until(lambda: coloured.inner_text().count("<img") > 2, "no token is coloured")
+    colored = workbench.locator("#coloured")
+    workbench.until(lambda: colored.inner_text().count("<img") > 2, "no token is coloured")
     workbench.type_into("prompt", TOKEN)
     workbench.click("#generate")
     answer = workbench.locator("#answer-1 textarea")
@@ -140,7 +140,7 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
 
 def test_a_model_that_is_typed_is_asked_for_once_somebody_analyses_it(page, asked):
     workbench, _ = page
-    workbench.analysed()
+    workbench.analyzed()
     for field, name in (("field-model", "owner/tiny"), ("field-data", "owner/texts")):
         workbench.type_into(field, name)
     workbench.tab("Allocation")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 import lrcore
-from workbench import text
+from workbench import words
 
 from .page import ANEW
 
@@ -49,7 +49,7 @@ def running(workbench):
 
     def started(status: dict) -> bool:
         steps = status["state"] == "running" and status["total"] > 1
-        return steps and not status["text"].startswith("Analyse")
+        return steps and not status["text"].startswith("Analyze")
 
     return workbench.until(
         lambda: started(status := workbench.status()) and status, "no job with steps is shown"
@@ -107,7 +107,7 @@ def test_start_shows_stage_count_and_time_left(workbench):
     start_long(workbench)
     assert re.search(r"\d+/\d+", running(workbench)["text"])
     workbench.until(
-        lambda: re.search(r"\d s so far · about .+ left", workbench.status()["text"]),
+        lambda: re.search(r"\d s elapsed · about .+ left", workbench.status()["text"]),
         "neither time is shown",
     )
     passed = workbench.locator(".job.running .stages")
@@ -136,14 +136,20 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
     other = open_page()
     start_long(workbench)
     job = running(workbench)["job"]
-    other.until(lambda: other.status()["job"] == job, "the other browser does not see the job")
+    other.tab("Compress")
+    other.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=running]")
+    assert other.status()["job"] != job  # its status bar is for its jobs
     other.start("second", samples=8)
     other.page.wait_for_selector(".job[data-state=queued]")
     assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
-    cancel(other, job)
+    assert "1 before it" in other.until(
+        lambda: (s := other.status())["state"] == "queued" and s["text"], "it is not in the bar"
+    )
+    row = other.locator(f".job[data-job-id='{job}']")
+    row.get_by_role("button", name="Cancel").click()
     workbench.until(
-        lambda: workbench.status()["job"] != job,
-        "the first browser still shows the cancelled job",
+        lambda: workbench.status()["state"] == "cancelled",
+        "the first browser does not show that its job was cancelled",
     )
 
 
@@ -156,7 +162,7 @@ CANCEL = """() => {
 def test_a_press_on_cancel_is_answered_before_the_server_does(workbench):
     start_long(workbench)
     job = running(workbench)["job"]
-    assert workbench.evaluate(CANCEL) == [text.CANCELLING, True]
+    assert workbench.evaluate(CANCEL) == [words.compress.CANCELING, True]
     workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
     times = workbench.locator(f".job[data-job-id='{job}'] ul.stages li")
     assert re.match(r"load \d", times.first.text_content())
@@ -213,7 +219,7 @@ def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server)
     cancel(workbench, job)
     lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
     requested = next(i for i, line in enumerate(lines) if "cancel requested" in line)
-    ended = next(i for i, line in enumerate(lines) if re.search(r": cancelled", line))
+    ended = next(i for i, line in enumerate(lines) if re.search(r": canceled", line))
     steps = [line for line in lines[requested:ended] if re.search(r" \d+/\d+$", line)]
     assert len(steps) <= 1, lines[requested:]  # at most the step that was under way
     assert ended == len(lines) - 1
@@ -261,7 +267,7 @@ def load_table(workbench, path, rows) -> None:
 def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp_path):
     """Cancelled in its second row; a table of the first alone then finds that row made."""
     workbench.tab("Compress")
-    workbench.open("Table of a paper")
+    workbench.open("Reproduce a paper's table")
     load_table(workbench, tmp_path / "two.json", ["compress", ENDLESS])
     listed = workbench.locator("#table-rows li").all_inner_texts()
     assert len(listed) == 2
@@ -276,7 +282,7 @@ def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp
     workbench.click("#start-table")
     row = workbench.locator(".job.done", has_text="one: 1 rows on demo-llama")
     row.wait_for()
-    assert "there already" in row.locator("pre").text_content()
+    assert "already saved" in row.locator("pre").text_content()
     assert "row 1 of 1" in row.locator("pre").text_content()
     table = workbench.saved(row.get_by_role("button", name="CSV"))
     dense, made = csv.DictReader(table.splitlines())
@@ -391,7 +397,7 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
         "temperature": 0.25,
         "budget": "kv",
         "ratio": 0.3,
-        "overrides": {"0.qk": 16},
+        "rank_overrides": {"0.qk": 16},
     }
     assert (saved["samples"], saved["seed"]) == (16, 3)
     path = tmp_path / "recipe.json"

@@ -16,7 +16,7 @@ def large(browser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
     server = Server(folder, folder / "cache", "scripts/large_model.py")
     workbench = Workbench(visit(browser, server.url))
-    workbench.analysed()
+    workbench.analyzed()
     yield workbench
     workbench.page.context.close()
     server.stop()

@@ -61,7 +61,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     click_bar(workbench, 2, "joint_qk")
     workbench.answered()
     workbench.locator("#bars .handle").press("ArrowDown")
-    kept = workbench.until(lambda: workbench.recipe()["overrides"], "no rank is set by hand")
+    kept = workbench.until(lambda: workbench.recipe()["rank_overrides"], "no rank is set by hand")
     pending = workbench.locator("#size-and-cost [data-known='False']")
     workbench.until(lambda: not pending.count(), "the live figures are not measured")
     workbench.looked()  # another live figure asks for the ranking anew
@@ -70,7 +70,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
         workbench.locator(f"#field-{name} input").focus()
         workbench.page.keyboard.press("Tab")
     workbench.until(lambda: quiet(workbench), "the page asks and asks")
-    assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == (
+    assert (workbench.recipe()["options"], workbench.recipe()["rank_overrides"]) == (
         {"junction": "symmetric"},
         kept,
     )
@@ -89,6 +89,6 @@ def test_an_example_brings_its_method_and_leaves_model_and_text(workbench):
     )
     changed = {name for name in before if before[name] != after[name]}
     # options, and ranks set by hand, belong to the method before
-    assert changed <= {"method", "policy", "ratio", "options", "overrides"}
+    assert changed <= {"method", "policy", "ratio", "options", "rank_overrides"}
     assert (after["model"], after["samples"], after["seq_len"]) == ("demo-opt", 4, 32)
     workbench.until_idle()

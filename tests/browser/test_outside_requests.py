@@ -46,7 +46,7 @@ def test_an_answer_outstanding_when_the_stream_ends_still_comes(browser, server)
     """Gradio ends the stream of answers after the last one, though a question may be on its way."""
     page = visit(browser, server.url)
     workbench = Workbench(page)
-    workbench.analysed()
+    workbench.analyzed()
     workbench.settled()
     ended = []
 

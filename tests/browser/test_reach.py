@@ -16,8 +16,8 @@ AXE = Path(
     os.environ.get("AXE") or Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
 )
 # What does not depend on colours is the same in both themes.
-COLOURS = {"runOnly": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}}
-RULES = {"light": {}, "dark": COLOURS}
+COLORS = {"runOnly": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}}
+RULES = {"light": {}, "dark": COLORS}
 AUDIT = """async rules => (await axe.run(document, {...rules, resultTypes: ['violations']}))
   .violations
   .filter(v => ['serious', 'critical'].includes(v.impact))
@@ -69,7 +69,18 @@ def press_until(workbench, key: str, wanted: str, most: int = 60) -> None:
 
 def test_the_whole_job_with_the_keyboard(workbench):
     keys = workbench.page.keyboard
-    press_until(workbench, "Tab", ".guide .next")
+    press_until(workbench, "Tab", "#field-model input")
+    keys.press("Tab")
+    model = workbench.locator("#field-model input")
+    workbench.until(lambda: model.get_attribute("aria-expanded") == "false", "its list stays open")
+    press_until(workbench, "Tab", "#heatmap .plot", most=120)
+    keys.press("ArrowRight")
+    keys.press("Enter")
+    workbench.until(
+        lambda: "Layer 1 · qk" in workbench.locator("#cell-heading").inner_text(),
+        "the keys select no cell",
+    )
+    press_until(workbench, "Shift+Tab", ".guide .next", most=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#size-and-cost .cells")
     workbench.page.wait_for_selector("#bars .handle:not([hidden])")
@@ -85,7 +96,7 @@ def test_the_whole_job_with_the_keyboard(workbench):
 
     keys.press("ArrowUp")
     workbench.until(
-        lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
+        lambda: "1 set manually" in workbench.locator("#hand-changes").inner_text(),
         "the handle does not follow the keys",
     )
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)

@@ -4,7 +4,7 @@ were copied.
 
 import pytest
 
-from workbench import text
+from workbench import words
 
 from .test_curves import click_cell
 
@@ -96,10 +96,10 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     changed = workbench.ranks()
     assert changed["qk", 2] == before["qk", 2] - 6
     workbench.until(
-        lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
+        lambda: "1 set manually" in workbench.locator("#hand-changes").inner_text(),
         "the change is not told",
     )
-    assert workbench.recipe()["overrides"] == {"2.qk": changed["qk", 2]}
+    assert workbench.recipe()["rank_overrides"] == {"2.qk": changed["qk", 2]}
     workbench.click("#undo:not([disabled])")  # a burst of keys is one step
     workbench.until(lambda: workbench.ranks() == before, "undo does not go back")
     workbench.click("#redo:not([disabled])")
@@ -235,7 +235,7 @@ def test_a_linked_tab_is_filled(open_page):
     """What a tab shows is made when it opens, by a press or by the address."""
     workbench = open_page("?tab=Compress", ready=False)
     workbench.until(lambda: workbench.open_tab() == "Compress", "the tab is not open")
-    workbench.open(text.LAYERS_AND_WIDTH)
+    workbench.open(words.compress.REDUCE)
     for panel in ("what-happens", "slice-caption", "share-caption"):
         shown = workbench.locator(f"#{panel}")
         workbench.until(lambda shown=shown: shown.inner_text().strip(), f"{panel} is empty")

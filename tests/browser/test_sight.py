@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workbench import what_if_text
+from workbench import words
 
 from .page import QUESTION
 
@@ -48,7 +48,7 @@ def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
     workbench.answered()
     assert asked
     assert not asked & (folded | below)
-    workbench.open(what_if_text.WHAT_IF)
+    workbench.open(words.allocation.WHAT_IF)
     sizes = workbench.locator("#what-if-sizes table")
     before = workbench.until(sizes.inner_text, "the sizes are not shown")
     workbench.at_ratio(0.45)

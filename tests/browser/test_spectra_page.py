@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import cell_text, text
+from workbench import words
 
 from .test_curves import CELL, click_cell
 
@@ -59,7 +59,7 @@ def is_ringed(workbench, slot: tuple[int, str]) -> bool:
 
 def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_the_other(workbench):
     workbench.tab("Spectra")
-    workbench.choose("measure", text.MEASURES["increase"][0])
+    workbench.choose("measure", words.spectra.MEASURES["increase"][0])
     workbench.drawn("loss-against-energy")
     probed = slots(workbench, "loss-against-energy")
     assert probed == slots(workbench, "heatmap")
@@ -82,7 +82,7 @@ def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_t
     workbench.until(lambda: not workbench.evaluate(HOVERED, "heatmap"), "the mark stays")
     note = workbench.locator("#measure-help").inner_text()
     assert re.search(r"[−-]?\d\.\d\d", note)  # how alike the two orders are
-    workbench.choose("measure", text.MEASURES["effective_rank"][0])
+    workbench.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     workbench.locator("#loss-against-energy .plot").wait_for(state="hidden")
 
 
@@ -90,7 +90,7 @@ def test_every_head_has_a_plot_of_its_own_on_the_same_axes(workbench):
     click_cell(workbench, 3, "qk")
     heads = workbench.evaluate(PANELS, "spectrum")
     assert heads == 1
-    workbench.choose("head", cell_text.EVERY_HEAD)
+    workbench.choose("head", words.spectra.EACH_HEAD)
     heads = workbench.until(
         lambda: (many := workbench.evaluate(PANELS, "spectrum")) > 1 and many, "one plot stays"
     )
@@ -98,13 +98,13 @@ def test_every_head_has_a_plot_of_its_own_on_the_same_axes(workbench):
     assert workbench.evaluate(PANELS, "energy") == heads
     hover_lines = {trace["hover"].split("<br>")[0] for trace in workbench.plot("energy")["traces"]}
     assert hover_lines == {f"head {i}" for i in range(heads)}
-    workbench.choose("head", cell_text.ALL_HEADS)
+    workbench.choose("head", words.spectra.ALL_HEADS)
     workbench.until(lambda: workbench.evaluate(PANELS, "energy") == 1, "the heads stay apart")
 
 
 def test_all_layers_of_a_component_are_drawn_in_one_plot(workbench):
     click_cell(workbench, 2, "ov")
-    workbench.choose_all("beside", [cell_text.ALL_LAYERS])
+    workbench.choose_all("beside", [words.spectra.ALL_LAYERS])
     layers = {layer for layer, _ in slots(workbench, "heatmap")}
     names = {f"layer {layer}" for layer in layers}
     for plot in ("spectrum", "energy"):
@@ -134,7 +134,7 @@ def test_the_picture_of_the_network_is_saved_with_its_ranks(workbench):
 def test_a_plot_is_saved_as_pdf_of_paths_and_words(workbench):
     """In which no part is a picture of dots: a paper is printed at any size."""
     workbench.tab("Spectra")
-    workbench.choose("measure", text.MEASURES["effective_rank"][0])
+    workbench.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     workbench.answered()
     workbench.click("#heatmap .plot-head summary")
     with workbench.page.expect_download() as waiting:
@@ -150,11 +150,11 @@ def test_a_plot_is_saved_as_pdf_of_paths_and_words(workbench):
     assert width == pytest.approx(85 / 25.4 * 72, abs=0.01)
     stream = re.search(rb"/Length (\d+) .*?stream\n", file, re.S)
     drawn = zlib.decompress(file[stream.end() : stream.end() + int(stream[1])]).decode()
-    words = " ".join(bytes.fromhex(one).decode("cp1252") for one in re.findall("<(.*?)>", drawn))
+    sentence = " ".join(bytes.fromhex(one).decode("cp1252") for one in re.findall("<(.*?)>", drawn))
     caption = workbench.locator("#heatmap .plot-head span").inner_text()
     assert (
         caption.split()
-        == [one for one in words.split() if one in caption.split()][-len(caption.split()) :]
+        == [one for one in sentence.split() if one in caption.split()][-len(caption.split()) :]
     )
     cells = len(slots(workbench, "heatmap"))
     assert drawn.count(" re\nf") >= cells

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.tabs.allocation.ranks import COLUMNS, EDITABLE
+from workbench.tabs.allocation.ranks_table import COLUMNS, EDITABLE
 
 from .conftest import pages
 
@@ -40,7 +40,7 @@ def typed(workbench, elem_id: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("qk", "Component ratios read"), ("banana=0.3", "banana"), ("qk=5", "between 0 and 1")],
+    [("qk", "is not a list of ratios"), ("banana=0.3", "banana"), ("qk=5", "between 0 and 1")],
 )
 def test_ratios_by_component_that_are_none_are_said_and_others_followed(folded, value, words):
     before = folded.ranks()
@@ -59,15 +59,15 @@ def test_ratios_by_component_that_are_none_are_said_and_others_followed(folded, 
 
 @pytest.mark.parametrize("value", ["0", "-8"])
 def test_multiples_that_are_none_are_said_and_others_followed(folded, value):
-    typed(folded, "field-multiple", value)
-    said(folded, "multiple")
-    typed(folded, "field-multiple", "8")
+    typed(folded, "field-rank_multiple", value)
+    said(folded, "rank_multiple")
+    typed(folded, "field-rank_multiple", "8")
     folded.until(
         lambda: (ranks := folded.ranks()) and all(rank % 8 == 0 for rank in ranks.values()),
         "ranks are no multiples of 8",
     )
     assert folded.locator(SAID).count() == 0
-    typed(folded, "field-multiple", "1")
+    typed(folded, "field-rank_multiple", "1")
     folded.answered()
 
 
@@ -95,12 +95,12 @@ def test_a_rank_typed_into_the_table_is_set_by_hand_and_what_is_none_is_refused(
             break
         folded.locator(".toast-body").first.wait_for()
         folded.until(lambda: shown(folded) == str(rank), f"{value} stays in the table")
-        assert folded.recipe()["overrides"] == {}
+        assert folded.recipe()["rank_overrides"] == {}
         folded.locator(".toast-close").first.click()
-    folded.until(lambda: folded.recipe()["overrides"], "the rank is not set by hand")
-    assert [*folded.recipe()["overrides"].values()] == [rank - 2]
+    folded.until(lambda: folded.recipe()["rank_overrides"], "the rank is not set by hand")
+    assert [*folded.recipe()["rank_overrides"].values()] == [rank - 2]
     folded.click("#undo")
-    folded.until(lambda: not folded.recipe()["overrides"], "the step is not undone")
+    folded.until(lambda: not folded.recipe()["rank_overrides"], "the step is not undone")
 
 
 def test_more_windows_than_can_work_are_refused_before_anything_runs(folded):

@@ -1,5 +1,5 @@
-"""An export is what servers of models of transformers ask for: its body loads by AutoModel, and its
-attention is the function that the server names, with the arguments that the server hands down.
+"""Exports work with servers of transformers models: AutoModel loads the body, and attention calls
+the function and passes the arguments that the server sets.
 """
 
 import pytest
@@ -13,7 +13,7 @@ import lrcore
 
 @pytest.fixture(scope="module")
 def exports(tiny_llama, story_file, tmp_path_factory):
-    """By method: a model and the folder of its export."""
+    """Return a model and the folder of its export, by method."""
     dense = lrcore.load(str(tiny_llama))
     made = {}
     for method in ("svd_llm", "modegpt"):
@@ -31,16 +31,16 @@ def test_the_body_loads_without_its_head(exports, method) -> None:
     body = AutoModel.from_pretrained(folder, trust_remote_code=True)
     assert not hasattr(body, "lm_head")
     with torch.inference_mode():
-        own = small.network.base_model(TOKENS).last_hidden_state
-        assert torch.allclose(body(TOKENS).last_hidden_state, own, atol=1e-6)
+        expected = small.network.base_model(TOKENS).last_hidden_state
+        assert torch.allclose(body(TOKENS).last_hidden_state, expected, atol=1e-6)
 
 
 def test_a_server_brings_its_own_attention(exports, monkeypatch) -> None:
     handed = []
 
-    def counted(module, *states, **given):
-        handed.append((module.layer_idx, given["server"]))
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, *states, **given)
+    def counted(module, *states, **options):
+        handed.append((module.layer_idx, options["server"]))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, *states, **options)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "counted", counted)
     _, folder = exports["svd_llm"]

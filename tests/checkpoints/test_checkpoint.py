@@ -1,4 +1,4 @@
-"""What was saved comes back bit for bit, and a folder is whole or not there."""
+"""Checkpoints are restored bit for bit, and folders are never incomplete."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def compressed(folder, data, **changes):
 
 
 def assert_comes_back(model, folder):
-    """Same logits to the bit, same size, same text; nothing left beside the folder."""
+    """Check equal logits, size and text, and that no temporary files remain."""
     save(model, folder)
     back = lrcore.load(str(folder))
     assert torch.equal(logits(back), logits(model))
@@ -63,7 +63,7 @@ def test_a_dense_model_comes_back_bit_for_bit(family, dtype, request, tmp_path):
 
 
 def test_in_bfloat16_a_dense_mlp_rounds_as_the_family_does(tiny_llama, story_file, tmp_path):
-    """Falcon adds a bias to the product that was rounded, a plain linear module before that."""
+    """Falcon adds the bias after rounding the product, a linear module before."""
     tiny("falcon").save_pretrained(tmp_path / "falcon")
     copy_tokenizer(tiny_llama, tmp_path / "falcon")
     model = lrcore.load(str(tmp_path / "falcon"), dtype="bfloat16")
@@ -129,13 +129,13 @@ def test_a_checkpoint_is_read_as_saved_or_as_asked(tiny_llama, story_file, tmp_p
 def test_an_earlier_checkpoint_is_replaced_and_foreign_folders_are_kept(tiny_llama, tmp_path):
     model = lrcore.load(str(tiny_llama))
     (tmp_path / "mine").mkdir()
-    save(model, tmp_path / "mine")  # empty: taken
+    save(model, tmp_path / "mine")  # an empty folder is used
     (tmp_path / "mine" / "old").touch()
     save(model, tmp_path / "mine")
     assert not (tmp_path / "mine" / "old").exists()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "diary.txt").write_text("dear")
-    with pytest.raises(lrcore.InputError, match="holds no compressed model"):
+    with pytest.raises(lrcore.InputError, match="contains no compressed model"):
         save(model, tmp_path / "theirs")
     assert (tmp_path / "theirs" / "diary.txt").read_text() == "dear"
     save(model, tmp_path / "theirs", overwrite=True)
@@ -168,7 +168,7 @@ def test_damaged_checkpoints_say_so(tiny_llama, story_file, tmp_path):
         lrcore.load(str(folder))
     described["structure"]["model.layers.0"]["projections"]["self_attn.q_proj"]["rank"] += 1
     (folder / "lrcore.json").write_text(json.dumps(described))
-    with pytest.raises(lrcore.InputError, match="do not fit"):
+    with pytest.raises(lrcore.InputError, match="do not match"):
         lrcore.load(str(folder))
     del described["structure"]
     (folder / "lrcore.json").write_text(json.dumps(described))

@@ -1,6 +1,4 @@
-"""What people do with a checkpoint once they have it, where this project is not installed:
-devices, dtypes, offload, LoRA.
-"""
+"""Typical uses of exports without this package: devices, dtypes, offload and LoRA."""
 
 import json
 
@@ -11,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.checkpoints.export import lora_targets
-from lrcore.modules.adapters import with_parts
+from lrcore.layers.modules.adapters import with_inner_linears
 
 METHODS = (
     "svd_llm",
@@ -44,7 +42,7 @@ for folder in json.loads(sys.argv[1]):
         with torch.inference_mode():
             assert torch.equal(model(tokens).logits, wanted), (folder, devices)
         assert torch.equal(written(model), written(plain)), (folder, devices)
-    assert any(p.is_meta for p in model.parameters())  # the layer on disk is really there
+    assert any(p.is_meta for p in model.parameters())  # the layer is on disk
     for dtype in (torch.bfloat16, torch.float16, "auto"):
         model = load(folder, dtype=dtype, device_map="cpu")
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -144,8 +142,8 @@ for folder in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def folders(tiny_llama, story_file, tmp_path_factory):
-    """Exports by several methods; each named after its method."""
-    here = tmp_path_factory.mktemp("exported")
+    """Export by several methods; each folder is named after its method."""
+    folder = tmp_path_factory.mktemp("exported")
     for method in METHODS:
         recipe = lrcore.Recipe(
             model=str(tiny_llama),
@@ -155,8 +153,8 @@ def folders(tiny_llama, story_file, tmp_path_factory):
             ratio=0.2,
             method=method,
         )
-        lrcore.export(lrcore.compress(lrcore.load(str(tiny_llama)), recipe), here / method)
-    return here
+        lrcore.export(lrcore.compress(lrcore.load(str(tiny_llama)), recipe), folder / method)
+    return folder
 
 
 def test_devices_offload_and_dtypes(folders) -> None:
@@ -167,17 +165,17 @@ def test_the_card_names_what_lora_reaches(folders, tiny_llama, small_of, tmp_pat
     card = (folders / "svd_llm" / "README.md").read_text()
     assert '"q_proj.down", "q_proj.up"' in card
     joint = small_of(tiny_llama, "care", options={"joint": True})
-    assert lora_targets(joint.network)[1:3] == ("k_proj.up", "v_proj.up")  # they share one down
-    mixed = small_of(tiny_llama, "svd", ratio=0.1, overrides={"0.q": 32})
+    assert lora_targets(joint.network)[1:3] == ("k_proj.up", "v_proj.up")  # they share a down
+    mixed = small_of(tiny_llama, "svd", ratio=0.1, rank_overrides={"0.q": 32})
     assert lora_targets(mixed.network) == ("all-linear",)
-    quantised = lrcore.export(lrcore.quantise(lrcore.load(tiny_llama), bits=4), tmp_path / "four")
-    card = (quantised / "README.md").read_text()
+    quantized = lrcore.export(lrcore.quantize(lrcore.load(tiny_llama), bits=4), tmp_path / "four")
+    card = (quantized / "README.md").read_text()
     assert "target_modules" not in card
-    assert "PEFT finds nothing to train" in card
-    _, said = AutoModelForCausalLM.from_pretrained(
-        quantised, trust_remote_code=True, output_loading_info=True
+    assert "PEFT cannot train its layers" in card
+    _, info = AutoModelForCausalLM.from_pretrained(
+        quantized, trust_remote_code=True, output_loading_info=True
     )
-    assert not said["missing_keys"]  # of which transformers warns that they are made anew
+    assert not info["missing_keys"]  # transformers would initialize these
 
 
 def test_lora_takes_the_names_of_the_family_and_its_defaults(
@@ -185,10 +183,10 @@ def test_lora_takes_the_names_of_the_family_and_its_defaults(
 ) -> None:
     exports = [str(folders / method) for method in METHODS]
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
-    mixed = recipe.with_(method="svd", ratio=0.1, overrides={"0.q": 32})  # one q_proj is whole
+    mixed = recipe.with_(method="svd", ratio=0.1, rank_overrides={"0.q": 32})  # a full q_proj
     shared = recipe.with_(method="care", options={"joint": True})  # keys and values share a latent
-    for name, one in (("mixed", mixed), ("shared", shared)):
-        small = lrcore.compress(lrcore.load(tiny_llama), one)
+    for name, variant in (("mixed", mixed), ("shared", shared)):
+        small = lrcore.compress(lrcore.load(tiny_llama), variant)
         exports.append(str(lrcore.export(small, tmp_path / name)))
     elsewhere(BY_NAMES, json.dumps(exports), cwd=folders)
 
@@ -209,7 +207,7 @@ for folder in json.loads(sys.argv[1]):
 def test_lora_reaches_queries_keys_and_values_of_families_that_join_them(
     tiny_llama, small_of, tmp_path
 ) -> None:
-    """Their defaults name one matrix, which compressed attention has no more."""
+    """The default target names a matrix that compressed attention does not have."""
     exports = []
     for family in ("gpt2", "gpt_neox", "bloom", "falcon", "mpt"):
         dense = family_folder(family, tiny_llama, tmp_path / f"{family}-dense")
@@ -223,8 +221,8 @@ def test_lora_reaches_gates_and_ups_of_families_that_join_them(small_of, tiny_ll
         dense = family_folder(family, tiny_llama, tmp_path / family)
         small = small_of(dense, "a3", samples=2, seq_len=24, ratio=0.3)
         apart = {"gate_up_proj", "gate_proj", "up_proj"}
-        assert with_parts(small.network, {"gate_up_proj"}) == apart
-        assert with_parts(lrcore.load(dense).network, {"gate_up_proj"}) == {"gate_up_proj"}
+        assert with_inner_linears(small.network, {"gate_up_proj"}) == apart
+        assert with_inner_linears(lrcore.load(dense).network, {"gate_up_proj"}) == {"gate_up_proj"}
 
 
 def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:

@@ -1,5 +1,5 @@
-"""Every family by every method: exported, moved away, and loaded where this project is not
-installed; every family by one of the methods is saved there again and loaded once more.
+"""Exports of all families and methods load without this package; a method per family is saved and
+loaded again.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ from tiny_models import family_folder, structures_of
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
 
-FEW = ("llama", "gpt2", "bloom")  # the odd ones; the others take minutes
+FEW = ("llama", "gpt2", "bloom")  # representative families; all take minutes
 CASES = [
     pytest.param(
         family, method, id=f"{family}-{method}", marks=() if family in FEW else pytest.mark.slow
@@ -24,23 +24,23 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
-    """The logits of a compressed model in this process, and those of its export in a process
-    that loads many, by family and method; of the families whose tests are run.
+    """Return the logits of compressed models in this process, and of their exports in another
+    process, by family and method, for the selected families.
     """
-    asked = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = {call.params.get("family") for call in asked if call is not None}
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    families_selected = {call.params.get("family") for call in calls if call is not None}
 
     @cache
     def of(few: bool) -> dict:
-        own, moved, again = {}, [], []
+        expected_logits, moved, saved_again = {}, [], []
         folder = tmp_path_factory.mktemp("exports")
         (folder / "away").mkdir()
-        families = [n for n in ARCHITECTURES if (n in FEW) == few and n in wanted]
+        families = [n for n in ARCHITECTURES if (n in FEW) == few and n in families_selected]
         for number, family in enumerate(families):
             dense = family_folder(family, tiny_llama, folder / f"dense-{family}")
             methods = structures_of(family)
-            for place, method in enumerate(methods):
-                again.append(place == number % len(methods))
+            for index, method in enumerate(methods):
+                saved_again.append(index == number % len(methods))
                 recipe = lrcore.Recipe(
                     model=str(dense),
                     data=str(story_file),
@@ -51,7 +51,7 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
                 )
                 small = lrcore.compress(lrcore.load(str(dense)), recipe)
                 with torch.inference_mode():
-                    own[family, method] = small.network(TOKENS).logits
+                    expected_logits[family, method] = small.network(TOKENS).logits
                 lrcore.export(small, folder / f"{family}-{method}")
                 moved.append(
                     (folder / f"{family}-{method}").rename(folder / "away" / f"{family}-{method}")
@@ -59,7 +59,7 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
         return {
             key: (logits, result)
             for (key, logits), result in zip(
-                own.items(), loaded_elsewhere(moved, folder, again), strict=True
+                expected_logits.items(), loaded_elsewhere(moved, folder, saved_again), strict=True
             )
         }
 
@@ -70,11 +70,11 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
 def test_an_export_moved_away_gives_the_same_logits_without_this_project(
     family, method, here_and_there
 ) -> None:
-    own, result = here_and_there(family in FEW)[family, method]
+    expected_logits, result = here_and_there(family in FEW)[family, method]
     assert isinstance(result, torch.Tensor), result
     if ARCHITECTURES[
         family
-    ].experts:  # the last bit of their grouped products depends on where a weight lies in memory
-        assert torch.allclose(result, own, atol=1e-5)
+    ].experts:  # the last bit of grouped products depends on the memory address of a weight
+        assert torch.allclose(result, expected_logits, atol=1e-5)
     else:
-        assert torch.equal(result, own)
+        assert torch.equal(result, expected_logits)

@@ -1,6 +1,4 @@
-"""Trained models of others, dense and compressed, keep their known perplexities where this
-project is not installed.
-"""
+"""Published trained models keep their reference perplexities without this package."""
 
 import json
 
@@ -9,8 +7,8 @@ from elsewhere import elsewhere
 
 import lrcore
 
-# With tokenizer and model of the exported folder alone: exp of the mean loss over the first windows
-# of a text.
+# Perplexity by tokenizer and model of the exported folder: exp of the mean loss over the first
+# windows of a text.
 PERPLEXITY = """
 import json, math, sys
 import torch
@@ -32,10 +30,8 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def known(reference):
-    """Name of a model: where it is, its text, windows and tokens per window, and its dense
-    perplexity: of others, or by ours alone.
-    """
+def reference_models(reference):
+    """Return folder, text, windows, tokens per window and reference perplexity by model name."""
     models, text = reference / "models", reference / "text/tinystories.evaluation.txt"
     return {
         "stories260K": (models / "stories260K", text, 128, 256, 8.0763),
@@ -43,9 +39,11 @@ def known(reference):
     }
 
 
-def test_trained_models_keep_their_perplexities_elsewhere(known, reference, tmp_path) -> None:
+def test_trained_models_keep_their_perplexities_elsewhere(
+    reference_models, reference, tmp_path
+) -> None:
     requested, expected = [], {}
-    for name, (folder, text, windows, length, dense) in known.items():
+    for name, (folder, text, windows, length, dense) in reference_models.items():
         model = lrcore.load(str(folder))
         calibration = str(reference / "text/tinystories.calibration.txt") if dense else str(text)
         recipe = lrcore.Recipe(
@@ -58,19 +56,19 @@ def test_trained_models_keep_their_perplexities_elsewhere(known, reference, tmp_
             ratio=0.1,
         )
         small = lrcore.compress(model, recipe)
-        for kind, one in {
+        for kind, path_given in {
             "dense": model,
             "small": small,
-            "codes": lrcore.quantise(small, 8),
+            "codes": lrcore.quantize(small, 8),
         }.items():
-            out = lrcore.export(one, tmp_path / f"{name}-{kind}")
+            out = lrcore.export(path_given, tmp_path / f"{name}-{kind}")
             if kind == "dense" and dense:
                 requested.append((str(out), str(text), windows, length))
                 expected[str(out)] = dense
             else:
                 requested.append((str(out), str(text), 8, length))
                 expected[str(out)] = lrcore.evaluate(
-                    one, str(text), samples=8, seq_len=length, sampling="first"
+                    path_given, str(text), samples=8, seq_len=length, sampling="first"
                 ).perplexity
     result = json.loads(elsewhere(PERPLEXITY, json.dumps(requested), cwd=tmp_path))
     for folder, value in expected.items():

@@ -1,8 +1,8 @@
-"""A model is known by the same fingerprint wherever, and on whatever machine, it lies or is made.
+"""The fingerprint of a model is the same on all machines and in all folders.
 
-The model and the text here are written from whole numbers and text alone, so that every machine has
-the same bytes: what they are known by is kept in this file. Nothing that a fingerprint is made of
-depends on how a machine rounds; the weights that a compressed model then has do.
+Model and text are written from whole numbers and text only, so that all machines have the same
+bytes; the expected fingerprints are in this file. Fingerprints do not depend on rounding, unlike
+the weights of compressed models.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from fresh import ROOT, Fresh
 from safetensors.torch import save_file
 
-TOKENIZER = ROOT / "tests" / "fixtures" / "format_1" / "checkpoint"
+TOKENIZER = ROOT / "tests" / "fixtures" / "released" / "small"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -36,7 +36,7 @@ CONFIG = {
     "tie_word_embeddings": False,
     "vocab_size": 300,
 }
-SHAPES = {
+MODEL_SHAPES = {
     "model.embed_tokens.weight": (300, 8),
     "model.layers.0.input_layernorm.weight": (8,),
     "model.layers.0.mlp.down_proj.weight": (8, 12),
@@ -52,7 +52,7 @@ SHAPES = {
 }
 TEXT = "Once upon a time there was a little girl. “Where is my kite?” asked Ben.\n" * 20
 
-# What each is known by, on every machine; that of a network in memory follows transformers' config.
+# Expected fingerprints; that of a network in memory depends on transformers' config.
 KNOWN = {
     "folder": "0161a22e6e53e158b2af0964f1a3ea7b0a0df60cf95e52d7c899542e3ebf9276",
     "text": "69344d89e2e8ecce8184b4a2e4d5149e66760babdbf9ace594cb60fb30947a5c",
@@ -62,14 +62,14 @@ KNOWN = {
     "cache": "c4c59fafb505854c9b07e03c",
 }
 
-# Prints what a model, a text and what is made of both are known by. Arguments: the folder of the
-# model, the text, and whether to name things in another order, and the other way that there is.
+# Prints the fingerprints of a model, a text and their results. Arguments: the model's folder, the
+# text, and whether to use another order of names.
 MADE = """
 import json, sys
 import torch
 import lrcore
 from lrcore.data import load_texts
-from lrcore.files import cache_key
+from lrcore.system.files import cache_key
 
 folder, text, other = sys.argv[1], sys.argv[2], sys.argv[3] == "other"
 torch.set_num_threads(2 if other else 1)
@@ -90,7 +90,7 @@ known = {
     "text": load_texts(text).fingerprint,
     "compressed": small.fingerprint,
     "healed": lrcore.heal(whole, heal, teacher=lrcore.load(folder)).fingerprint,
-    "quantised": lrcore.quantise(whole, 4, 8, quantiser="gptq", recipe=recipe).fingerprint,
+    "quantised": lrcore.quantize(whole, 4, 8, quantizer="gptq", recipe=recipe).fingerprint,
     "cache": cache_key(options, 0.1, None, "“"),
 }
 print("KNOWN" + json.dumps(known))
@@ -98,30 +98,30 @@ print("KNOWN" + json.dumps(known))
 
 
 def write_model(folder: Path) -> None:
-    """A Llama of small whole numbers over 64."""
+    """Write a Llama whose weights are small whole numbers over 64."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2), encoding="utf-8")
     tensors = {}
-    for seed, (name, shape) in enumerate(SHAPES.items()):
-        places = torch.arange(int(torch.tensor(shape).prod()))
-        tensors[name] = ((places * (7 + 2 * seed) + seed) % 31 - 15).float().view(shape) / 64
+    for seed, (name, shape) in enumerate(MODEL_SHAPES.items()):
+        numbers = torch.arange(int(torch.tensor(shape).prod()))
+        tensors[name] = ((numbers * (7 + 2 * seed) + seed) % 31 - 15).float().view(shape) / 64
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)
 
 
-def known(place: Path, which: str, **environment: str) -> dict[str, str]:
-    """What a process with an environment of its own makes of the model in a place."""
-    write_model(place / "model")
-    text = place / "some text.txt"
+def printed(folder: Path, order: str, **environment: str) -> dict[str, str]:
+    """Return the fingerprints that a process with another environment prints for a folder."""
+    write_model(folder / "model")
+    text = folder / "some text.txt"
     text.write_text(TEXT, encoding="utf-8")
-    if which == "other":
-        for file in [text, *(place / "model").iterdir()]:
+    if order == "other":
+        for file in [text, *(folder / "model").iterdir()]:
             os.utime(file, (1e9, 1e9))
-    own = os.environ | environment | {"LRCORE_CACHE": str(place / "cache")}
-    process = Fresh(("lrcore",), own, [str(ROOT)])
+    variables = os.environ | environment | {"LRCORE_CACHE": str(folder / "cache")}
+    process = Fresh(("lrcore",), variables, [str(ROOT)])
     try:
-        done = process.run(["-c", MADE, place / "model", text, which], own, place)
+        done = process.run(["-c", MADE, folder / "model", text, order], variables, folder)
     finally:
         process.close()
     assert done.returncode == 0, done.stderr[-3000:]
@@ -130,12 +130,12 @@ def known(place: Path, which: str, **environment: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory) -> list[dict[str, str]]:
-    """Of two processes that have nothing in common but what the files hold."""
-    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other place")
+def two_processes(tmp_path_factory) -> list[dict[str, str]]:
+    """Two processes agree that share only the contents of the files."""
+    first, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other place")
     return [
-        known(one, "one", PYTHONHASHSEED="1", TZ="UTC", LC_ALL="C", LANG="C"),
-        known(
+        printed(first, "one", PYTHONHASHSEED="1", TZ="UTC", LC_ALL="C", LANG="C"),
+        printed(
             two / "ä folder" / "deep",
             "other",
             PYTHONHASHSEED="4711",
@@ -146,10 +146,10 @@ def both(tmp_path_factory) -> list[dict[str, str]]:
     ]
 
 
-def test_neither_place_nor_surroundings_change_what_anything_is_known_by(both) -> None:
-    assert both[0] == both[1]
-    assert len(set(both[0].values())) == len(both[0])
+def test_neither_place_nor_surroundings_change_what_anything_is_known_by(two_processes) -> None:
+    assert two_processes[0] == two_processes[1]
+    assert len(set(two_processes[0].values())) == len(two_processes[0])
 
 
-def test_this_machine_gives_the_fingerprints_that_others_do(both) -> None:
-    assert {name: both[0][name] for name in KNOWN} == KNOWN
+def test_this_machine_gives_the_fingerprints_that_others_do(two_processes) -> None:
+    assert {name: two_processes[0][name] for name in KNOWN} == KNOWN

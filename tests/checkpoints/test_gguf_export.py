@@ -1,6 +1,6 @@
-"""Models written as GGUF files are the same model when they are read back; what cannot be written
-is refused in one sentence, and what is lost is said. (What llama.cpp makes of the files:
-test_gguf_llama_cpp.py.)
+"""GGUF exports are equal to the model when they are read back, with clear errors and notes.
+
+For llama.cpp see test_gguf_llama_cpp.py.
 """
 
 import json
@@ -12,7 +12,7 @@ from tiny_models import family_folder
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 import lrcore  # noqa: E402
-from lrcore.checkpoints.gguf_vocabulary import vocabulary  # noqa: E402
+from lrcore.checkpoints.gguf.gguf_vocabulary import vocabulary  # noqa: E402
 from lrcore.cli import main  # noqa: E402
 
 IDS = torch.arange(3, 60)[None]
@@ -27,20 +27,20 @@ def logits(model, tokens=57):
 
 
 def header(path):
-    """What a file says before its tensors, by name."""
-    return {name: one.contents() for name, one in gguf.GGUFReader(path).fields.items()}
+    """Return the settings of a file by name."""
+    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
 
 
 def test_a_dense_model_comes_back_bit_for_bit(tiny_llama, tmp_path) -> None:
     model = lrcore.load(tiny_llama)
-    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
-    again = lrcore.load(written.path)
-    assert torch.equal(logits(again), logits(model))
-    assert again.tokenizer(TEXT).input_ids == model.tokenizer(TEXT).input_ids
-    assert (written.parameters, written.notes) == (model.size.parameters, ())
-    assert (written.architecture, written.kv_values) == ("llama", model.size.kv_values)
-    assert written.bytes == written.path.stat().st_size
-    assert str(tiny_llama) not in written.path.read_bytes().decode("latin-1")
+    exported = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    reloaded = lrcore.load(exported.path)
+    assert torch.equal(logits(reloaded), logits(model))
+    assert reloaded.tokenizer(TEXT).input_ids == model.tokenizer(TEXT).input_ids
+    assert (exported.parameters, exported.notes) == (model.size.parameters, ())
+    assert (exported.architecture, exported.kv_values) == ("llama", model.size.kv_values)
+    assert exported.bytes == exported.path.stat().st_size
+    assert str(tiny_llama) not in exported.path.read_bytes().decode("latin-1")
 
 
 def test_layers_that_wait_on_disk_give_the_same_file(tiny_llama, tmp_path) -> None:
@@ -56,46 +56,48 @@ def test_layers_that_wait_on_disk_give_the_same_file(tiny_llama, tmp_path) -> No
 def test_biases_and_a_head_of_its_own(tiny_llama, tmp_path) -> None:
     folder = family_folder("qwen2", tiny_llama, tmp_path / "qwen2")
     model = lrcore.load(folder)
-    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    exported = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
     window = model.network.config.sliding_window
-    assert torch.equal(logits(lrcore.load(written.path), window), logits(model, window))
-    assert header(written.path)["qwen2.context_length"] == window
-    assert written.notes == (f"the context is that of the sliding window, {window}",)
+    assert torch.equal(logits(lrcore.load(exported.path), window), logits(model, window))
+    assert header(exported.path)["qwen2.context_length"] == window
+    assert exported.notes == (f"the context is limited to the sliding window, {window}",)
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "a3", "modegpt", "latentllm", "care"])
 def test_factors_are_multiplied_out_and_heads_filled(method, tiny_llama, small_of, tmp_path):
-    changes = {"overrides": EVEN} if method in ("a3", "modegpt") else {}
+    changes = {"rank_overrides": EVEN} if method in ("a3", "modegpt") else {}
     small = small_of(tiny_llama, method, ratio=0.2, **changes)
-    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
-    back = lrcore.load(written.path)
+    exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    back = lrcore.load(exported.path)
     torch.testing.assert_close(logits(back), logits(small), atol=1e-4, rtol=1e-4)
-    assert written.kv_values == 96
-    told = "; ".join(written.notes)
-    assert ("multiplied out" in told) == (not changes)
-    assert ("the heads of 3 layers were filled" in told) == bool(changes)
-    assert f"the file has {written.parameters:,} parameters" in told
+    assert exported.kv_values == 96
+    notes = "; ".join(exported.notes)
+    assert ("multiplied out" in notes) == (not changes)
+    assert ("the heads of 3 layers were padded" in notes) == bool(changes)
+    assert f"the file has {exported.parameters:,} parameters" in notes
     fewer = small.size.kv_values < 96
-    assert (f"96 numbers per token instead of {small.size.kv_values}" in told) == fewer
+    assert (f"96 numbers per token instead of {small.size.kv_values}" in notes) == fewer
 
 
 def test_layers_of_different_sizes_are_a_deci(tiny_llama, small_of, tmp_path) -> None:
     widths = {"0.mlp": 40, "1.mlp": 24, "2.mlp": 33}
-    small = small_of(tiny_llama, "modegpt", ratio=0.1, overrides=widths)
-    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "q8_0")
-    said = header(written.path)
-    assert (written.architecture, said["general.architecture"]) == ("deci", "deci")
-    assert said["deci.feed_forward_length"] == [40, 24, 33]
-    assert said["deci.attention.head_count_kv"] == [2, 2, 2]
+    small = small_of(tiny_llama, "modegpt", ratio=0.1, rank_overrides=widths)
+    exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "q8_0")
+    output = header(exported.path)
+    assert (exported.architecture, output["general.architecture"]) == ("deci", "deci")
+    assert output["deci.feed_forward_length"] == [40, 24, 33]
+    assert output["deci.attention.head_count_kv"] == [2, 2, 2]
     kinds = {
-        tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(written.path).tensors
+        tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(exported.path).tensors
     }
     assert kinds["blk.0.ffn_up.weight"] == "Q8_0"
-    assert kinds["blk.0.ffn_down.weight"] == "F16"  # rows of 40 are no whole blocks of 32
+    assert kinds["blk.0.ffn_down.weight"] == "F16"  # rows of 40 are not full blocks of 32
     assert kinds["blk.0.ffn_norm.weight"] == "F32"
-    assert "3 matrices are f16, since their rows are no multiple of 32" in written.notes
-    with pytest.raises(lrcore.InputError, match=r"is a deci, .* Load the checkpoint that it was"):
-        lrcore.load(written.path)
+    assert "3 matrices are f16, since their rows are not a multiple of 32" in exported.notes
+    with pytest.raises(
+        lrcore.InputError, match=r"the architecture deci, .* Load the original checkpoint"
+    ):
+        lrcore.load(exported.path)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
@@ -107,10 +109,13 @@ def test_matrices_are_rounded_as_asked(kind, tiny_llama, tmp_path) -> None:
 
 
 def test_a_number_that_the_type_cannot_hold_is_refused(tiny_llama, tmp_path) -> None:
-    """It would be infinity in the file."""
+    """The value would be infinity in the file."""
     model = lrcore.load(tiny_llama)
     model.network.model.layers[1].mlp.up_proj.weight[0, 0] = 70_000.0
-    with pytest.raises(lrcore.InputError, match=r"blk\.1\.ffn_up\.weight holds 70000, which F16"):
+    with pytest.raises(
+        lrcore.InputError,
+        match=r"blk\.1\.ffn_up\.weight contains 70000, which exceeds the limit of F16",
+    ):
         lrcore.export_gguf(model, tmp_path / "a.gguf", "f16")
     assert not list(tmp_path.iterdir())
     for kind in ("f32", "bf16", "q8_0"):
@@ -120,7 +125,7 @@ def test_a_number_that_the_type_cannot_hold_is_refused(tiny_llama, tmp_path) -> 
 
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("opt", "of the family opt"), ("phi", "of the family phi")],
+    [("opt", "its family is opt"), ("phi", "its family is phi")],
 )
 def test_other_families_are_refused(family, reason, tiny_llama, tmp_path) -> None:
     model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
@@ -145,7 +150,7 @@ def test_a_tokenizer_that_would_be_read_otherwise_is_refused(tiny_llama) -> None
     described = json.loads(tokenizer.backend_tokenizer.to_str())
 
     class Described:
-        """A tokenizer of another description."""
+        """Return a tokenizer with a changed description."""
 
         def __init__(self, changes) -> None:
             self.backend_tokenizer = self
@@ -156,7 +161,7 @@ def test_a_tokenizer_that_would_be_read_otherwise_is_refused(tiny_llama) -> None
 
     with pytest.raises(lrcore.InputError, match="type Unigram"):
         vocabulary(Described({"model": described["model"] | {"type": "Unigram"}}), 300)
-    with pytest.raises(lrcore.InputError, match=r"cuts text \(Whitespace\)"):
+    with pytest.raises(lrcore.InputError, match=r"pre-tokenizer \(Whitespace\)"):
         vocabulary(Described({"pre_tokenizer": {"type": "Whitespace"}}), 300)
 
 
@@ -165,49 +170,57 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
     command = ["export", str(tmp_path / "small"), str(tmp_path / "small.gguf"), "--format", "gguf"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "low-rank or quantised matrices were multiplied out; the file has" in printed
+    assert "low-rank or quantized matrices were multiplied out; the file has" in printed
     assert main([*command, "--type", "q4", "--json"]) == 2
     assert "Unknown type 'q4'. Known: bf16, f16, f32, q8_0." in capsys.readouterr().err
-    assert main([*command, "--stock"]) == 2
-    assert "one file" in capsys.readouterr().err
+    assert main([*command, "--standard"]) == 2
+    assert "not to GGUF files" in capsys.readouterr().err
     assert main(["export", "x", "y", "--format", "guff"]) == 2
     assert "Did you mean 'gguf'?" in capsys.readouterr().err
     assert main(["export", "x", "y.bin", "--format", "gguf"]) == 2
     assert "ends in .gguf" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "small"), str(tmp_path / "folder.gguf")]) == 2
-    assert "Add --format gguf, or name a folder." in capsys.readouterr().err
+    assert "Add --format gguf, or enter the name of a folder." in capsys.readouterr().err
     assert not (tmp_path / "folder.gguf").exists()
 
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--type", "q8_0"], "Leave out --type, or add --format gguf"),
-        (["--type", "f16", "--format", "vllm"], "Leave out --type, or add --format gguf"),
-        (["--type", "f16", "--format", "mla"], "Leave out --type, or add --format gguf"),
-        (["--type", "f16", "--stock"], "Leave out --type, or add --format gguf"),
-        (["--public"], "Add --push-to-hub, or leave it out"),
-        (["--result", "FILE", "--format", "gguf"], "a GGUF file has none"),
+        (["--type", "q8_0"], "Omit --type, or add --format gguf"),
+        (["--type", "f16", "--format", "vllm"], "Omit --type, or add --format gguf"),
+        (["--type", "f16", "--format", "mla"], "Omit --type, or add --format gguf"),
+        (["--type", "f16", "--standard"], "Omit --type, or add --format gguf"),
+        (["--public"], "Add --push-to-hub, or omit --public"),
+        (["--result", "FILE", "--format", "gguf"], "Omit it for a GGUF file"),
     ],
     ids=str,
 )
 def test_no_flag_is_ignored_without_a_word(flags, reason, tiny_llama, tmp_path, capsys) -> None:
     result, out = tmp_path / "result.json", tmp_path / ("out.gguf" if "gguf" in flags else "out")
     result.write_text(json.dumps({"perplexity": 2.0, "protocol": "windows"}))
-    given = [str(result) if one == "FILE" else one for one in flags]
-    assert main(["export", str(tiny_llama), str(out), *given]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert reason in said.err
+    arguments = [str(result) if field == "FILE" else field for field in flags]
+    assert main(["export", str(tiny_llama), str(out), *arguments]) == 2
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert reason in output.err
     assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("family", "method", "reason"),
     [
-        ("qwen3", "fused", "in layer 0 matrices have biases, which its qwen3 has no place for"),
-        ("gemma", "", "its output embedding is not that of the input, as in its gemma"),
-        ("qwen3", "scaled", "its rotary positions are scaled, which its qwen3 has no place for"),
+        (
+            "qwen3",
+            "fused",
+            "in layer 0 matrices have biases, which qwen3 in llama.cpp does not support",
+        ),
+        ("gemma", "", "its output embedding is not the input embedding, as gemma requires"),
+        (
+            "qwen3",
+            "scaled",
+            "its rotary positions are scaled, which qwen3 in llama.cpp does not support",
+        ),
     ],
 )
 def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, story_file, tmp_path):
@@ -217,7 +230,7 @@ def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, stor
         config.rope_parameters = config.rope_parameters | {"rope_type": "linear", "factor": 2.0}
         model.network.model.rotary_emb.inv_freq /= 2
     elif method:
-        fewer = {"overrides": {"0.heads": 2}} if method == "llm_pruner" else {}
+        fewer = {"rank_overrides": {"0.heads": 2}} if method == "llm_pruner" else {}
         recipe = lrcore.Recipe(method=method, ratio=0.2, samples=2, seq_len=24, **fewer)
         model = lrcore.compress(model, recipe.with_(data=str(story_file)))
     else:
@@ -230,12 +243,12 @@ def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, stor
 def test_heads_that_only_some_layers_lost_are_zeros_where_all_have_as_many(
     tiny_llama, story_file, tmp_path
 ) -> None:
-    """What llama.cpp makes of such files: test_gguf_llama_cpp.py."""
+    """For such files in llama.cpp see test_gguf_llama_cpp.py."""
     model = lrcore.load(family_folder("qwen3", tiny_llama, tmp_path / "qwen3"))
     recipe = lrcore.Recipe(method="llm_pruner", ratio=0.2, samples=2, seq_len=24)
-    recipe = recipe.with_(data=str(story_file), overrides={"0.heads": 1, "1.heads": 2})
+    recipe = recipe.with_(data=str(story_file), rank_overrides={"0.heads": 1, "1.heads": 2})
     small = lrcore.compress(model, recipe)
-    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
-    assert header(written.path)["qwen3.attention.head_count_kv"] == 2
-    assert "1 layers have heads of zeros, up to 2 of keys and values" in written.notes
-    assert written.kv_values == model.size.kv_values > small.size.kv_values
+    exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    assert header(exported.path)["qwen3.attention.head_count_kv"] == 2
+    assert "1 layers have heads of zeros, up to 2 of keys and values" in exported.notes
+    assert exported.kv_values == model.size.kv_values > small.size.kv_values

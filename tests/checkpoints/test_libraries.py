@@ -1,6 +1,4 @@
-"""The tables of docs/serving.md, what other libraries do with exports: every use is tried again of
-which the library is here.
-"""
+"""The tables of exports in other libraries in docs/serving.md; installed libraries are tested."""
 
 import re
 import sys
@@ -12,46 +10,51 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = str(ROOT / "scripts")
 sys.path.insert(0, SCRIPTS)
+import export_targets  # noqa: E402
 import libraries  # noqa: E402 (its folder is no package)
-import where_it_runs  # noqa: E402
 
 sys.path.remove(SCRIPTS)
 
-SLOW = ("`torch.compile`",)  # some minutes of a C++ compiler
+SLOW = ("`torch.compile`",)  # compiles C++ for minutes
 USES = [pytest.param(use, marks=pytest.mark.slow if use in SLOW else ()) for use in libraries.USES]
 
 
-def cells(name: str = where_it_runs.MODELS[0]) -> dict[str, list[str]]:
-    """The cells by row, as the document has them of a model."""
+def cells(name: str = export_targets.MODELS[0]) -> dict[str, list[str]]:
+    """Return the cells of a model by row of the document."""
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    found = re.search(f"<!-- begin libraries {name} -->\n(.*?)<!-- end", page, re.DOTALL)
-    assert found is not None
-    rows = [line.strip("| ").split(" | ") for line in found[1].splitlines() if line[:1] == "|"]
-    assert rows[0] == list(where_it_runs.STRUCTURES)
-    return {use: own for use, *own in rows[2:]}
+    results = re.search(f"<!-- begin libraries {name} -->\n(.*?)<!-- end", page, re.DOTALL)
+    assert results is not None
+    rows = [line.strip("| ").split(" | ") for line in results[1].splitlines() if line[:1] == "|"]
+    assert rows[0] == list(export_targets.STRUCTURES)
+    return {use: row for use, *row in rows[2:]}
 
 
-@pytest.mark.parametrize("name", where_it_runs.MODELS)
+@pytest.mark.parametrize("name", export_targets.MODELS)
 def test_every_use_has_a_row_with_a_finding_for_every_structure(name) -> None:
     assert list(cells(name)) == list(libraries.USES)
-    for own in cells(name).values():
-        assert len(own) == len(where_it_runs.STRUCTURES)
-        assert all(re.fullmatch(r"yes|no|nothing to \w+|[\d.]+%", one) for one in own)
+    for row in cells(name).values():
+        assert len(row) == len(export_targets.STRUCTURES)
+        assert all(re.fullmatch(r"yes|no|nothing to \w+|[\d.]+%", structure) for structure in row)
 
 
 @pytest.fixture(scope="module")
 def models(tiny_llama):
-    """A tiny model of every structure."""
-    return dict(where_it_runs.structures(str(tiny_llama), samples=2, seq_len=32))
+    """Return a tiny model of each structure."""
+    return dict(export_targets.structures(str(tiny_llama), samples=2, seq_len=32))
 
 
 @pytest.mark.parametrize("use", USES)
 def test_every_use_of_a_library_that_is_here_gives_what_the_table_says(use, models) -> None:
-    """Of a change of logits, that there is one: how large it is depends on the model."""
+    """A cell with a change of logits only needs some change, since its size depends on the
+    model."""
     if find_spec(library := libraries.NEEDS.get(use, "transformers")) is None:
         pytest.skip(f"{library} is not installed")
-    found = [libraries.cell(use, models[one], one) for one in where_it_runs.STRUCTURES]
-    assert [kind(one) for one in found] == [kind(one) for one in cells()[use]]
+    results = [
+        libraries.cell(use, models[structure], structure) for structure in export_targets.STRUCTURES
+    ]
+    assert [kind(structure) for structure in results] == [
+        kind(structure) for structure in cells()[use]
+    ]
 
 
 def kind(cell: str) -> str:

@@ -1,5 +1,5 @@
-"""A model as a `youtu` of transformers: the same model without any code, with latents in its
-cache; what cannot be one is refused in one sentence, and what is lost is said.
+"""MLA exports are equal to the model without custom code and cache latents, with clear errors and
+notes.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from lrcore.cli import main
 
 TOKENS = torch.arange(3, 43).view(2, 20)
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 2}
-# keys whole, values as latents of 6, 9 and 4 numbers
+# full keys, and values as latents of 6, 9 and 4 numbers
 LATENTS = {f"{layer}.k": 16 for layer in range(3)} | {"0.v": 6, "1.v": 9, "2.v": 4}
 
 
@@ -21,14 +21,14 @@ def logits(network):
         return network(TOKENS).logits
 
 
-def stock(folder, dtype=torch.float32):
-    found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    assert type(found) is YoutuForCausalLM
-    return found
+def standard(folder, dtype=torch.float32):
+    exported_network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    assert type(exported_network) is YoutuForCausalLM
+    return exported_network
 
 
 def cached(network):
-    """Numbers in the cache per token."""
+    """Count the cached numbers per token."""
     with torch.inference_mode():
         cache = network(TOKENS[:1], use_cache=True).past_key_values
     return sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) // 20
@@ -43,47 +43,49 @@ def latents(tiny_llama, story_file):
         seq_len=24,
         method="care",
         ratio=0.25,
-        overrides=LATENTS,
+        rank_overrides=LATENTS,
     )
     return lrcore.compress(lrcore.load(tiny_llama), recipe)
 
 
 def test_latents_of_values_are_cached_as_planned(latents, tmp_path) -> None:
-    written = lrcore.export_mla(latents, tmp_path / "out")
-    found = stock(written.path)
-    torch.testing.assert_close(logits(found), logits(latents.network), atol=1e-4, rtol=0)
-    own = latents.network.generate(TOKENS[:1], **GREEDY)
-    assert torch.equal(found.generate(TOKENS[:1], **GREEDY), own)
-    assert (written.latent, written.rotary) == (10, 16)
-    assert cached(found) == written.kv_values == 3 * (10 + 16)
-    assert found.num_parameters() == written.parameters
-    assert "latents were filled with zeros to the largest, 9" in written.notes
-    assert "78 numbers per token instead of 67" in written.notes[-1]
-    assert not list(written.path.glob("*.py"))
+    exported = lrcore.export_mla(latents, tmp_path / "out")
+    exported_network = standard(exported.path)
+    torch.testing.assert_close(logits(exported_network), logits(latents.network), atol=1e-4, rtol=0)
+    expected = latents.network.generate(TOKENS[:1], **GREEDY)
+    assert torch.equal(exported_network.generate(TOKENS[:1], **GREEDY), expected)
+    assert (exported.latent, exported.rotary) == (10, 16)
+    assert cached(exported_network) == exported.kv_values == 3 * (10 + 16)
+    assert exported_network.num_parameters() == exported.parameters
+    assert "latents were padded with zeros to the largest, 9" in exported.notes
+    assert "78 numbers per token instead of 67" in exported.notes[-1]
+    assert not list(exported.path.glob("*.py"))
 
 
 @pytest.mark.parametrize("method", ["care", "modegpt", "svd_llm"])
 def test_other_structures_compute_the_same(method, tiny_llama, small_of, tmp_path) -> None:
     small = small_of(tiny_llama, method, samples=2, seq_len=24, ratio=0.3)
-    written = lrcore.export_mla(small, tmp_path / "out")
-    found = stock(written.path)
-    torch.testing.assert_close(logits(found), logits(small.network), atol=1e-4, rtol=0)
-    assert cached(found) == written.kv_values
-    told = "; ".join(written.notes)
-    assert ("the keys of 3 layers are cached whole" in told) == (method == "care")
-    assert ("multiplied out" in told) == (method != "modegpt")
+    exported = lrcore.export_mla(small, tmp_path / "out")
+    exported_network = standard(exported.path)
+    torch.testing.assert_close(logits(exported_network), logits(small.network), atol=1e-4, rtol=0)
+    assert cached(exported_network) == exported.kv_values
+    notes = "; ".join(exported.notes)
+    assert ("the keys of 3 layers are cached completely" in notes) == (method == "care")
+    assert ("multiplied out" in notes) == (method != "modegpt")
 
 
 def test_biases_of_values_stand_beside_the_constant(tiny_llama_bias, tmp_path) -> None:
     model = lrcore.load(tiny_llama_bias)
-    with pytest.raises(lrcore.InputError, match=r"no youtu.*in layer 0 the MLP has biases"):
+    with pytest.raises(
+        lrcore.InputError, match=r"cannot be a youtu.*in layer 0 the MLP has biases"
+    ):
         lrcore.export_mla(model, tmp_path / "out")
     for layer in model.network.model.layers:
         layer.self_attn.q_proj.bias = None
         for name in ("gate", "up", "down"):
             getattr(layer.mlp, f"{name}_proj").bias = None
-    found = stock(lrcore.export_mla(model, tmp_path / "out").path)
-    torch.testing.assert_close(logits(found), logits(model.network), atol=1e-4, rtol=0)
+    exported_network = standard(lrcore.export_mla(model, tmp_path / "out").path)
+    torch.testing.assert_close(logits(exported_network), logits(model.network), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["", "svd_llm"])
@@ -93,47 +95,56 @@ def test_biases_of_queries_stand_beside_a_constant_of_their_own(
     folder = family_folder("qwen2", tiny_llama, tmp_path / "dense")
     how = {"samples": 2, "seq_len": 24, "ratio": 0.3}
     model = small_of(folder, method, **how) if method else lrcore.load(str(folder))
-    written = lrcore.export_mla(model, tmp_path / "out")
-    found, width = stock(written.path), 32
-    assert (found.config.q_lora_rank < width) == bool(method)
-    assert f"queries are made of latents of {found.config.q_lora_rank} numbers" in "; ".join(
-        written.notes
+    exported = lrcore.export_mla(model, tmp_path / "out")
+    exported_network, width = standard(exported.path), 32
+    assert (exported_network.config.q_lora_rank < width) == bool(method)
+    assert (
+        f"queries are computed from latents of {exported_network.config.q_lora_rank} numbers"
+        in "; ".join(exported.notes)
     )
-    with torch.inference_mode():  # as long as its window
-        own, there = (one(TOKENS[:, :6]).logits for one in (model.network, found))
-    torch.testing.assert_close(there, own, atol=1e-4, rtol=0)
+    with torch.inference_mode():  # up to the window's length
+        expected, actual = (
+            value(TOKENS[:, :6]).logits for value in (model.network, exported_network)
+        )
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
 def test_scaled_angles_stay_and_a_window_limits_the_context(tiny_llama, tmp_path) -> None:
     for family in ("llama", "mistral"):
         model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
-        written = lrcore.export_mla(model, tmp_path / f"{family}-out")
-        found, window = stock(written.path), 6 if family == "mistral" else 20
+        exported = lrcore.export_mla(model, tmp_path / f"{family}-out")
+        exported_network, window = standard(exported.path), 6 if family == "mistral" else 20
         with torch.inference_mode():
-            own = model.network(TOKENS[:, :window]).logits
-            there = found(TOKENS[:, :window]).logits
-        torch.testing.assert_close(there, own, atol=1e-4, rtol=0)
-        assert found.config.max_position_embeddings == (128 if family == "llama" else 6)
-        assert ("the context is that of the sliding window, 6" in written.notes) == (window == 6)
+            expected = model.network(TOKENS[:, :window]).logits
+            actual = exported_network(TOKENS[:, :window]).logits
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+        assert exported_network.config.max_position_embeddings == (128 if family == "llama" else 6)
+        assert ("the context is limited to the sliding window, 6" in exported.notes) == (
+            window == 6
+        )
 
 
 def test_where_layers_lost_heads_others_kept_they_are_zeros(tiny_llama, small_of, tmp_path) -> None:
     by_hand = {"0.heads": 2, "1.heads": 1, "2.heads": 2}
-    small = small_of(tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, overrides=by_hand)
-    written = lrcore.export_mla(small, tmp_path / "out")
-    found = stock(written.path)
-    torch.testing.assert_close(logits(found), logits(small.network), atol=1e-4, rtol=0)
-    assert "1 layers have heads of zeros, up to 2 of keys and values" in written.notes
-    assert cached(found) == written.kv_values > small.size.kv_values
+    small = small_of(
+        tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, rank_overrides=by_hand
+    )
+    exported = lrcore.export_mla(small, tmp_path / "out")
+    exported_network = standard(exported.path)
+    torch.testing.assert_close(logits(exported_network), logits(small.network), atol=1e-4, rtol=0)
+    assert "1 layers have heads of zeros, up to 2 of keys and values" in exported.notes
+    assert cached(exported_network) == exported.kv_values > small.size.kv_values
 
 
 def test_in_bfloat16_it_departs_as_much_as_the_model_itself(latents, tmp_path) -> None:
-    found = stock(lrcore.export_mla(latents, tmp_path / "out").path, torch.bfloat16)
+    exported_network = standard(lrcore.export_mla(latents, tmp_path / "out").path, torch.bfloat16)
     exact = logits(latents.network)
     lrcore.save(latents, tmp_path / "kept")
     half = logits(lrcore.load(tmp_path / "kept", dtype="bfloat16").network).float()
-    own, there = ((one - exact).norm() for one in (half, logits(found).float()))
-    assert there < 2 * own
+    expected, actual = (
+        (value - exact).norm() for value in (half, logits(exported_network).float())
+    )
+    assert actual < 2 * expected
 
 
 def test_the_command_says_what_remains(latents, tmp_path, capsys) -> None:
@@ -143,11 +154,11 @@ def test_the_command_says_what_remains(latents, tmp_path, capsys) -> None:
         capsys.readouterr().out.split()
     )
     assert (tmp_path / "out" / "README.md").read_text().count("trust_remote_code") == 0
-    with pytest.raises(lrcore.InputError, match="load the checkpoint that it was made of"):
+    with pytest.raises(lrcore.InputError, match="load the original checkpoint"):
         lrcore.load(tmp_path / "out")
 
 
 def test_another_family_is_refused_in_one_sentence(tiny_opt, tmp_path) -> None:
-    with pytest.raises(lrcore.InputError, match="it is of the family opt, not llama, mistral"):
+    with pytest.raises(lrcore.InputError, match="its family is opt, not llama, mistral"):
         lrcore.export_mla(lrcore.load(tiny_opt), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What leaves this machine names none of its folders; our own checkpoints still find their base."""
+"""Published files contain no local paths; local checkpoints still refer to their base by path."""
 
 import json
 
@@ -6,12 +6,13 @@ import pytest
 import yaml
 
 import lrcore
-from lrcore.checkpoints.paths import without_paths
+from lrcore.checkpoints.paths import strip_paths
+from lrcore.recipes.history import Healed
 
 
 @pytest.fixture(scope="module")
 def healed(tiny_llama, story_file, tmp_path_factory):
-    """A compressed, healed and quantised model whose base and data are given by absolute paths."""
+    """Return a compressed, healed and quantized model with absolute paths of base and data."""
     folder = tmp_path_factory.mktemp("a folder")
     data = folder / "my stories.txt"
     data.write_text(story_file.read_text())
@@ -20,11 +21,11 @@ def healed(tiny_llama, story_file, tmp_path_factory):
     )
     small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
     healing = lrcore.Healing(samples=4, seq_len=32, steps=1, batch=2, test_samples=0)
-    return lrcore.quantise(lrcore.heal(small, healing), bits=8), folder, data
+    return lrcore.quantize(lrcore.heal(small, healing), bits=8), folder, data
 
 
 def texts(folder):
-    """The text files of a folder, by name."""
+    """Return the text files of a folder by name."""
     return {
         path.name: path.read_text(encoding="utf-8")
         for path in folder.rglob("*")
@@ -35,10 +36,14 @@ def texts(folder):
 def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None:
     model, _, data = healed
     result = lrcore.evaluate(model, str(data), samples=2, seq_len=32).to_dict()
-    kept = lrcore.load(str(lrcore.save(model, tmp_path / "kept")))
-    places = {str(tmp_path.parent), str(tiny_llama.parent), str(data.parent)}
-    for name, one in (("made", model), ("kept", kept), ("dense", lrcore.load(str(tiny_llama)))):
-        got_result = texts(lrcore.export(one, tmp_path / "out" / name, [result]))
+    reloaded = lrcore.load(str(lrcore.save(model, tmp_path / "kept")))
+    local_paths = {str(tmp_path.parent), str(tiny_llama.parent), str(data.parent)}
+    for name, loaded_model in (
+        ("made", model),
+        ("kept", reloaded),
+        ("dense", lrcore.load(str(tiny_llama))),
+    ):
+        got_result = texts(lrcore.export(loaded_model, tmp_path / "out" / name, [result]))
         assert {
             "README.md",
             "lrcore.json",
@@ -46,38 +51,41 @@ def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None
             "tokenizer_config.json",
         } <= got_result.keys()
         for file, text in got_result.items():
-            assert not [place for place in places if place in text], (name, file)
+            assert not [local_path for local_path in local_paths if local_path in text], (
+                name,
+                file,
+            )
         assert data.name in got_result["README.md"]
     exported = lrcore.load(str(tmp_path / "out" / "kept"))
     assert exported.recipe.model == exported.base.name == tiny_llama.name
     assert exported.base.fingerprint == model.base.fingerprint
-    assert (exported.recipe.data, exported.step(lrcore.Healed).data) == (data.name, data.name)
+    assert (exported.recipe.data, exported.step(Healed).data) == (data.name, data.name)
     head = yaml.safe_load((tmp_path / "out" / "kept" / "README.md").read_text().split("---\n")[1])
     assert head["model-index"][0]["results"][0]["dataset"]["name"] == data.name
 
 
-def test_a_stock_export_holds_no_path(tiny_llama, tmp_path) -> None:
-    got_result = texts(lrcore.export(lrcore.load(str(tiny_llama)), tmp_path / "out", stock=True))
+def test_a_standard_export_holds_no_path(tiny_llama, tmp_path) -> None:
+    got_result = texts(lrcore.export(lrcore.load(str(tiny_llama)), tmp_path / "out", standard=True))
     for text in got_result.values():
         assert str(tiny_llama.parent) not in text
         assert str(tmp_path) not in text
 
 
 def test_our_checkpoint_keeps_where_its_base_is(healed, tiny_llama, tmp_path) -> None:
-    kept = lrcore.load(str(lrcore.save(healed[0], tmp_path / "kept")))
-    assert kept.recipe.model == kept.base.name == str(tiny_llama)
+    reloaded = lrcore.load(str(lrcore.save(healed[0], tmp_path / "kept")))
+    assert reloaded.recipe.model == reloaded.base.name == str(tiny_llama)
 
 
 def test_a_folder_with_paths_is_not_pushed(healed, tmp_path) -> None:
     folder = lrcore.save(healed[0], tmp_path / "kept")
-    with pytest.raises(lrcore.InputError, match=r"lrcore\.json' holds paths of this machine"):
+    with pytest.raises(lrcore.InputError, match=r"lrcore\.json' contains local paths"):
         lrcore.push(folder, "me/small")
 
 
 def test_hub_ids_stay_and_paths_become_names(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out" / "small").mkdir(parents=True)
-    given = {
+    values = {
         "hub": "org/model",
         "data": "wikitext:wikitext-2-raw-v1:test",
         "file": "/data/mine/text.jsonl",
@@ -87,7 +95,7 @@ def test_hub_ids_stay_and_paths_become_names(tmp_path, monkeypatch) -> None:
         "root": "/",
         "long": "word / " * 100,
     }
-    assert json.loads(json.dumps(without_paths(given))) == given | {
+    assert json.loads(json.dumps(strip_paths(values))) == values | {
         "file": "text.jsonl",
         "home": "tiny",
         "folder": "small",

@@ -1,4 +1,4 @@
-"""Uploading an export to a hub: only when asked, whole, and loaded from there again."""
+"""Uploads of exports to a hub: on request only, complete, and loadable."""
 
 import json
 import os
@@ -26,10 +26,10 @@ def hub(tmp_path):
 
 @pytest.fixture
 def call(hub, tmp_path):
-    """Run the command line against the hub with a token. Returns exit code, stdout and stderr."""
+    """Run the command line against the hub with a token; return exit code, stdout and stderr."""
 
     def run(*words, token=""):
-        own = {
+        environment = {
             "HF_ENDPOINT": hub.endpoint,
             "HF_HUB_OFFLINE": "0",
             "HF_HOME": str(tmp_path / "hf"),
@@ -39,7 +39,7 @@ def call(hub, tmp_path):
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         command = ["-c", PUSH, *map(str, words)]
-        done = fresh.project().run(command, os.environ | own, tmp_path)
+        done = fresh.project().run(command, os.environ | environment, tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -55,16 +55,16 @@ def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(
     lrcore.save(small, tmp_path / "small")
     out = tmp_path / "out"
     assert call("export", tmp_path / "small", out)[0] == 0
-    assert hub.requests == []  # not a word to the hub before the flag is there
+    assert hub.requests == []  # no request without the flag
     code, printed, err = call(
         "export", tmp_path / "small", out, "--push-to-hub", "me/small", "--json", token="writer"
     )
     assert (code, err) == (0, "")
     assert json.loads(printed)["repository"] == f"{hub.endpoint}/me/small"
     assert hub.created["me/small"] == "private"
-    there = hub.repositories["me/small"]
+    uploaded = hub.repositories["me/small"]
     sent = {
-        path.name: path.read_bytes() for path in there.iterdir() if path.name != ".gitattributes"
+        path.name: path.read_bytes() for path in uploaded.iterdir() if path.name != ".gitattributes"
     }
     assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
     assert any(
@@ -85,7 +85,7 @@ def test_a_refused_upload_is_one_line_with_a_remedy(hub, call, tiny_llama, tmp_p
     assert err.count("\n") == 1, err
     assert "The upload to 'me/small' failed" in err
     assert "HF_TOKEN" in err
-    assert (tmp_path / "out" / "config.json").is_file()  # the export itself stands
+    assert (tmp_path / "out" / "config.json").is_file()  # the export remains
     assert not hub.repositories
 
 
@@ -112,5 +112,5 @@ def test_a_public_repository_is_made_only_where_asked(tiny_llama, tmp_path, monk
 
 
 def test_only_an_export_is_pushed(tmp_path):
-    with pytest.raises(lrcore.InputError, match="no exported model"):
+    with pytest.raises(lrcore.InputError, match="not an exported model"):
         lrcore.push(tmp_path, "me/small")

@@ -1,5 +1,5 @@
-"""What transformers does with an export: it records attentions and hidden states, and what it
-has saved again, trained or not, is measured here.
+"""transformers runs and saves exports: attentions and hidden states are recorded, and saved models,
+trained or not, load with this package.
 """
 
 import json
@@ -57,8 +57,8 @@ def logits(model):
 
 @pytest.fixture(scope="module")
 def saved(tiny_llama, story_file, tmp_path_factory):
-    """The exported models by name, and the folder with what transformers saved of each."""
-    here, dense = tmp_path_factory.mktemp("round-trip"), lrcore.load(str(tiny_llama))
+    """Return exported models by name, and the folder in which transformers saved each."""
+    parent, dense = tmp_path_factory.mktemp("round-trip"), lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=24, ratio=0.2)
     models = {
         name: lrcore.slice_hidden(dense, recipe)
@@ -66,21 +66,22 @@ def saved(tiny_llama, story_file, tmp_path_factory):
         else lrcore.compress(dense, recipe.with_(method=how[0], options=how[1]))
         for name, how in MADE.items()
     }
-    folders = [str(lrcore.export(model, here / name)) for name, model in models.items()]
-    elsewhere(SAVE, json.dumps(folders), cwd=here)
-    return models, here
+    folders = [str(lrcore.export(model, parent / name)) for name, model in models.items()]
+    elsewhere(SAVE, json.dumps(folders), cwd=parent)
+    return models, parent
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_what_transformers_saved_again_is_the_same_model(name, saved, story_file) -> None:
-    models, here = saved
-    model, folder = models[name], here / f"{name}-again"
-    assert not (folder / "lrcore.json").exists()  # config.json holds the whole description
-    again = lrcore.load(folder)
-    assert torch.equal(logits(again), logits(model))
-    assert again.size == model.size
+    models, parent = saved
+    model, folder = models[name], parent / f"{name}-again"
+    assert not (folder / "lrcore.json").exists()  # config.json contains the description
+    reloaded = lrcore.load(folder)
+    assert torch.equal(logits(reloaded), logits(model))
+    assert reloaded.size == model.size
     measured = [
-        lrcore.evaluate(one, str(story_file), samples=2, seq_len=24) for one in (model, again)
+        lrcore.evaluate(loaded_model, str(story_file), samples=2, seq_len=24)
+        for loaded_model in (model, reloaded)
     ]
     assert measured[0].perplexity == measured[1].perplexity
     if name != "sliced":
@@ -89,34 +90,34 @@ def test_what_transformers_saved_again_is_the_same_model(name, saved, story_file
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_trained_export_is_measured_saved_and_loaded(name, saved, story_file, tmp_path) -> None:
-    models, here = saved
-    tuned = lrcore.load(str(here / f"{name}-tuned"))
+    models, parent = saved
+    tuned = lrcore.load(str(parent / f"{name}-tuned"))
     assert tuned.size.kv_values == models[name].size.kv_values
     assert not torch.equal(logits(tuned), logits(models[name]))
     result = lrcore.evaluate(tuned, str(story_file), samples=2, seq_len=24)
     assert math.isfinite(result.perplexity)
-    kept = lrcore.load(str(lrcore.save(tuned, tmp_path / "kept")))
-    assert torch.equal(logits(kept), logits(tuned))
+    saved_model = lrcore.load(str(lrcore.save(tuned, tmp_path / "kept")))
+    assert torch.equal(logits(saved_model), logits(tuned))
 
 
 @pytest.mark.parametrize("name", ["sliced", "shared"])
 @pytest.mark.parametrize("tokens", [297, 320])
 def test_a_vocabulary_that_was_resized_is_saved_and_loaded(name, tokens, saved, tmp_path) -> None:
-    models, here = saved
+    models, parent = saved
     how = {"trust_remote_code": True}
-    network = AutoModelForCausalLM.from_pretrained(here / name, **how)
+    network = AutoModelForCausalLM.from_pretrained(parent / name, **how)
     network.resize_token_embeddings(tokens)
     network.save_pretrained(tmp_path)
-    copy_tokenizer(here / name, tmp_path)
+    copy_tokenizer(parent / name, tmp_path)
     with torch.inference_mode():
-        wanted = network(TOKENS).logits
-        there = AutoModelForCausalLM.from_pretrained(tmp_path, **how)(TOKENS).logits
-    again = lrcore.load(tmp_path)
-    assert wanted.shape[-1] == tokens
-    assert torch.equal(there, wanted)
-    assert torch.equal(logits(again), wanted)
+        expected = network(TOKENS).logits
+        actual = AutoModelForCausalLM.from_pretrained(tmp_path, **how)(TOKENS).logits
+    reloaded = lrcore.load(tmp_path)
+    assert expected.shape[-1] == tokens
+    assert torch.equal(actual, expected)
+    assert torch.equal(logits(reloaded), expected)
     memory = lrcore.load(network, models[name].tokenizer)
-    assert torch.equal(logits(memory), wanted)
+    assert torch.equal(logits(memory), expected)
 
 
 SAVE_ONLY = """
@@ -130,24 +131,24 @@ for folder in json.loads(sys.argv[1]):
 
 
 def test_what_layers_and_projections_share_is_saved_once(saved, tiny_llama, tmp_path) -> None:
-    """transformers ties parameters alone, and sorts the layers in a config by name."""
+    """transformers ties only parameters, and sorts the layers in a config by name."""
     models, _ = saved
     fields = CONFIGS["llama"] | {"num_hidden_layers": 11}
     noisy("llama", fields).save_pretrained(tmp_path / "deep")
     copy_tokenizer(tiny_llama, tmp_path / "deep")
     deep = lrcore.load(tmp_path / "deep")
-    made = {f"{name}-4": lrcore.quantise(models[name], 4, 16) for name in ("shared", "joint")}
+    made = {f"{name}-4": lrcore.quantize(models[name], 4, 16) for name in ("shared", "joint")}
     made["bases"] = lrcore.share_bases(deep, models["shared"].recipe, group=3)
     folders = [lrcore.export(model, tmp_path / name) for name, model in made.items()]
     elsewhere(SAVE_ONLY, json.dumps(list(map(str, folders))), cwd=tmp_path)
     for folder, model in zip(folders, made.values(), strict=True):
-        copy_tokenizer(tiny_llama, again := folder.with_name(f"{folder.name}-again"))
-        assert torch.equal(logits(lrcore.load(again)), logits(model))
+        copy_tokenizer(tiny_llama, reloaded := folder.with_name(f"{folder.name}-again"))
+        assert torch.equal(logits(lrcore.load(reloaded)), logits(model))
 
 
 def test_a_config_without_its_layers_says_so(saved, tmp_path) -> None:
-    _, here = saved
-    config = json.loads((here / "modegpt-again" / "config.json").read_text()) | {"lowrank": {}}
+    _, parent = saved
+    config = json.loads((parent / "modegpt-again" / "config.json").read_text()) | {"lowrank": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(lrcore.InputError, match="names no compressed layers"):
+    with pytest.raises(lrcore.InputError, match="has no compressed layers"):
         lrcore.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Layers of different sizes stand in config.json as transformers names them, `per_layer_config`."""
+"""Sizes by layer are stored in config.json as `per_layer_config` of transformers."""
 
 import json
 
@@ -11,7 +11,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 import lrcore
 from lrcore.models.layers import read_layer
 
-# Greedily with a cache of fixed length, whose layers have the shapes of their keys and values.
+# Greedy, with a cache of fixed length, whose layers take the shapes of their keys and values.
 STATIC = """
 import sys
 import torch
@@ -38,7 +38,7 @@ def logits(model):
 
 @pytest.fixture(scope="module")
 def uneven(tiny_llama, story_file):
-    """Widths of 48, 40 and 20, whole heads but for the last layer, whose heads are 6 wide."""
+    """Return a model with widths 48, 40 and 20, whose last layer has heads of 6."""
     ranks = {"0.mlp": 48, "1.mlp": 40, "2.mlp": 20}
     heads = {
         f"{layer}.{name}": 6 if layer == 2 else 8 for layer in range(3) for name in ("qk", "ov")
@@ -50,7 +50,7 @@ def uneven(tiny_llama, story_file):
         seq_len=24,
         ratio=0.15,
         method="modegpt",
-        overrides=ranks | heads,
+        rank_overrides=ranks | heads,
     )
     return lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
 
@@ -61,13 +61,17 @@ def test_an_export_names_the_sizes_of_its_layers_and_loads(uneven, tmp_path) -> 
     sizes = {"1": {"intermediate_size": 40}, "2": {"intermediate_size": 20, "head_dim": 6}}
     assert values["per_layer_config"] == sizes
     config = LlamaConfig.from_dict(values | {"model_type": "llama"})
-    assert [one.intermediate_size for one in config.per_layer_config] == [48, 40, 20]
-    assert [one.head_dim for one in config.per_layer_config] == [8, 8, 6]
+    assert [layer_config.intermediate_size for layer_config in config.per_layer_config] == [
+        48,
+        40,
+        20,
+    ]
+    assert [layer_config.head_dim for layer_config in config.per_layer_config] == [8, 8, 6]
     assert config.intermediate_size == 48
     elsewhere(STATIC, str(folder), str(tmp_path / "again"), cwd=tmp_path)
     copy_tokenizer(folder, tmp_path / "again")
-    for place in (folder, tmp_path / "again"):
-        back = lrcore.load(str(place))
+    for target_folder in (folder, tmp_path / "again"):
+        back = lrcore.load(str(target_folder))
         assert torch.equal(logits(back), logits(uneven))
         assert not back.network.config.is_heterogeneous
 
@@ -87,7 +91,7 @@ def test_a_family_whose_config_leaves_the_width_open(tiny_llama, small_of, tmp_p
     small = small_of(dense, "modegpt", samples=2, seq_len=24)
     values = json.loads((lrcore.export(small, tmp_path / "out") / "config.json").read_text())
     config = GPT2Config.from_dict(values | {"model_type": "gpt2"})
-    widths = [one.n_inner for one in config.per_layer_config]
+    widths = [layer_config.n_inner for layer_config in config.per_layer_config]
     assert widths == [row.rank for row in small.ranks if row.component == "mlp"]
     assert "head_dim" not in values["per_layer_config"]["0"]
 
@@ -106,7 +110,9 @@ model.save_pretrained(sys.argv[2])
 
 def test_the_number_of_heads_of_a_layer_stands_there_too(tiny_llama, small_of, tmp_path) -> None:
     by_hand = {"0.heads": 2, "1.heads": 1, "2.heads": 2}
-    small = small_of(tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, overrides=by_hand)
+    small = small_of(
+        tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, rank_overrides=by_hand
+    )
     folder = lrcore.export(small, tmp_path / "out")
     values = json.loads((folder / "config.json").read_text())
     assert values["per_layer_config"]["1"].items() >= {
@@ -114,27 +120,31 @@ def test_the_number_of_heads_of_a_layer_stands_there_too(tiny_llama, small_of, t
         ("num_key_value_heads", 1),
     }
     config = LlamaConfig.from_dict(values | {"model_type": "llama"})
-    assert [one.num_key_value_heads for one in config.per_layer_config] == [2, 1, 2]
+    assert [layer_config.num_key_value_heads for layer_config in config.per_layer_config] == [
+        2,
+        1,
+        2,
+    ]
     elsewhere(HEADS, str(folder), str(tmp_path / "again"), cwd=tmp_path)
     copy_tokenizer(folder, tmp_path / "again")
-    for place in (folder, tmp_path / "again"):
-        assert torch.equal(logits(lrcore.load(str(place))), logits(small))
+    for target_folder in (folder, tmp_path / "again"):
+        assert torch.equal(logits(lrcore.load(str(target_folder))), logits(small))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "gptj", "falcon", "mpt"])
 def test_layers_name_only_what_the_config_of_their_family_has(
     family, tiny_llama, small_of, tmp_path
 ) -> None:
-    """Some have no number of key heads, and some reckon the size of a head: of layers with such
-    fields transformers makes no config.
+    """Some families lack the number of key heads or compute the head size; transformers refuses
+    configs whose layers have such fields.
     """
     dense = family_folder(family, tiny_llama, tmp_path / "dense")
     heads = read_layer(lrcore.load(str(dense)).network, 0).attention.n_kv
     fewer = {"0.heads": heads, "1.heads": heads - 1}
     narrower = {f"{layer}.{name}": 4 for layer in range(2) for name in ("qk", "ov")}
     for method, ranks in (("llm_pruner", fewer), ("a3", narrower)):
-        wanted = {"samples": 2, "seq_len": 24, "ratio": 0.2, "overrides": ranks}
-        small = small_of(dense, method, **wanted)
+        settings = {"samples": 2, "seq_len": 24, "ratio": 0.2, "rank_overrides": ranks}
+        small = small_of(dense, method, **settings)
         folder = lrcore.export(small, tmp_path / method)
         values = json.loads((folder / "config.json").read_text())
         config = type(small.network.config).from_dict(values | {"model_type": family})
@@ -147,7 +157,7 @@ def test_the_width_of_the_experts_of_a_layer_stands_there_too(
 ) -> None:
     dense = family_folder("qwen3_moe", tiny_llama, tmp_path / "dense")
     small = small_of(dense, "a3", samples=2, seq_len=24, ratio=0.3, policy="energy")
-    first = read_layer(small.network, 1).experts.mlps[0]  # layer 0 has none
+    first = read_layer(small.network, 1).experts.mlps[0]  # layer 0 has no experts
     folder = lrcore.export(small, tmp_path / "out")
     values = json.loads((folder / "config.json").read_text())
     config = Qwen3MoeConfig.from_dict(values | {"model_type": "qwen3_moe"})

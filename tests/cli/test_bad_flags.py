@@ -29,8 +29,8 @@ FLAGS = {
         ["--threshold", "nan"],
     ),
     "allocate": (
-        ["--override", "0.mlp=x"],
-        ["--override", "0.mlp"],
+        ["--rank-override", "0.mlp=x"],
+        ["--rank-override", "0.mlp"],
         ["--component-ratio", "qk"],
         ["--component-ratio", "qk=nan"],
         ["--option", "scores"],
@@ -56,14 +56,14 @@ FLAGS = {
     "cost": (["--context", "0"], ["--context", "-1"], ["--context", str(LARGE)]),
     "compare": ([], ["--batch", "2"]),
     "answers": (["--prompts", "/no/prompts.txt"], []),
-    "quantise": (
+    "quantize": (
         *(["OUT", "--bits", one] for one in ("5", "0", "x")),
         *(["OUT", "--group", one] for one in ("0", "-1", "7")),
         [],
     ),
-    "shorten": (
+    "prune-layers": (
         *(["OUT", "--layers", one] for one in ("0", "-1", "3", "99")),
-        ["OUT", "--layers", "1", "--by", "luck"],
+        ["OUT", "--layers", "1", "--criterion", "luck"],
         ["OUT"],
     ),
     "slice": (
@@ -76,12 +76,12 @@ FLAGS = {
         ["--out", "OUT", "--steps", "0"],
         ["--out", "OUT", "--rotary-channel", "3"],
     ),
-    "export": (["OUT", "--stock", "--result", "/no/result.json"], []),
+    "export": (["OUT", "--standard", "--result", "/no/result.json"], []),
     "runs": (["show", "nobody"], ["nothing"], ["--folder"]),
     "cache": (["--limit", "much"], ["--limit", "-1GB"], ["--clear", "--limit", "1GB"]),
 }
 COMMANDS = [(command, flags) for command, rows in FLAGS.items() for flags in rows]
-OF_TEXT = ("evaluate", "spectra", "allocate", "shorten", "slice")
+OF_TEXT = ("evaluate", "spectra", "allocate", "prune-layers", "slice")
 
 
 @pytest.mark.parametrize(("command", "flags"), COMMANDS, ids=str)

@@ -2,6 +2,7 @@
 nothing on stdout.
 """
 
+import json
 import os
 import shutil
 
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lrcore.cli import main
+from lrcore.cli.flags import read_recipe
 
 
 @pytest.fixture
@@ -68,6 +70,17 @@ def test_ratio_out_of_range(message, tiny_llama, quick, ratio):
     assert f"got {float(ratio)!r}" in message("allocate", tiny_llama, "--ratio", ratio, *quick)
 
 
+def test_a_temperature_that_the_policy_does_not_read(message, tiny_llama, quick):
+    refused = message("allocate", tiny_llama, "--policy", "energy", "--temperature", 0.3, *quick)
+    assert "Policy energy has no temperature" in refused
+
+
+def test_the_temperature_of_a_file_is_dropped_if_the_policy_has_none(tmp_path):
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps({"policy": "energy", "temperature": 0.3}))
+    assert read_recipe({}, file).temperature is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -80,9 +93,9 @@ def test_ratio_out_of_range(message, tiny_llama, quick, ratio):
         ("--dtype", "int8", "dtype"),
         ("--device", "gpu", "device"),
         ("--temperature", "0", "temperature"),
-        ("--override", "9.mlp=4", "9.mlp"),
-        ("--override", "0.mpl=4", "0.mpl"),
-        ("--override", "0.mlp=0", "0.mlp"),
+        ("--rank-override", "9.mlp=4", "9.mlp"),
+        ("--rank-override", "0.mpl=4", "0.mpl"),
+        ("--rank-override", "0.mlp=0", "0.mlp"),
         ("--seq-len", "500", "128"),
     ],
 )
@@ -130,7 +143,11 @@ def test_weights_that_are_no_numbers(message, broken):
 
 def test_empty_and_short_text(message, tiny_llama, tmp_path):
     text = tmp_path / "text.txt"
-    for content, word in [("", "text.txt"), (" \n", "text.txt"), ("Once upon a time", "seq_len")]:
+    for content, word in [
+        ("", "text.txt"),
+        (" \n", "text.txt"),
+        ("Once upon a time", "windows of at most"),
+    ]:
         text.write_text(content)
         for command in ("evaluate", "calibrate"):
             assert word in message(command, tiny_llama, "--data", text, "--seq-len", 64)

@@ -307,4 +307,4 @@ def test_checkpoints(name, refused, compressed, tiny_llama, tmp_path):
     if name == "weights of the dense model":
         shutil.copyfile(tiny_llama / WEIGHTS, folder / WEIGHTS)
     CHECKPOINTS[name](folder)
-    refused("quantise", folder, tmp_path / "out", "--group", 8)
+    refused("quantize", folder, tmp_path / "out", "--group", 8)

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from lrcore.data import files, tokens
+from lrcore.data import text_files as files
+from lrcore.data import tokens
 
 WORDS = "Once upon a time there was a girl. " * 20
 TEXTS: dict[str, tuple[str, str | bytes]] = {

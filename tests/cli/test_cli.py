@@ -11,7 +11,9 @@ import pytest
 import lrcore
 from lrcore.cli import main
 from lrcore.cli.console import ProgressLine, print_json, print_table
-from lrcore.cli.reports import in_few_lines
+from lrcore.cli.reports import fit_line
+from lrcore.recipes.history import StandardFit
+from lrcore.system.errors import Cancelled
 
 COMMANDS = (
     "methods",
@@ -22,8 +24,8 @@ COMMANDS = (
     "evaluate",
     "heal",
     "generate",
-    "quantise",
-    "shorten",
+    "quantize",
+    "prune-layers",
     "prune-experts",
     "slice",
     "share",
@@ -55,12 +57,24 @@ def test_methods(capsys):
     assert "modegpt" in capsys.readouterr().out
 
 
-def test_a_stock_fit_takes_one_line_of_ranks():
+def test_a_fit_takes_one_line():
     ranks = {(layer, name): 8 * len(name) for layer in range(3) for name in ("qk", "ov", "mlp")}
-    fit = lrcore.StockFit(False, ("qk below full rank",), ranks)
-    told = {"qualifies": False, "reasons": ["qk below full rank"]}
-    assert in_few_lines(fit.to_dict()) == told | {"ranks": "qk 16, ov 16, mlp 24"}
-    assert in_few_lines(replace(fit, ranks=None).to_dict()) == told
+    fit = StandardFit(False, ("qk below full rank",), ranks)
+    line = "no: qk below full rank"
+    assert fit_line(fit) == f"{line}. Ranks that fit: qk 16, ov 16, mlp 24"
+    assert fit_line(replace(fit, ranks=None)) == line
+    assert fit_line(StandardFit(True)) == "yes"
+
+
+def test_compress_prints_a_short_summary(capsys, tiny_llama, calibration, tmp_path):
+    """It printed 55 lines, a dozen of them with None."""
+    assert main(["compress", str(tiny_llama), *calibration, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 12
+    assert not any("None" in line for line in lines)
+    small = lrcore.load(str(tmp_path / "out"))
+    assert any(f"{small.account.model.parameters:,}" in line for line in lines)
+    assert str(tmp_path / "out") in lines[6]
 
 
 def test_tables_name_folders_without_repeating_their_paths(capsys):
@@ -81,7 +95,7 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert {row["name"] for row in spectra["table"]} >= {"qk", "ov", "mlp", "q", "down"}
     assert spectra["protocol"] == collected["protocol"]
 
-    flags = "--method modegpt --policy softmax --temperature 0.5 --ratio 0.3 --budget total"
+    flags = "--method modegpt --policy softmax --temperature 0.5 --ratio 0.3 --budget all_params"
     requested = [*flags.split(), *calibration]
     plan = run_json(capsys, "allocate", tiny_llama, *requested)
     made = run_json(capsys, "compress", tiny_llama, *requested, "--out", tmp_path / "small")
@@ -118,7 +132,7 @@ def test_a_recipe_file_drives_the_command_and_flags_override_it(
         seq_len=32,
         method="a3",
         ratio=0.4,
-        overrides=by_hand,
+        rank_overrides=by_hand,
     )
     file.write_text(recipe.to_json())
     result = run_json(capsys, "allocate", "--recipe", file)
@@ -130,13 +144,13 @@ def test_a_recipe_file_drives_the_command_and_flags_override_it(
         file,
         "--ratio",
         0.2,
-        "--override",
+        "--rank-override",
         "1.mlp=30",
         "--rounding",
         "nearest",
     )
     assert lrcore.Recipe.from_dict(changed["recipe"]) == recipe.with_(
-        ratio=0.2, rounding="nearest", overrides={"0.mlp": 20, "1.mlp": 30}
+        ratio=0.2, rounding="nearest", rank_overrides={"0.mlp": 20, "1.mlp": 30}
     )
     ranks = {(row["layer"], row["component"]): row["rank"] for row in changed["ranks"]}
     assert (ranks[0, "mlp"], ranks[1, "mlp"]) == (20, 30)
@@ -152,8 +166,8 @@ def test_the_command_a_recipe_shows_is_the_recipe(tiny_llama, story_file, tmp_pa
         seq_len=32,
         method="a3",
         budget="kv",
-        calibration="sequential",
-        overrides={"0.qk": 4},
+        calibration_mode="sequential",
+        rank_overrides={"0.qk": 4},
         sampling="first",
         rounding="nearest",
     )
@@ -170,7 +184,7 @@ def test_tables_for_people(capsys, tiny_llama, calibration):
     assert head.split()[:3] == ["layer", "component", "rank"]
     assert len([row for row in rows if " mlp " in row]) == 3
     assert "summary.achieved" in message.out
-    assert [line.split()[0] for line in message.err.splitlines()] == ["calibrate", "factorise"]
+    assert [line.split()[0] for line in message.err.splitlines()] == ["calibrate", "factorize"]
 
 
 def test_help_names_every_command(capsys):
@@ -191,7 +205,7 @@ def test_help_names_every_command(capsys):
         ["compress", "x", "--no-such"],
         ["compress", "x"],
         ["allocate"],
-        ["allocate", "x", "--override", "3.mlp"],
+        ["allocate", "x", "--rank-override", "3.mlp"],
         ["allocate", "--recipe", "/none.json"],
         ["spectra", "x", "--threshold", "2"],
     ],
@@ -204,19 +218,19 @@ def test_wrong_usage_is_one_line_and_2(arguments, capsys):
     assert message.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("stop", [lrcore.Cancelled, KeyboardInterrupt])
+@pytest.mark.parametrize("stop", [Cancelled, KeyboardInterrupt])
 def test_cancelled_is_130(stop, capsys, monkeypatch):
     def interrupted(*_):
         raise stop
 
     monkeypatch.setattr(lrcore, "load", interrupted)
     assert main(["evaluate", "demo-llama"]) == 130
-    assert capsys.readouterr().err == "cancelled\n"
+    assert capsys.readouterr().err == "canceled\n"
 
 
 def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # where no listing of the methods is kept
-    monkeypatch.setattr(lrcore, "methods", lambda: 1 / 0)
+    monkeypatch.setattr(lrcore, "list_methods", lambda: 1 / 0)
     monkeypatch.delenv("LRCORE_DEBUG", raising=False)
     assert main(["methods"]) == 1
     assert (

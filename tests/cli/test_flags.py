@@ -9,7 +9,7 @@ import typer
 from lrcore import EvaluationSettings, GenerationSettings, Healing, Recipe
 from lrcore.cli.commands import app
 from lrcore.cli.flags import flags
-from lrcore.settings import settings_of
+from lrcore.system.settings import settings_of
 
 COMMANDS = {
     name: command
@@ -48,8 +48,8 @@ def test_a_command_has_the_groups_it_names():
     assert {"--data", "--seq-len", "--recipe"} <= options("calibrate")
     assert not {"--method", "--refit", "--ratio"} & options("calibrate")
     assert "--ratio" in options("allocate")
-    assert not {"--refit", "--calibration"} & options("allocate")
-    assert "--recipe" not in options("shorten")
+    assert not {"--refit", "--calibration-mode"} & options("allocate")
+    assert "--recipe" not in options("prune-layers")
 
 
 def test_every_option_has_a_help_and_says_its_default():
@@ -69,9 +69,9 @@ def test_a_command_is_handed_values():
         handed.append((recipe, settings, more))
 
     shown = inspect.signature(command).parameters
-    assert list(shown)[:2] == ["calibration", "refit"]
+    assert list(shown)[:2] == ["calibration_mode", "refit"]
     assert shown["steps"].default == Healing.steps
-    command(calibration=None, refit="on", **asdict(Healing(steps=5)), more=4)
+    command(calibration_mode=None, refit="on", **asdict(Healing(steps=5)), more=4)
     assert handed == [(Recipe(refit="on"), Healing(steps=5), 4)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import listing, main
-from lrcore.errors import Shortage
+from lrcore.system.errors import ResourceError
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
@@ -14,7 +14,7 @@ def test_a_second_listing_asks_no_method(more, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     assert main(["methods", *more]) == 0
     first = capsys.readouterr().out
-    monkeypatch.setattr(lrcore, "methods", lambda: pytest.fail("made again"), raising=False)
+    monkeypatch.setattr(lrcore, "list_methods", lambda: pytest.fail("made again"), raising=False)
     assert main(["methods", *more]) == 0
     assert capsys.readouterr().out == first
     assert "modegpt" in first
@@ -26,17 +26,17 @@ def test_other_code_is_listed_anew(monkeypatch, tmp_path):
     source = tmp_path / "code" / "one.py"
     source.parent.mkdir()
     source.write_text("1")
-    assert listing.kept("rows", lambda: (1, 2)) == [1, 2]
-    assert listing.kept("rows", lambda: (3,)) == [1, 2]
+    assert listing.cached("rows", lambda: (1, 2)) == [1, 2]
+    assert listing.cached("rows", lambda: (3,)) == [1, 2]
     os.utime(source, ns=(1, 1))
-    assert listing.kept("rows", lambda: (3,)) == [3]
+    assert listing.cached("rows", lambda: (3,)) == [3]
 
 
 def test_a_cache_that_cannot_be_written_is_no_hindrance(monkeypatch, tmp_path):
     def full(*_):
-        raise Shortage("no room")
+        raise ResourceError("no room")
 
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     monkeypatch.setattr(listing, "keep_value", full)
-    assert listing.kept("rows", lambda: [1]) == [1]
-    assert listing.kept("rows", lambda: [2]) == [2]
+    assert listing.cached("rows", lambda: [1]) == [1]
+    assert listing.cached("rows", lambda: [2]) == [2]

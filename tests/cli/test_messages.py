@@ -30,12 +30,14 @@ def test_version(capsys):
 def test_methods_shows_every_option_with_its_default(capsys):
     assert main(["methods"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for row in [*lrcore.methods(), *lrcore.policies()]:
+    for row in [*lrcore.list_methods(), *lrcore.list_policies()]:
         for option in row["options"]:
             start = [row["name"], option["name"], str(option["default"]).lower()]
             assert start in [line[:3] for line in lines]
     assert main(["compress", "--help"]) == 0
-    assert "`methods` lists them with their defaults" in " ".join(capsys.readouterr().out.split())
+    assert "`methods` lists all options with their defaults" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_ratio_of_the_cache_and_a_model_that_grows_are_named(capsys, story_file):
@@ -44,7 +46,7 @@ def test_a_ratio_of_the_cache_and_a_model_that_grows_are_named(capsys, story_fil
     assert main(command) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("The ratio 0.2 is the share of the KV cache bytes removed; 0.2")
-    assert "more parameters than the dense one: 5,218,048 against 5,139,712 (+1.5%)" in last
+    assert "more parameters than the dense model: 5,218,048 instead of 5,139,712 (+1.5%)" in last
     assert main([*command, "--json"]) == 0
     assert "warning: The model has more parameters" in capsys.readouterr().err
 
@@ -70,11 +72,11 @@ def test_a_perplexity_in_the_list_of_runs_has_its_protocol():
 def test_benchmarks_without_their_data_stop_with_a_sentence(model, says, monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     monkeypatch.delenv("LRCORE_REFERENCE", raising=False)
-    import benchmarks
+    from benchmarks.__main__ import main
 
     monkeypatch.setattr(sys, "argv", ["benchmarks.py", "quality", model])
     with pytest.raises(SystemExit) as stop:
-        benchmarks.main()
+        main()
     assert stop.value.code == 2
     message = capsys.readouterr().err
     assert says in message

@@ -37,21 +37,21 @@ FIELDS = (
     *(
         f"{field}: {INSIDE}"
         for field in (
-            *("model", "data", "revision", "offload", "samples", "seed", "calibration"),
-            *("method", "ratio", "temperature", "options", "overrides", "target"),
+            *("model", "data", "revision", "offload", "samples", "seed", "calibration_mode"),
+            *("method", "ratio", "temperature", "options", "rank_overrides", "target"),
         )
     ),
     f"options: {{scores: {INSIDE}}}",
-    f"overrides: {{0.mlp: {INSIDE}}}",
+    f"rank_overrides: {{0.mlp: {INSIDE}}}",
     f"component_ratios: {{qk: {INSIDE}}}",
     *(f"{field}: {HUGE}" for field in ("samples", "seed", "ratio", "temperature", "method")),
-    *(f"{field}: {DIGITS}" for field in ("samples", "multiple", "temperature")),
-    f"overrides: {{0.mlp: {HUGE}}}",
+    *(f"{field}: {DIGITS}" for field in ("samples", "rank_multiple", "temperature")),
+    f"rank_overrides: {{0.mlp: {HUGE}}}",
     "method: flap\noptions: {scores: .inf}",
-    "overrides: {².mlp: 4}",
-    "overrides: {٠.mlp: 4}",
-    "overrides: {00.mlp: 4}",
-    "overrides: {0.mlp: true}",
+    "rank_overrides: {².mlp: 4}",
+    "rank_overrides: {٠.mlp: 4}",
+    "rank_overrides: {00.mlp: 4}",
+    "rank_overrides: {0.mlp: true}",
     "offload: !!bool maybe",
     "samples: !!int ''",
     "data: !!timestamp today",
@@ -59,7 +59,7 @@ FIELDS = (
     *(f"{field}: {'a' * 5000}" for field in ("ratio", "samples", "temperature", "device")),
     f"component_ratios: {{{'a' * 5000}: 2}}",
     f"options: {{{'a' * 900}: []}}",
-    f"overrides: {{{'a' * 900}: 1}}",
+    f"rank_overrides: {{{'a' * 900}: 1}}",
     f"model: {NO_HOME}/model",
     f"data: {NO_HOME}/text.txt",
 )
@@ -317,9 +317,9 @@ def test_questions(name, refused, tiny_llama, tmp_path):
 # --- flags and names ---
 
 FLAGS = (
-    ["allocate", "MODEL", "--override", "².mlp=4"],
-    ["allocate", "MODEL", "--override", "0.mlp=²"],
-    ["allocate", "MODEL", "--override", "0.mlp=" + "9" * 5000],
+    ["allocate", "MODEL", "--rank-override", "².mlp=4"],
+    ["allocate", "MODEL", "--rank-override", "0.mlp=²"],
+    ["allocate", "MODEL", "--rank-override", "0.mlp=" + "9" * 5000],
     ["allocate", "MODEL", "--option", "x" * 5000],
     ["allocate", "MODEL", "--component-ratio", "x" * 5000],
     ["allocate", "MODEL", "--what-if", f"{NO_HOME}/config.json"],

@@ -49,7 +49,7 @@ def test_closed_streams_end_no_work(closed, shell, tiny_llama, story_file, tmp_p
 def test_a_full_disk_under_stdout_is_said(shell):
     done = shell("lrcore methods >/dev/full")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: Something cannot be written: the disk is full.")
+    assert done.stderr.startswith("error: A file cannot be written: the disk is full.")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -61,11 +61,11 @@ def test_a_folder_that_is_gone_is_named(shell):
     done = shell("mkdir gone; cd gone; rmdir ../gone; lrcore runs")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: The folder that this was started in is gone. Change to another one.\n"
+        "error: The working folder no longer exists. Change to another folder.\n"
     )
 
 
 def test_ctrl_c_while_modules_are_imported_is_cancelled(shell, tmp_path):
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     done = shell("lrcore methods", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cancelled\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "canceled\n")

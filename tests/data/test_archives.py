@@ -16,7 +16,7 @@ ARCHIVES = {
     "deep/train.csv": a_zip(),
     "train.tar": a_tar(),
     "train.json": a_tar(),
-    "train.tar.gz": gzip.compress(a_tar()),
+    "train.tar.gz": gzip.compress(a_tar(), mtime=0),
     "train.7z": b"7z\xbc\xaf\x27\x1c" + bytes(64),
     "train.eval": a_zip(),
 }
@@ -28,7 +28,7 @@ def test_a_folder_of_texts_that_holds_an_archive_is_refused(name, tmp_path):
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(ARCHIVES[name])
     (tmp_path / "test.txt").write_text(TEXT)
-    with pytest.raises(InputError, match=f"holds the archive '{file.name}', which is not opened"):
+    with pytest.raises(InputError, match=f"has the archive '{file.name}', which is not unpacked"):
         load_texts(str(tmp_path))
 
 
@@ -41,5 +41,5 @@ def test_a_file_of_texts_that_is_an_archive_is_refused(name, tmp_path):
 
 def test_a_text_that_is_compressed_alone_is_read_as_a_stream(tmp_path):
     rows = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(3))
-    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(rows.encode(), mtime=0))
     assert load_texts(str(tmp_path)).documents == ("row 0", "row 1", "row 2")

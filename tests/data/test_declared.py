@@ -4,7 +4,7 @@ import pytest
 
 from lrcore import InputError
 from lrcore.data import load_texts
-from lrcore.data.declared import check_card
+from lrcore.data.hub_safety import check_card
 
 OUTSIDE = (
     "/etc/hostname",
@@ -31,7 +31,7 @@ def test_a_card_that_names_files_outside_its_folder_is_refused(path, card, tmp_p
         f"configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: '{path}'\n"
     )
     (folder / card).write_text(f"---\n{declared}---\n" if card == "README.md" else declared)
-    with pytest.raises(InputError, match="which is outside it"):
+    with pytest.raises(InputError, match="which is outside the data set"):
         load_texts(str(folder))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import lrcore
 from lrcore.data import apart_from, held_out, load_texts, overlapping
-from lrcore.data.held_out import LEAST
+from lrcore.data.held_out import MIN_CHARACTERS
 
 LINE = "Once upon a time there was a little girl who had a red ball.\n"
 
@@ -48,7 +48,7 @@ def test_a_long_last_row_is_divided(tmp_path) -> None:
     assert head[1] + tail[0] == LINE * 1000
 
 
-@pytest.mark.parametrize("content", ["word " * (LEAST // 5 * 3), " " * 90_000 + "word"])
+@pytest.mark.parametrize("content", ["word " * (MIN_CHARACTERS // 5 * 3), " " * 90_000 + "word"])
 def test_too_little_for_both_serves_both(tmp_path, content) -> None:
     path = tmp_path / "short.txt"
     path.write_text(content)
@@ -81,9 +81,9 @@ def test_the_name_of_what_calibration_leaves_out(long) -> None:
     names = (str(long), f"{long}:all", "stories", "owner/name:config:test")
     assert [held_out(name) for name in names] == [f"{long}:test"] * 2 + list(names[2:])
     settings = lrcore.EvaluationSettings(str(long), 4)
-    assert settings.apart_from([str(long)]) == replace(settings, data=f"{long}:test")
-    assert settings.apart_from(["stories"]) is settings
+    assert settings.held_out_from([str(long)]) == replace(settings, data=f"{long}:test")
+    assert settings.held_out_from(["stories"]) is settings
     explicit = replace(settings, data=f"{long}:all")
-    assert explicit.apart_from([str(long)]) is explicit
+    assert explicit.held_out_from([str(long)]) is explicit
     with pytest.raises(lrcore.InputError, match="Did you mean 'test'"):
         load_texts(f"{long}:tset")

@@ -47,7 +47,7 @@ import json, sys
 from lrcore.data import hub
 hub.CHARACTERS = int(sys.argv[2])
 from lrcore.data import load_texts
-from lrcore.errors import InputError
+from lrcore.system.errors import InputError
 outcomes = []
 for data, options in json.loads(sys.argv[1]):
     try:
@@ -208,9 +208,9 @@ def test_splits_configs_and_what_a_hub_refuses(read):
     assert "has no revision 'nowhere'" in revision
     assert "Unknown data set 'owner/nothing'" in unknown
     assert "is gated" in gated
-    assert "Fields found: a (str), b (str)" in odd
+    assert "Fields: a (str), b (str)" in odd
     assert "Cannot read the data set name 'a:b:c:d'" in form
-    assert "holds the archive 'train.zip', which is not opened" in packed[0]
+    assert "has the archive 'train.zip', which is not unpacked" in packed[0]
     assert "Cannot load the hub data set" in packed[1]
 
 
@@ -224,7 +224,7 @@ def test_a_large_data_set_is_read_as_a_stream_up_to_a_limit(read):
 @pytest.mark.slow
 def test_a_hub_that_does_not_answer(read):
     (message,) = read(("owner/tiny:plain", {}), endpoint="http://127.0.0.1:9")
-    assert "was looked for on the hub, which cannot be reached" in message
+    assert "is neither a built-in name nor a local file, and the hub cannot be reached" in message
     assert "HF_ENDPOINT" in message
     assert "Built-in data (stories, python-docs) and local files need no network" in message
 

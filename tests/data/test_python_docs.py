@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lrcore.data import python_docs
-from lrcore.errors import InputError
+from lrcore.system.errors import InputError
 
 
 def test_splits_are_disjoint_and_every_one_has_text():

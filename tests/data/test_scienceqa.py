@@ -88,5 +88,5 @@ def test_calibration_reads_solved_questions_of_the_training_split(folder):
 def test_a_data_set_with_other_fields(folder):
     made = datasets.Dataset.from_list([{"question": "What?", "answer": 0}])
     made.to_parquet(folder / "test-00000-of-00001.parquet")
-    with pytest.raises(lrcore.InputError, match="other fields than ScienceQA's"):
+    with pytest.raises(lrcore.InputError, match="do not have the fields of ScienceQA"):
         read_items("scienceqa")

@@ -1,7 +1,6 @@
-"""The built-in stories: the same everywhere, disjoint splits, and probes whose answer the text
-gives.
-"""
+"""Built-in stories: disjoint splits, correct English, and questions that the story answers."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,37 +10,42 @@ from pathlib import Path
 import pytest
 
 from lrcore.data import stories
-from lrcore.data.stories import words
-from lrcore.errors import InputError
+from lrcore.system.errors import InputError
 
-ROOT = Path(__file__).parents[2]
-# The stories alone: importing the whole of lrcore, and torch with it, would take longer than all
-# other tests of this file.
-_HASH = """
-import hashlib, sys, types
-for package in ("lrcore", "lrcore.data"):
-    sys.modules[package] = types.ModuleType(package)
-    sys.modules[package].__path__ = [package.replace(".", "/")]
-from lrcore.data import stories
-texts = stories.documents("train", 60) + [repr(probe) for probe in stories.probes("test", 60)]
-print(hashlib.sha256("".join(texts).encode()).hexdigest())
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.append(str(SCRIPTS))
+from stories import words  # noqa: E402
+
+_GENERATE = """
+import json, stories
+parts = [[stories.documents(split, 9), stories.probes(split, 9)] for split in stories.SIZES]
+print(json.dumps(parts))
 """
 
 
-def test_a_story_is_the_same_in_every_process():
-    outputs = set()
-    for hash_seed in ("0", "1", "4711"):
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, "-c", _HASH],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        outputs.add(done.stdout)
-    assert len(outputs) == 1
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_the_script_generates_the_stored_stories(hash_seed):
+    output = subprocess.run(
+        [sys.executable, "-c", _GENERATE],
+        cwd=SCRIPTS,
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for split, (documents, questions) in zip(stories.STORIES, json.loads(output), strict=True):
+        assert stories.documents(split, 9) == documents
+        if split in stories.QUESTIONS:
+            assert stories.probes(split, 9) == questions
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"), [("stories", stories.documents), ("questions", stories.probes)]
+)
+def test_more_than_are_stored_is_refused(kind, read):
+    assert len(read("test")) == len(read("test", 400)) == 400
+    with pytest.raises(InputError, match=f"has 400 {kind}, but 401 were requested"):
+        read("test", 401)
 
 
 def test_splits_share_no_document_and_repeat_none():
@@ -98,7 +102,7 @@ def test_probe_shape():
 @pytest.fixture(scope="module")
 def by_kind():
     result: dict[str, list[dict]] = {}
-    for probe in stories.probes("test", 1200):
+    for probe in [*stories.probes("calibration"), *stories.probes("test")]:
         result.setdefault(probe["kind"], []).append(probe)
     assert set(result) == {"holder", "spot", "place", "count", "pronoun", "number"}
     return result
@@ -128,7 +132,7 @@ def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
         if result and "It was a present" not in story and "back" not in story:
             assert result[-1] == _answer(probe), probe
             checked += 1
-    assert checked > 80
+    assert checked > 50
 
 
 def test_a_spot_is_the_last_one_named_with_the_thing(by_kind):
@@ -170,7 +174,7 @@ def test_a_count_follows_from_the_numbers_in_the_story(by_kind):
         elif any(person in receiver for _, _, receiver in given):
             assert count in {n for _, n, receiver in given if person in receiver}, probe
             checked += 1
-    assert checked > 20
+    assert checked > 13
 
 
 def test_number_and_pronoun_probes(by_kind):

@@ -2,6 +2,7 @@
 none.
 """
 
+import gzip
 import json
 import os
 
@@ -9,8 +10,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lrcore.data import BUILTIN, files, load_texts, parquet, stories
-from lrcore.errors import InputError, Shortage
+import lrcore
+from lrcore.data import BUILTIN, Texts, check_named, load_texts, parquet, stories
+from lrcore.data import text_files as files
+from lrcore.system.errors import InputError, ResourceError
 
 
 def write(path, content):
@@ -91,8 +94,8 @@ def test_what_is_no_text_in_a_parquet_file_is_passed_over(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(columns | {"story": ["One", "Two", "Three"]}), path)
     assert load_texts(str(path)).documents == ("One", "Two", "Three")
     pyarrow.parquet.write_table(pyarrow.table(columns | {"kind": category}), path)
-    message = refused(str(path))
-    assert "row 2: field 'kind' is NoneType, expected text" in message
+    texts = load_texts(str(path))
+    assert (len(texts.documents), texts.skipped) == (2, 1)
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     assert "parts (list)" in refused(str(path))
 
@@ -123,7 +126,7 @@ def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(tmp_path,
 
 
 def short_of_memory(path):
-    with pytest.raises(Shortage) as caught:
+    with pytest.raises(ResourceError) as caught:
         load_texts(str(path))
     return str(caught.value)
 
@@ -149,7 +152,7 @@ def test_unknown_names_get_a_suggestion():
     assert "Did you mean 'test'" in refused("stories/tests")
     assert "Unknown role 'train'" in refused("stories", role="train")
     for nothing in ("", "  ", None, 3):
-        assert "No data set was named" in refused(nothing)
+        assert "No data set given" in refused(nothing)
 
 
 def test_a_missing_file_is_called_a_missing_file(tmp_path):
@@ -166,19 +169,30 @@ def test_a_missing_file_is_called_a_missing_file(tmp_path):
     ("name", "content", "words"),
     [
         ("a.txt", b"ok \xff\xfe", ["not UTF-8", "byte 3 is 0xff", "Save it as UTF-8"]),
-        ("a.csv", "a,b", ["extension is '.csv'", ".txt, .jsonl, .json, .parquet"]),
+        ("a.csv", "a,b", ["has no rows"]),
+        ("a.csv", "a,b\nx,y\n", ["Fields: a (str), b (str)", "as in data.jsonl#content"]),
+        ("a.csv", 'text\n"open\n', ["is not a valid table", "unexpected end of data"]),
+        ("a.jsonl.gz", b"no gzip", ["is not a complete gzip file"]),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}' * 9, mtime=0)[:-9],
+            ["not a complete gzip file"],
+        ),
+        ("a.jsonl.gz", gzip.compress(b"\xff\xfe", mtime=0), ["not UTF-8"]),
+        ("a.parquet.gz", gzip.compress(b"PAR1", mtime=0), ["not a readable parquet file"]),
         ("a.txt", "", ["is empty (0 bytes)"]),
         ("a.txt", " \n ", ["has no text", "1 documents are blank"]),
         ("a.jsonl", '{"text": "a"}\n{"text": ', ["line 2 of", "not valid JSON"]),
-        ("a.json", '{"text": "a"}', ["one JSON dict, not a list of rows"]),
+        ("a.json", '{"text": "a"}', ["a JSON dict, not a list of rows"]),
         ("a.json", "[]", ["has no rows"]),
         ("a.json", "[1, 2]", ["a row is a JSON int"]),
         (
             "a.jsonl",
             '{"a": "x", "b": "y", "n": 3}',
-            ["Fields found: a (str), b (str), n (int)", "Rename one to 'text'"],
+            ["Fields: a (str), b (str), n (int)", "or rename it to 'text'"],
         ),
-        ("a.jsonl", '{"text": "a"}\n{"text": null}', ["row 2: field 'text' is NoneType"]),
+        ("a.jsonl", '{"text": "a"}\n{"name": 2}', ["row 2: field 'text' is NoneType"]),
+        ("a.jsonl", '{"text": null}\n{"text": null}', ["has no text: all 2 rows are null"]),
         ("a.jsonl", '{"text": "a"}\n"b"', ["row 2: expected an object", "got str"]),
         ("a.parquet", b"PAR1 not really", ["not a readable parquet file"]),
     ],
@@ -187,6 +201,86 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path, name, content, words):
     message = refused(write(tmp_path / name, content))
     for word in [name, *words]:
         assert word in message
+
+
+ROWS = [{"content": "One\ntwo", "n": 1, "other": "x"}, {"content": "Three", "n": 2, "other": "y"}]
+LINES = "".join(f"{json.dumps(row)}\n" for row in ROWS)
+CSV = 'content,n,other\n"One\ntwo",1,x\nThree,2,y\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", LINES),
+        ("a.ndjson", LINES),
+        ("a.json", json.dumps(ROWS)),
+        ("a.csv", CSV),
+        ("a.csv", CSV.replace(",", ";")),
+        ("a.tsv", CSV.replace(",", "\t")),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
+        ("A.NDJSON.GZ", gzip.compress(LINES.encode(), mtime=0)),
+        ("a.csv.gz", gzip.compress(CSV.encode("utf-8-sig"), mtime=0)),
+        ("a#b.jsonl", LINES),
+    ],
+)
+def test_a_field_of_every_kind_of_file_is_read_by_its_name(tmp_path, name, content):
+    path = write(tmp_path / name, content)
+    for split in ("", ":all", ":test"):
+        texts = load_texts(f"{path}#content{split}")
+        assert texts.documents == ("One\ntwo", "Three")
+        assert texts.source == f"{path}#content"
+    with pytest.raises(InputError, match=r"Unknown field .* Did you mean 'content'"):
+        load_texts(f"{path}#contend")
+    check_named(f"{path}#content")
+    with pytest.raises(InputError, match="No file"):
+        check_named(f"{tmp_path}/none.jsonl#content")
+
+
+def test_a_packed_file_that_does_not_fit_into_memory_is_not_unpacked(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt.gz", gzip.compress(bytes(50 * files.CHUNK), mtime=0))
+    unpacked = []
+    monkeypatch.setattr(files, "free_memory", lambda: unpacked.append(1) or 2**28)
+    with pytest.raises(ResourceError, match=r"The texts of 'a\.txt\.gz'"):
+        load_texts(path)
+    assert len(unpacked) < 12  # one check before, and one per chunk
+
+
+def test_skipped_rows_are_in_the_protocol(tmp_path, tiny_llama):
+    rows = '{"text": "One day a girl saw a cat in the park."}\n{"text": null}\n' * 20
+    name = write(tmp_path / "a.jsonl", rows)
+    for protocol in ("windows", "strided"):
+        settings = {"samples": 2, "protocol": protocol}
+        result = lrcore.evaluate(lrcore.load(str(tiny_llama)), name, **settings, seq_len=24)
+        assert result.protocol["skipped_rows"] == 20
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.md.gz"])
+def test_a_text_is_a_single_document_without_fields(tmp_path, name):
+    content = gzip.compress(b"# One\n\nTwo", mtime=0) if name.endswith(".gz") else "# One\n\nTwo"
+    path = write(tmp_path / name, content)
+    assert load_texts(path).documents == ("# One\n\nTwo",)
+    with pytest.raises(InputError, match="has no fields; got #content"):
+        load_texts(f"{path}#content")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", 'null\n{"text": null}\n{"text": "One"}\n{"text": NaN}\n{"text": "Two"}\n'),
+        ("a.csv", "text,n\n,1\n,2\nOne,3\n,4\nTwo,5\n"),
+        (
+            "a.jsonl",
+            '{"s": null, "n": 1}\n{"s": "One", "n": 2}\n{"s": null, "n": 3}\n'
+            '{"s": "Two", "n": 4}\n{"s": null, "n": 5}\n',
+        ),
+    ],
+)
+def test_rows_without_a_text_are_skipped_and_counted(tmp_path, name, content):
+    texts = load_texts(write(tmp_path / name, content))
+    assert texts.documents == ("One", "Two")
+    assert texts.skipped == 3
+    assert texts.remarks == {"skipped_rows": 3}
+    assert texts.fingerprint == Texts(("One", "Two"), "").fingerprint
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -203,17 +297,17 @@ def test_a_folder_with_a_file_name(tmp_path):
 
 
 def test_only_hub_data_sets_have_revisions(tmp_path):
-    assert "only a hub data set has revisions" in refused("stories", revision="main")
-    assert "only a hub data set has revisions" in refused(
+    assert "only hub data sets have revisions" in refused("stories", revision="main")
+    assert "only hub data sets have revisions" in refused(
         write(tmp_path / "a.txt", "x"), revision="main"
     )
 
 
 def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("lrcore.data.hub._FILES", 3)
+    monkeypatch.setattr("lrcore.data.hub._MAX_FILES", 3)
     for number in range(4):
         write(tmp_path / f"{number}.txt", "word")
-    assert "a folder with more than 3 files" in refused(str(tmp_path))
+    assert "has more than 3 files" in refused(str(tmp_path))
 
 
 def test_a_mixture_has_as_much_of_every_set_spread_over_all_of_it():

@@ -1,10 +1,13 @@
 """Texts in memory, as lists or `datasets.Dataset`, calibrate and are measured on."""
 
+import numpy
+import pandas
+import pyarrow
 import pytest
 from datasets import Dataset, DatasetDict
 
 import lrcore
-from lrcore.cache import entries
+from lrcore.system.cache import entries
 
 TEXTS = [
     "Tom saw “12” kites.\nThey flew.",
@@ -30,6 +33,82 @@ def test_they_are_a_file_with_the_same_documents(texts, tmp_path):
     assert list(load_texts(f"{name}:all").documents) == TEXTS
 
 
+class PolarsFrame:
+    """A data frame of polars, as far as it matters here: iterating yields columns."""
+
+    columns = ("text", "number")
+
+    def to_dicts(self):
+        return [{"text": text, "number": number} for number, text in enumerate(TEXTS)]
+
+    def to_dict(self):
+        return {"text": TEXTS}
+
+    def __iter__(self):
+        return iter([TEXTS, [0, 1, 2]])
+
+
+FRAME = pandas.DataFrame({"text": TEXTS, "number": [1, 2, 3]})
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        FRAME,
+        FRAME[["text"]],
+        FRAME.text,
+        FRAME.text.astype("category"),
+        pandas.Index(TEXTS),
+        numpy.array(TEXTS),
+        numpy.array(TEXTS, dtype=object),
+        pyarrow.table({"text": TEXTS}),
+        pyarrow.table({"text": TEXTS}).to_batches()[0],
+        pyarrow.array(TEXTS),
+        pyarrow.chunked_array([TEXTS[:1], TEXTS[1:]]),
+        DATASET.to_iterable_dataset(),
+        DATASET["text"],
+        *(DATASET.with_format(name) for name in ("numpy", "pandas", "arrow", "torch")),
+        PolarsFrame(),
+    ],
+    ids=lambda texts: type(texts).__name__,
+)
+def test_tables_and_arrays_are_a_file_with_the_same_documents(texts, tmp_path):
+    from lrcore.data import load_texts
+
+    name = lrcore.write_texts(texts, tmp_path / "texts.jsonl")
+    assert list(load_texts(f"{name}:all").documents) == TEXTS
+
+
+class OtherTable:
+    """A table of an unknown library; iterating yields the names of the columns."""
+
+    columns = ("text", "number")
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        OtherTable(),
+        FRAME.groupby("number"),
+        numpy.array([TEXTS, TEXTS]),
+        numpy.array(TEXTS[0]),
+        numpy.arange(3),
+        b"a story",
+        None,
+        7,
+    ],
+    ids=lambda texts: type(texts).__name__,
+)
+def test_other_values_are_refused_in_a_short_sentence(texts, tmp_path):
+    with pytest.raises(lrcore.InputError, match=r"^texts") as refused:
+        lrcore.write_texts(texts, tmp_path / "texts.jsonl")
+    assert len(str(refused.value)) < 120
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_is_calibrated_and_measured_on_them(tiny_llama, tmp_path):
     name = lrcore.write_texts(Dataset.from_dict({"text": TEXTS}), tmp_path / "texts.jsonl")
     recipe = lrcore.Recipe(str(tiny_llama), data=name, samples=2, seq_len=24, ratio=0.1)
@@ -42,7 +121,7 @@ def test_a_model_is_calibrated_and_measured_on_them(tiny_llama, tmp_path):
     [
         ([], "a.jsonl", "texts has no rows"),
         ([1, 2], "a.jsonl", "texts: a row is a JSON int"),
-        (TEXTS, "a.txt", "Give one that ends in .jsonl"),
+        (TEXTS, "a.txt", "Enter a name with .jsonl"),
     ],
 )
 def test_what_is_no_text_is_refused(texts, name, reason, tmp_path):
@@ -67,17 +146,19 @@ def test_they_stand_in_the_place_of_a_name(texts, tiny_llama):
 
 
 def test_the_same_texts_are_one_file_of_the_cache():
-    names = {lrcore.Recipe(data=texts).data for texts in (TEXTS, TEXTS[:], DATASET)}
+    formatted = [DATASET.with_format(name) for name in ("numpy", "pandas", "arrow")]
+    names = {lrcore.Recipe(data=texts).data for texts in (TEXTS, TEXTS[:], DATASET, *formatted)}
     assert len(names) == 1
     (entry,) = [one for one in entries() if str(one.path) in names]
     assert entry.kind == "texts"
 
 
-@pytest.mark.parametrize("data", [[], [1, 2], {"a": 1}, 7, (text for text in TEXTS)])
+@pytest.mark.parametrize("data", [[], [1, 2], {"a": 1}, 7, (text for text in TEXTS), FRAME[:1]])
 def test_what_holds_no_texts_is_refused_in_a_sentence(data):
     with pytest.raises(lrcore.InputError, match=r"lrcore\.write_texts") as refused:
         lrcore.Recipe(data=data)
     assert len(str(refused.value)) < 250
+    assert "\n" not in str(refused.value)
 
 
 def test_splits_by_name_are_no_texts(tmp_path):
@@ -86,7 +167,7 @@ def test_splits_by_name_are_no_texts(tmp_path):
     with pytest.raises(lrcore.InputError, match=r"list of texts or a datasets\.Dataset"):
         lrcore.Recipe(data=splits)
     for given in (splits, dict(splits)):
-        with pytest.raises(lrcore.InputError, match="Give one of its values"):
+        with pytest.raises(lrcore.InputError, match="Pass a value of this mapping"):
             lrcore.write_texts(given, tmp_path / "a.jsonl")
 
 

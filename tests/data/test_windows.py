@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrcore.data import Texts, make_windows, windows_aside
-from lrcore.errors import InputError
+from lrcore.system.errors import InputError
 
 
 class Characters:
@@ -120,16 +120,16 @@ def test_the_fingerprint_is_that_of_the_content():
     [
         (
             (None, 20),
-            r"here has 8 tokens, fewer than one window of seq_len = 20\. Use seq_len <= 8 or a "
-            r"longer text\.",
+            r"here has 8 tokens, fewer than one window of 20 tokens\. Use windows of at most 8 "
+            r"tokens, or a longer text\.",
         ),
-        ((None, 1), r"seq_len = 1: .*whole number >= 2"),
-        ((None, 2.0), r"seq_len = 2\.0"),
-        ((0, 4), r"samples = 0: give a whole number >= 1, or None"),
-        ((-3, 4), r"samples = -3"),
-        ((True, 4), r"samples = True"),
+        ((None, 1), r"seq_len must be a whole number >= 2, got 1"),
+        ((None, 2.0), r"seq_len must be .* got 2\.0"),
+        ((0, 4), r"samples must be a whole number >= 1 or None for all windows, got 0"),
+        ((-3, 4), r"samples must be .* got -3"),
+        ((True, 4), r"samples must be .* got True"),
         ((2, 4, "randm"), r"Unknown sampling 'randm'\. Did you mean 'random'\?"),
-        ((2, 4, "random", -1), r"seed = -1"),
+        ((2, 4, "random", -1), r"seed must be .* got -1"),
     ],
 )
 def test_what_cannot_be_done_is_said(arguments, message):
@@ -138,7 +138,7 @@ def test_what_cannot_be_done_is_said(arguments, message):
 
 
 def test_blank_texts_are_refused():
-    with pytest.raises(InputError, match=r"here has no text: all of its 2 documents are blank"):
+    with pytest.raises(InputError, match=r"here has no text: all 2 documents are blank"):
         texts(" ", "\n")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.evaluation.answers import answer_prompts, answers_csv, stream_answers
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def models(tiny_llama, tiny_opt):
 
 def test_every_prompt_by_every_model_as_generate_would(models):
     settings = {"max_new_tokens": 6, "temperature": 0.8, "top_p": 0.9, "seed": 4}
-    rows = lrcore.answers([*models, models[0]], ["Once", "Tom, “and”\nBen"], **settings)
+    rows = answer_prompts([*models, models[0]], ["Once", "Tom, “and”\nBen"], **settings)
     assert [(row["prompt"], row["model"]) for row in rows[:3]] == [
         ("Once", model.name) for model in (*models, models[0])
     ]
@@ -28,25 +29,22 @@ def test_every_prompt_by_every_model_as_generate_would(models):
         rows[1]["answer"] == rows[0]["answer"],
         True,
     ] * 2
-    assert (
-        list(csv.DictReader(io.StringIO(lrcore.answers_csv(rows))))[5]["prompt"]
-        == "Tom, “and”\nBen"
-    )
+    assert list(csv.DictReader(io.StringIO(answers_csv(rows))))[5]["prompt"] == "Tom, “and”\nBen"
 
 
 def test_one_prompt_beyond_the_context_fails_alone(models):
-    rows = lrcore.answers(models, ["Once", "Tom went " * 200, "Ben"], max_new_tokens=4)
+    rows = answer_prompts(models, ["Once", "Tom went " * 200, "Ben"], max_new_tokens=4)
     assert [bool(row["error"]) for row in rows] == [False, False, True, True, False, False]
     assert "context" in rows[2]["error"]
     assert (rows[3]["answer"], rows[3]["same_as_first"]) == ("", False)
     assert rows[4]["answer"]
-    assert [bool(row["error"]) for row in lrcore.answers(models[:1], ["a " * 999, "Ben"])] == [
+    assert [bool(row["error"]) for row in answer_prompts(models[:1], ["a " * 999, "Ben"])] == [
         True,
         False,
     ]
     for wrong in ({"temperature": None}, {"max_new_tokens": None}, {"seed": 2**70}):
         with pytest.raises(lrcore.InputError, match=next(iter(wrong))):
-            lrcore.answers(models, ["Once"], **wrong)
+            answer_prompts(models, ["Once"], **wrong)
 
 
 def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
@@ -56,7 +54,7 @@ def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
         module.time, "perf_counter", lambda: float(next(clock))
     )  # every turn takes one second
     lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
-    for result in lrcore.in_turns(models, "Once", **settings):
+    for result in stream_answers(models, "Once", **settings):
         lengths.append([len(one.text) for one in result])
     assert lengths[0] == [0, 0]
     assert lengths[1][0] > 0 == lengths[1][1] < lengths[2][1]  # one after the other, a piece each
@@ -72,7 +70,7 @@ def test_tokens_are_those_that_were_made(models) -> None:
     """A sampled text may be tokenised again with fewer tokens, or have none to show."""
     again = []
     for seed in range(8):
-        (row,) = lrcore.answers(models[:1], ["Once"], max_new_tokens=9, temperature=2.0, seed=seed)
+        (row,) = answer_prompts(models[:1], ["Once"], max_new_tokens=9, temperature=2.0, seed=seed)
         assert row["tokens"] == 9
         tokenizer = models[0].tokenizer
         again.append(len(tokenizer(row["answer"], add_special_tokens=False).input_ids))
@@ -92,7 +90,7 @@ def test_the_first_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
                 return forward(*given, **named)
 
             patched.setattr(model.network, "forward", noted)
-        lrcore.answers(models, ["Once"], max_new_tokens=1)
+        answer_prompts(models, ["Once"], max_new_tokens=1)
     assert passes[:3] == ["a", "b", "clock"]
 
 

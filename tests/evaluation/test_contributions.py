@@ -7,7 +7,7 @@ import torch
 from tiny_models import family_folder
 
 import lrcore
-from lrcore.evaluation.contributions import contributions, mixed
+from lrcore.evaluation.contributions import contributions, mix_models
 from lrcore.models.architectures import ARCHITECTURES
 
 
@@ -26,13 +26,15 @@ def test_all_parts_are_the_compressed_model_and_none_is_the_dense_one(pair):
     with torch.inference_mode():
         logits = [
             model.network(input_ids=ids).logits
-            for model in (*pair, mixed(*pair, ()), mixed(*pair, ("qk", "ov", "mlp")))
+            for model in (*pair, mix_models(*pair, ()), mix_models(*pair, ("qk", "ov", "mlp")))
         ]
     assert torch.equal(logits[0], logits[2])
     assert torch.equal(logits[1], logits[3])
 
 
-@pytest.mark.parametrize("family", [name for name, row in ARCHITECTURES.items() if row.kept])
+@pytest.mark.parametrize(
+    "family", [name for name, row in ARCHITECTURES.items() if row.native_attention]
+)
 def test_of_attention_that_is_kept_every_matrix_is_of_one_part(
     family, tiny_llama, story_file, tmp_path
 ):
@@ -42,7 +44,7 @@ def test_of_attention_that_is_kept_every_matrix_is_of_one_part(
     small = lrcore.compress(dense, recipe.with_(ratio=0.4))
     ids = torch.arange(24).view(2, 12)
     with torch.inference_mode():
-        whole = mixed(dense, small, ("qk", "ov", "mlp")).network(input_ids=ids).logits
+        whole = mix_models(dense, small, ("qk", "ov", "mlp")).network(input_ids=ids).logits
         assert torch.equal(whole, small.network(input_ids=ids).logits)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.evaluation.contributions import mixed
+from lrcore.evaluation.contributions import mix_models
 from lrcore.evaluation.local_errors import local_errors
 
 
@@ -88,7 +88,7 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
         lrcore.Recipe(
             **{
                 **small.recipe.to_dict(),
-                "overrides": {f"{i}.{c}": 8 for i in range(3) for c in ("qk", "ov")},
+                "rank_overrides": {f"{i}.{c}": 8 for i in range(3) for c in ("qk", "ov")},
             }
         ),
     )
@@ -107,7 +107,9 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
 def test_ov_is_measured_under_the_dense_scores(tiny_llama, story_file):
     dense, small = compressed(tiny_llama, "a3", story_file)
     result = local_errors(dense, small, str(story_file), samples=2, seq_len=16)
-    only = local_errors(dense, mixed(dense, small, ("ov",)), str(story_file), samples=2, seq_len=16)
+    only = local_errors(
+        dense, mix_models(dense, small, ("ov",)), str(story_file), samples=2, seq_len=16
+    )
     for both, one in zip(result.errors, only.errors, strict=True):
         assert both["ov"] == one["ov"] == one["attention"] > 0
         assert one["scores"] == 0

@@ -5,6 +5,9 @@ import json
 import pytest
 
 import lrcore
+from lrcore.evaluation.contributions import contributions
+from lrcore.evaluation.local_errors import local_errors
+from lrcore.recipes.history import Healed
 
 WINDOWS = {"samples": 4, "seq_len": 32}
 
@@ -32,7 +35,7 @@ def test_a_file_that_was_calibrated_on_is_measured_on_its_tail(pair, long) -> No
     both = lrcore.compare(dense, small, str(long), **WINDOWS)
     assert both.small.protocol["fingerprint"] == own.protocol["fingerprint"]
     assert both.dense.protocol["fingerprint"] == own.protocol["fingerprint"]
-    for measure in (lrcore.contributions, lrcore.local_errors):
+    for measure in (contributions, local_errors):
         assert measure(dense, small, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
     # a file that no model was calibrated on is measured whole
     assert lrcore.evaluate(dense, str(long), **WINDOWS).protocol["source"] == str(long)
@@ -54,23 +57,23 @@ def test_a_saved_model_remembers_its_text(pair, long, tmp_path) -> None:
 
 def test_a_shortened_model_knows_its_text(pair, long) -> None:
     dense, small = pair
-    short = lrcore.shorten(dense, small.recipe, 1)
+    short = lrcore.prune_layers(dense, small.recipe, 1)
     assert lrcore.evaluate(short, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
 
 
 def test_healing_is_scored_on_what_it_was_not_trained_on(pair, long) -> None:
     healed = lrcore.heal(pair[1], samples=4, seq_len=32, steps=1, batch=2, test_samples=2)
-    step = healed.step(lrcore.Healed)
+    step = healed.step(Healed)
     assert step.test_protocol["source"] == f"{long}:test"
     assert step.protocol["source"] == f"{long}:calibration"
 
 
 def test_all_models_side_by_side_are_measured_on_the_same_text(pair, long):
-    from lrcore.evaluation.side_by_side import side_by_side
+    from lrcore.evaluation.compare_models import compare_models
 
     other = lrcore.compress(pair[0], pair[1].recipe.with_(data="stories"))
     settings = lrcore.EvaluationSettings(str(long), **WINDOWS)
-    result = side_by_side([pair[0], other, pair[1]], settings)
+    result = compare_models([pair[0], other, pair[1]], settings)
     alone = lrcore.evaluate(other, f"{long}:test", **WINDOWS)
     assert result["models"][1]["perplexity"] == pytest.approx(alone.perplexity)
 

@@ -48,7 +48,15 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
     page = tmp_path / "report.html"
     settings = ["--data", story_file, "--samples", 2, "--seq-len", 16]
     result = run_json(
-        capsys, "compare", *folders, folders[0], *settings, "--speed", "--local", "--html", page
+        capsys,
+        "compare",
+        *folders,
+        folders[0],
+        *settings,
+        "--measure-speed",
+        "--local",
+        "--html",
+        page,
     )
     assert [row["name"] for row in result["models"]] == [*folders, folders[0]]
     dense, small, again = result["models"]
@@ -69,6 +77,7 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
         "all",
     }
     text = page.read_text()
+    assert "<h1>Models side by side</h1>" in text
     assert text.count("<svg") == 4
     assert "fingerprint" in text
     assert "http" not in text

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from lrcore.evaluation.report import Point, formatted, page, pareto, scatter, section, table
-from lrcore.files import write_text
+from lrcore.evaluation.report import Point, format_value, page, pareto, scatter, table
+from lrcore.system.files import write_text
 
 POINTS = [
     Point("a", "x", 1, 5),
@@ -31,8 +31,9 @@ def test_the_front_is_what_no_point_beats():
 
 @pytest.mark.parametrize("log", [False, True])
 def test_a_figure_holds_every_finite_point_inside_its_frame(log):
-    drawn = scatter([*POINTS, Point("lost", "x", 1, math.nan)], "size", "perplexity", log)
-    svg = ElementTree.fromstring(drawn)
+    points = [*POINTS, Point("lost", "x", 1, math.nan)]
+    html = page("A", scatter("B", points, "size", "perplexity", log))
+    svg = ElementTree.fromstring(re.search("<svg.*</svg>", html, re.DOTALL)[0])
     marks = [mark for mark in svg.iter("circle") if mark.find("title") is not None]
     assert len(marks) == 4
     for mark in marks:
@@ -42,15 +43,17 @@ def test_a_figure_holds_every_finite_point_inside_its_frame(log):
 
 
 def test_one_point_and_none_are_no_trouble():
-    assert "<circle" in scatter([Point("a", "x", 0, 0)], "x", "y")
-    assert "Nothing to draw" in scatter([Point("a", "x", 0, math.inf)], "x", "y")
+    assert "<circle" in page("A", scatter("B", [Point("a", "x", 0, 0)], "x", "y"))
+    empty = page("A", scatter("B", [Point("a", "x", 0, math.inf)], "x", "y", log_y=True))
+    assert "No finite values" in empty
+    assert "<svg" not in empty
 
 
 def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
     text = page(
         "A <b>",
-        section("T & U", table([{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}])),
-        scatter(POINTS, "x", "y"),
+        table("T & U", [{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}]),
+        scatter("F", [*POINTS, Point("<script>", "<script>", 1, 1)], "<script>", "<script>"),
     )
     assert not re.search(r"https?:|src=|href=|@import|url\(|<script", text)
     assert "&lt;script&gt;" in text
@@ -70,4 +73,4 @@ def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
     ],
 )
 def test_values_in_words(value, words):
-    assert formatted(value) == words
+    assert format_value(value) == words

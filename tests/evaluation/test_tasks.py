@@ -7,13 +7,14 @@ import torch
 
 import lrcore
 from lrcore.cli import main
-from lrcore.evaluation.needle import needle_items
 from lrcore.evaluation.tasks import (
     continuations,
     encode_pair,
+    few_shot_items,
     likelihoods,
+    lm_eval,
+    needle_items,
     read_items,
-    with_examples,
 )
 
 ITEMS = [
@@ -50,7 +51,7 @@ def log_likelihood(model, ids, scored):
 
 
 def test_scores_are_those_of_a_straight_loop(model, file):
-    right = normalised = 0
+    right = normalized = 0
     for item in ITEMS:
         raw, lengths = [], []
         for context, text in continuations(item):
@@ -61,9 +62,9 @@ def test_scores_are_those_of_a_straight_loop(model, file):
             lengths.append(len(text.strip()))
         right += raw.index(max(raw)) == item["label"]
         each = [score / n for score, n in zip(raw, lengths, strict=True)]
-        normalised += each.index(max(each)) == item["label"]
+        normalized += each.index(max(each)) == item["label"]
     result = lrcore.score_choices(model, str(file), batch=2)
-    assert (result.accuracy, result.accuracy_normalised) == (right / 3, normalised / 3)
+    assert (result.accuracy, result.accuracy_normalised) == (right / 3, normalized / 3)
     assert result.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
     assert (result.items, result.nonfinite, result.cut) == (3, 0, 0)
 
@@ -123,9 +124,9 @@ def test_examples_stand_solved_before_every_question(model, file, tmp_path):
     )
     assert (result.items, result.accuracy) == (1, by_hand.accuracy)
     assert result.protocol["shots"] == 2
-    given = with_examples(model, str(file), 1, 2)
+    given = few_shot_items(model, str(file), 1, 2)
     assert [item["question"] for item in given] == [shown]
-    with pytest.raises(lrcore.InputError, match="ask for fewer shots"):
+    with pytest.raises(lrcore.InputError, match="use fewer shots"):
         lrcore.score_choices(model, str(file), shots=3)
 
 
@@ -148,7 +149,7 @@ def test_a_needle_lies_at_every_depth_of_a_text_that_fits():
     for task, options, words in (
         ("needle-100000", {}, "at most needle-"),
         ("needle-3", {}, "at least needle-64"),
-        ("needle-200", {"shots": 1}, "leave out shots"),
+        ("needle-200", {"shots": 1}, "use shots = 0"),
     ):
         with pytest.raises(lrcore.InputError, match=words):
             lrcore.score_choices(model, task, **options)
@@ -199,7 +200,11 @@ def test_the_scores_are_those_of_lm_eval(model):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("- a", "names no task"), ("task: !function x.y", "cannot be read"), (None, "cannot be read")],
+    [
+        ("- a", "has no task name"),
+        ("task: !function x.y", "cannot be read"),
+        (None, "cannot be read"),
+    ],
 )
 def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
     pytest.importorskip(
@@ -208,7 +213,7 @@ def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
     if text is not None:
         (tmp_path / "task.yaml").write_text(text)
     with pytest.raises(lrcore.InputError, match=words):
-        lrcore.lm_eval(model, [str(tmp_path / "task.yaml")])
+        lm_eval(model, [str(tmp_path / "task.yaml")])
 
 
 def test_a_task_file_on_the_command_line_finds_our_word_perplexity(tiny_llama, tmp_path, capsys):
@@ -274,7 +279,7 @@ def test_a_task_run_by_lm_eval_has_the_same_accuracies(tmp_path):
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }
     model = lrcore.load("demo-llama")
-    theirs, ours = lrcore.lm_eval(model, [task])["probes"], lrcore.score_choices(model, str(path))
+    theirs, ours = lm_eval(model, [task])["probes"], lrcore.score_choices(model, str(path))
     assert (ours.accuracy, ours.accuracy_normalised) == pytest.approx(
         (theirs["acc,none"], theirs["acc_norm,none"])
     )

@@ -15,7 +15,7 @@ NOTHING = providers.Constants()
 providers._get_local_constants = lambda: NOTHING
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
-# How many times the numbers of docs/reliability.md a long campaign draws.
+# Fraction of a long campaign (`make soak`) to run.
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 COMMON = {
     "deadline": None,

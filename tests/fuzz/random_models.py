@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from tiny_models import CONFIGS, copy_tokenizer, noisy
 
 import lrcore
-from lrcore.compression.evidence.table import evidence_of
+from lrcore.compression.evidence.measure import evidence_of
+from lrcore.layers.account import SizeAndCost
+from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
-from lrcore.models.counting import count_account
-from lrcore.policies import POLICIES
-from lrcore.recipe import BUDGETS, CALIBRATION, REFIT, ROUNDING
+from lrcore.models.model_size import count_account
+from lrcore.ranks.policies import POLICIES
+from lrcore.recipes.recipe import BUDGETS, CALIBRATION_MODES, REFIT, ROUNDING
 
 VOCABULARY = 300  # of all tiny models
 # What the families call the same thing.
@@ -28,12 +30,17 @@ INNER = (
     "moe_intermediate_size",
 )
 MULTIPLES = (
+    "internlm3",
+    "exaone",
+    "cwm",
+    "jais2",
     "arcee",
     "llama",
     "gemma2",
     "gemma3_text",
     "gemma3n_text",
 )  # the width is a multiple of the number of heads
+SQUARE = ("helium",)  # the width is that of all heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
@@ -84,7 +91,9 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     _set(fields, HEADS, heads)
     if "head_dim" in fields:
         fields["head_dim"] = size
-        _set(fields, WIDTH, (heads if family in MULTIPLES else 1) * 4 * draw(st.integers(2, 12)))
+        factor = 1 if family in SQUARE else draw(st.integers(2, 12))
+        unit = heads * size if family in SQUARE else 4 * (heads if family in MULTIPLES else 1)
+        _set(fields, WIDTH, factor * unit)
     else:
         _set(fields, WIDTH, heads * size)
     if "word_embed_proj_dim" in fields:
@@ -121,14 +130,14 @@ def _set(fields: dict[str, Any], names: tuple[str, ...], value: int) -> None:
 def changes(draw: st.DrawFn, policies: tuple[str, ...] = tuple(SERVING)) -> dict[str, Any]:
     """What a recipe says beside the model and the data."""
     return {
-        "method": draw(st.sampled_from(sorted(lrcore.METHODS))),
+        "method": draw(st.sampled_from(sorted(METHODS))),
         "policy": draw(st.sampled_from(policies)),
         "ratio": draw(st.floats(0.02, 0.9)),
         "budget": draw(st.sampled_from(sorted(BUDGETS))),
-        "calibration": draw(st.sampled_from(CALIBRATION)),
+        "calibration_mode": draw(st.sampled_from(CALIBRATION_MODES)),
         "refit": draw(st.sampled_from(REFIT)),
         "rounding": draw(st.sampled_from(ROUNDING)),
-        "multiple": draw(st.integers(1, 4)),
+        "rank_multiple": draw(st.integers(1, 4)),
         "dtype": draw(st.sampled_from(("float32", "float32", "bfloat16", "float64"))),
         "seed": draw(st.integers(0, 9)),
     }
@@ -156,7 +165,7 @@ def by_size(layer, hidden, call, repeats) -> float:
     return 1e-6 + 1e-9 * sum(one.numel() for one in layer.parameters())
 
 
-def exactness(account: lrcore.SizeAndCost, slots: int, seq_len: int) -> float:
+def exactness(account: SizeAndCost, slots: int, seq_len: int) -> float:
     """Shares of a budget that rounding down may miss: prices of time are whole nanoseconds."""
     seconds = account.dense.latency
     return 1e-9 + (0.0 if seconds is None else 1e-9 * slots / (seconds * seq_len))

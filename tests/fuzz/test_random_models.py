@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from random_models import by_size, changes, configs, counted, exactness, logits, write_model
 
 import lrcore
-from lrcore.calibration.calibrate import all_needs
-from lrcore.calibration.collect import missing_in
+from lrcore.compression.calibration.calibrate import all_needs
+from lrcore.compression.calibration.collect import missing_layers
 from lrcore.compression.evidence import latency
 from lrcore.models.architectures import architecture_of
 
@@ -55,7 +55,7 @@ def check_model(
     assert torch.equal(logits(dense), before)
     calibration = lrcore.calibrate(dense, recipe)  # what is on disk is read
     layers = range(calibration.layers)
-    assert not missing_in(dense, all_needs(), calibration.folder, layers)
+    assert not missing_layers(dense, all_needs(), calibration.folder, layers)
     own, exact = logits(small), not architecture_of(small.network).experts
     assert torch.isfinite(own).all()
     assert small.account is not None
@@ -82,7 +82,7 @@ def check_model(
     counts[family] += 1
     if stock:
         try:
-            lrcore.export(small, place / "stock", stock=True)
+            lrcore.export(small, place / "stock", standard=True)
         except lrcore.InputError:
             assert not (place / "stock").exists()
             return

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from random_models import by_size, counted, exactness
 
 import lrcore
-from lrcore.budget import Prices
 from lrcore.compression.evidence import latency
-from lrcore.compression.evidence.table import evidence_of
+from lrcore.compression.evidence.measure import evidence_key, evidence_of
+from lrcore.compression.solve.factorize import Factorization
 from lrcore.methods import METHODS
-from lrcore.policies import POLICIES
-from lrcore.recipe import BUDGETS, ROUNDING
+from lrcore.ranks.budget import Prices
+from lrcore.ranks.plan import RankPlan
+from lrcore.ranks.policies import POLICIES
+from lrcore.recipes.recipe import BUDGETS, ROUNDING
 
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
 # Those that need no evidence but the spectra, which takes no time to measure.
-AT_ONCE = [name for name in SERVING if not lrcore.evidence_key(lrcore.Recipe(policy=name))]
+AT_ONCE = [name for name in SERVING if not evidence_key(lrcore.Recipe(policy=name))]
 RATIO = st.floats(0.01, 0.99)
-Factors = Callable[..., lrcore.Factorisation]
+Factors = Callable[..., Factorization]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +38,11 @@ def factors(model, story_file) -> Factors:
     """The factors of a method, or those with all evidence that serves every budget."""
 
     @functools.cache
-    def of(method: str, evidence: bool = False) -> lrcore.Factorisation:
+    def of(method: str, evidence: bool = False) -> Factorization:
         recipe = lrcore.Recipe(
             model.name, data=str(story_file), samples=4, seq_len=32, method=method
         )
-        made = lrcore.factorise(model, lrcore.calibrate(model, recipe), method)
+        made = lrcore.factorize(model, lrcore.calibrate(model, recipe), method)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(latency, "_seconds", by_size)
             made = lrcore.measure_evidence(model, made, recipe.with_(budget="latency"))
@@ -59,7 +61,7 @@ def recipes(draw: st.DrawFn, policies: list[str] = AT_ONCE, free: bool = False) 
     ranks = st.dictionaries(st.tuples(st.integers(0, 2), names), st.integers(1, 32), max_size=3)
     by_hand = {
         "component_ratios": draw(st.dictionaries(names, st.floats(0, 0.9), max_size=3)),
-        "overrides": {f"{layer}.{name}": rank for (layer, name), rank in draw(ranks).items()},
+        "rank_overrides": {f"{layer}.{name}": rank for (layer, name), rank in draw(ranks).items()},
         "rounding": draw(st.sampled_from(ROUNDING)),
     }
     return lrcore.Recipe(
@@ -69,17 +71,17 @@ def recipes(draw: st.DrawFn, policies: list[str] = AT_ONCE, free: bool = False) 
         ratio=draw(RATIO),
         budget=draw(st.sampled_from(sorted(BUDGETS))),
         temperature=draw(st.none() | st.floats(1e-6, 1e6)),
-        multiple=draw(st.integers(1, 16)),
+        rank_multiple=draw(st.integers(1, 16)),
         refit="off",
         **({} if free else by_hand),
     )
 
 
-def factors_of(factors: Factors, recipe: lrcore.Recipe) -> lrcore.Factorisation:
+def factors_of(factors: Factors, recipe: lrcore.Recipe) -> Factorization:
     return factors(recipe.method, recipe.policy not in AT_ONCE)
 
 
-def plan_of(factors: Factors, recipe: lrcore.Recipe) -> lrcore.RankPlan:
+def plan_of(factors: Factors, recipe: lrcore.Recipe) -> RankPlan:
     """The plan; a recipe that is refused in a sentence is passed over."""
     try:
         return lrcore.allocate(factors_of(factors, recipe), recipe)
@@ -103,13 +105,13 @@ def check_order(factors: Factors, recipe: lrcore.Recipe, other: float) -> None:
     low, high = sorted((recipe.ratio, other))
     less, more = (plan_of(factors, recipe.with_(ratio=ratio)) for ratio in (low, high))
     prices, spectra = Prices(less.budget), factors_of(factors, recipe).spectra
-    spectra = {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()}
+    spectra = {slot: s.in_multiples(recipe.rank_multiple) for slot, s in spectra.items()}
     if less.latency is not None:
         spectra = less.latency.priced(spectra)
     costs = {spectra[slot].cost for slot in less.ranks}
     steps = [step for cost in costs for step in prices.offer(cost).prices.diff().tolist()]
 
-    def kept(plan: lrcore.RankPlan) -> int:
+    def kept(plan: RankPlan) -> int:
         return sum(prices.price(spectra[slot].cost, rank) for slot, rank in plan.ranks.items())
 
     assert kept(more) <= kept(less) + max(steps, default=0)

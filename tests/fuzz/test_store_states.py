@@ -25,11 +25,11 @@ from hypothesis.stateful import (
 )
 
 import lrcore
-from workbench.job import Job
-from workbench.job_queue import SERVERS
-from workbench.job_record import ENDED, JobRecord
-from workbench.objects import LIMITS
-from workbench.store import Store
+from workbench.state.job import Job
+from workbench.state.job_queue import SERVERS
+from workbench.state.job_record import ENDED, JobRecord
+from workbench.state.objects import LIMITS
+from workbench.state.store import Store
 
 PATIENCE = 60.0  # seconds for the worker's next word
 NAMES = st.sampled_from(
@@ -57,17 +57,17 @@ class Steps(Job):
 @dataclass(frozen=True)
 class Once(Steps):
     kind: ClassVar[str] = "once"
-    once: ClassVar[bool] = True
+    is_unique: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Unkept(Steps):
     kind: ClassVar[str] = "unkept"
-    kept: ClassVar[bool] = False
-    once: ClassVar[bool] = True
-    yields: ClassVar[bool] = True
+    is_stored: ClassVar[bool] = False
+    is_unique: ClassVar[bool] = True
+    is_preemptible: ClassVar[bool] = True
 
-    def serves(self, other):
+    def is_prerequisite_of(self, other):
         return other.n == self.n
 
 
@@ -124,7 +124,7 @@ class Pages(RuleBasedStateMachine):
         self.close()
         self.place.cleanup()
 
-    def settle(self):
+    def choose_plan(self):
         """Wait until the worker asks, or has nothing to do."""
         end = time.monotonic() + PATIENCE
         while not self.asks and self.store.jobs.waiting():
@@ -144,17 +144,17 @@ class Pages(RuleBasedStateMachine):
         job = KINDS[kind](n)
         equal = [one for one in self.store.jobs.waiting() if one.job == job]
         record = self.store.jobs.submit(job)
-        assert (record in equal) == (job.once and bool(equal))
-        self.settle()
+        assert (record in equal) == (job.is_unique and bool(equal))
+        self.choose_plan()
 
     @precondition(lambda self: self.asks)
     @rule(answer=st.sampled_from(("step", "step", "step", "done", "wrong", "broken")))
     def answer(self, answer):
         record = self.store.jobs.get(self.asks)
-        cancelled, put_off = record.cancelled.is_set(), record.put_off.is_set()
+        cancelled, preempted = record.canceled.is_set(), record.preempted.is_set()
         self.asks = ""
         self.store.desk.answers.put(answer)
-        if answer == "step" and put_off and not cancelled:
+        if answer == "step" and preempted and not cancelled:
             self.asks = self.store.desk.asked.get(timeout=PATIENCE)
             assert record.id != self.asks or len(self.store.jobs.waiting()) == 1
             return
@@ -166,7 +166,7 @@ class Pages(RuleBasedStateMachine):
             ends = {"step": "cancelled", "done": "done", "wrong": "failed", "broken": "failed"}
             assert record.state == ends[answer]
             assert "\n" not in record.error
-        self.settle()
+        self.choose_plan()
 
     @rule(place=PLACE)
     def cancel(self, place):
@@ -182,25 +182,25 @@ class Pages(RuleBasedStateMachine):
         record = self.record(place)
         if record is None or record.state not in ENDED:
             with pytest.raises(lrcore.InputError):
-                self.store.jobs.again(record.id if record else "none")
+                self.store.jobs.restart(record.id if record else "none")
             return
-        fresh = self.store.jobs.again(record.id)
+        fresh = self.store.jobs.restart(record.id)
         assert self.store.jobs.get(record.id) is None
         assert (fresh.job, fresh.title) == (record.job, record.title)
-        self.settle()
+        self.choose_plan()
 
     @rule(place=PLACE)
     def forget(self, place):
         record = self.record(place)
         if record is not None:
-            self.store.jobs.forget(record.id)
+            self.store.jobs.remove(record.id)
             assert (self.store.jobs.get(record.id) is None) == (record.state in ENDED)
 
     # --- runs ---
 
     @rule(name=NAMES)
     def keep(self, name):
-        run = self.store.keep(name, self.model.recipe, self.model)
+        run = self.store.save_run(name, self.model.recipe, self.model)
         self.runs[run.id] = (name, set())
 
     @precondition(lambda self: self.runs)
@@ -261,7 +261,7 @@ class Pages(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        before = {one.id: one.to_dict() for one in self.store.jobs.all() if one.kept}
+        before = {one.id: one.to_dict() for one in self.store.jobs.all() if one.is_stored}
         self.close()
         self.open()
         after = {one.id: one.to_dict() for one in self.store.jobs.all()}
@@ -281,19 +281,21 @@ class Pages(RuleBasedStateMachine):
         assert running == ([self.asks] if self.asks else [])
         waiting = jobs.waiting()
         assert waiting == sorted(
-            waiting, key=lambda one: (one.id != self.asks, one.job.yields, one.created)
+            waiting, key=lambda one: (one.id != self.asks, one.job.is_preemptible, one.created)
         )
-        assert [jobs.place(one) for one in waiting] == list(range(len(waiting)))
-        wanted_once = [one.job for one in waiting if one.job.once]
+        assert [jobs.position(one) for one in waiting] == list(range(len(waiting)))
+        wanted_once = [one.job for one in waiting if one.job.is_unique]
         assert len(set(wanted_once)) == len(wanted_once)
         current = jobs.running()
-        if current is not None and current.job.yields and not current.put_off.is_set():
-            assert all(one.job.yields or current.job.serves(one.job) for one in waiting)
+        if current is not None and current.job.is_preemptible and not current.preempted.is_set():
+            assert all(
+                one.job.is_preemptible or current.job.is_prerequisite_of(one.job) for one in waiting
+            )
 
     @invariant()
     def the_disk_says_the_same(self):
         folder = self.store.jobs.folder
-        known = {one.id: one for one in self.store.jobs.all() if one.kept}
+        known = {one.id: one for one in self.store.jobs.all() if one.is_stored}
         names = {f"{name}.json" for name in known}
         assert {path.name for path in folder.iterdir()} - {SERVERS} == names
         for name, record in known.items():
@@ -308,14 +310,14 @@ class Pages(RuleBasedStateMachine):
         assert set(store.runs.ids()) == self.runs.keys()
         found = {run.id: (run.name, set(run.tags)) for run in store.runs.all()}
         assert found == self.runs
-        assert {run.id for run in store.chosen_runs([*self.runs, *self.deleted])} == set(self.runs)
+        assert {run.id for run in store.runs_by_id([*self.runs, *self.deleted])} == set(self.runs)
         there = {path.name for path in store.runs.folder.iterdir() if path.is_dir()}
         assert there == {*self.runs, ".jobs"}
 
     @invariant()
     def the_object_cache_keeps_what_was_used_last(self):
         for kind, kept in self.objects.items():
-            assert list(self.store.objects._kept[kind].items()) == list(kept.items())
+            assert list(self.store.objects._objects[kind].items()) == list(kept.items())
 
 
 @pytest.fixture

@@ -7,20 +7,20 @@ import pytest
 import torch
 from toy_layer import HEAD, D, apply, relative, toy
 
-from lrcore.layer import heads, output_heads
-from lrcore.linalg import roots
+from lrcore.layers.layer import heads, output_heads
+from lrcore.layers.linalg import roots
 from lrcore.methods import a3
 
 RANKS = [1, 2, 5, 7]
 
 
 def augmented(weight, bias, x):
-    """Biases as one more input that is always one: the brute-force formulas then need no case
-    for them.
+    """Return the input with a constant column of ones, so that brute-force formulas
+    include biases.
     """
-    ones = torch.ones(len(x), 1, dtype=x.dtype)
+    column = torch.ones(len(x), 1, dtype=x.dtype)
     extra = torch.zeros(len(weight), 1, dtype=x.dtype) if bias is None else bias.unsqueeze(1)
-    return torch.cat((weight, extra), 1), torch.cat((x, ones), 1)
+    return torch.cat((weight, extra), 1), torch.cat((x, column), 1)
 
 
 def score_error(case, small, i: int) -> float:
@@ -79,7 +79,7 @@ def test_joint_qk_equals_the_stacked_d_by_d_optimum_for_gqa(bias: bool, rank: in
 
 
 def output_error(case, small, i: int) -> float:
-    """E |W_o,i a_i - W_o,i^ a^_i|^2 with a^ = T a, T found from the two value projections."""
+    """Return E |W_o,i a_i - W_o,i^ a^_i|^2 with a^ = T a, T from the two value projections."""
     a, b, g = case.layer.attention, small.attention, i // case.layer.attention.group
     old, new = heads(a.v.weight, a.n_kv)[g], heads(b.v.weight, a.n_kv)[g]
     state_map = new @ torch.linalg.pinv(old)
@@ -112,8 +112,8 @@ def test_theorem_3_3_equals_the_d_by_d_optimum_for_mha(bias: bool, rank: int) ->
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_joint_ov_equals_the_stacked_d_by_d_optimum_for_gqa(rank: int) -> None:
-    """The paper's objective for GQA: value states of single tokens, summed over the group's
-    output heads.
+    """The paper's objective for GQA: value states of single tokens, summed over the output heads of
+    the group.
     """
     case = toy(4, 2, "rotary", True, True)
     a = case.layer.attention
@@ -170,6 +170,6 @@ def test_mlp_keeps_the_neurons_of_largest_energy_times_column_norm() -> None:
     root, _ = roots(case.moments.second("mlp_hidden"))
     literal = (root**2).sum(0) * (m.down.weight**2).sum(0)  # eq. 15 with the root taken, as printed
     small = a3.mlp_cur(case.layer, case.moments).truncate(case.layer, 11).mlp
-    kept = literal.topk(11).indices.sort().values
-    assert torch.equal(small.down.weight, m.down.weight[:, kept])
-    assert torch.equal(small.gate.weight, m.gate.weight[kept])
+    selected = literal.topk(11).indices.sort().values
+    assert torch.equal(small.down.weight, m.down.weight[:, selected])
+    assert torch.equal(small.gate.weight, m.gate.weight[selected])

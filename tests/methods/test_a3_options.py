@@ -1,5 +1,5 @@
-"""A3's variants against the formulas of its Appendices B.2.3 and E, and what the overall OV does
-to the cache.
+"""A3's variants against the formulas of Appendices B.2.3 and E, and the effect of the overall OV on
+the cache.
 """
 
 from dataclasses import replace
@@ -11,12 +11,12 @@ from toy_layer import HEAD, D, apply, relative, toy
 from transformers import DynamicCache
 
 import lrcore
-from lrcore.layer import heads, output_heads
-from lrcore.linalg import roots
+from lrcore.layers.layer import heads, output_heads
+from lrcore.layers.linalg import roots
+from lrcore.layers.statistics import Moments
 from lrcore.methods import a3, clover
 from lrcore.models.layers import read_layer
-from lrcore.models.structure import measure
-from lrcore.statistics import Moments
+from lrcore.models.model_size import measure
 
 RANKS = [1, 3, 6]
 
@@ -45,9 +45,9 @@ def test_one_sided_qk_is_the_svd_of_equation_8_with_an_identity_in_it(qk: str, b
     factor = a3.qk_svd(case.layer.attention, case.moments, qk)
     for i in range(3):
         wq, wk, root = sides(case, i)
-        left = root if qk == "q_only" else torch.eye(len(root))
-        right = root if qk == "k_only" else torch.eye(len(root))
-        u, s, vt = torch.linalg.svd(left.double() @ wq.T @ wk @ right.double())
+        left_root = root if qk == "q_only" else torch.eye(len(root))
+        right_root = root if qk == "k_only" else torch.eye(len(root))
+        u, s, vt = torch.linalg.svd(left_root.double() @ wq.T @ wk @ right_root.double())
         assert torch.allclose(factor.heads[i], s[:HEAD], atol=1e-8)
         for rank in RANKS:
             small = factor.truncate(case.layer, rank).attention
@@ -62,15 +62,15 @@ def test_one_sided_qk_is_the_svd_of_equation_8_with_an_identity_in_it(qk: str, b
                 case.x,
             )
             literal = (
-                torch.linalg.solve(left.double(), u[:, :rank] * s[:rank])
-                @ torch.linalg.solve(right.double(), vt[:rank].T).T
+                torch.linalg.solve(left_root.double(), u[:, :rank] * s[:rank])
+                @ torch.linalg.solve(right_root.double(), vt[:rank].T).T
             )
             assert torch.allclose(new_q.T @ new_k, literal, atol=1e-7)
 
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_a3_with_identity_moments_is_clover(rank: int) -> None:
-    """CLOVER: `svd(W_q^T W_k)` of each head, from the weights alone."""
+    """CLOVER: `svd(W_q^T W_k)` of each head, from the weights only."""
     case = toy(3, 3, "none", False, False)
     a = case.layer.attention
     factors = clover.factor(case.layer, Moments({}, 0))
@@ -92,7 +92,7 @@ def test_a3_with_identity_moments_is_clover(rank: int) -> None:
 @pytest.mark.parametrize("position", ["none", "rotary"])
 @pytest.mark.parametrize("rank", RANKS)
 def test_values_by_the_weights_alone_are_clover(rank: int, position: str) -> None:
-    """CLOVER: `svd(W_o W_v)` of each head, and with all ranks the layer that there was."""
+    """CLOVER: `svd(W_o W_v)` of each head; at full rank the dense layer."""
     case = toy(3, 3, position, False, True)
     a = case.layer.attention
     factors = clover.factor(case.layer, Moments({}, 0))
@@ -105,11 +105,11 @@ def test_values_by_the_weights_alone_are_clover(rank: int, position: str) -> Non
         return output_heads(o.weight, 3) @ heads(v.weight, 3)
 
     small = factor.truncate(case.layer, rank).attention
-    for mine, whole, values in zip(
+    for product, dense_product, values in zip(
         products(small.v, small.o), products(a.v, a.o), factor.heads, strict=True
     ):
-        u, s, vt = torch.linalg.svd(whole)
-        assert torch.allclose(mine, u[:, :rank] * s[:rank] @ vt[:rank], atol=1e-8)
+        u, s, vt = torch.linalg.svd(dense_product)
+        assert torch.allclose(product, u[:, :rank] * s[:rank] @ vt[:rank], atol=1e-8)
         assert torch.allclose(values, s[:HEAD], atol=1e-8)
     full = replace(factor, cost=replace(factor.cost, full=HEAD + 1)).truncate(case.layer, HEAD)
     assert torch.allclose(
@@ -141,8 +141,8 @@ def test_columns_of_values_are_kept_by_the_scores_of_the_baselines(kind: str) ->
         best = torch.tensor(scores).topk(3).indices
         assert torch.equal(heads(small.v.weight, 2)[g], heads(a.v.weight, 2)[g][best])
         for i in range(2 * g, 2 * g + 2):
-            own = output_heads(a.o.weight, 4)[i]
-            assert torch.equal(output_heads(small.o.weight, 4)[i], own[:, best])
+            dense_columns = output_heads(a.o.weight, 4)[i]
+            assert torch.equal(output_heads(small.o.weight, 4)[i], dense_columns[:, best])
 
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "none", True, True)])
@@ -180,11 +180,11 @@ def test_rotary_pairs_are_ranked_by_the_named_scores(scores: str, qk: str) -> No
     pairs = products[:, : HEAD // 2] + products[:, HEAD // 2 :]
     if scores == "random":
         assert torch.equal(factor.order, a3.qk_pairs(a, case.moments, qk, scores, seed=3).order)
-        drawn = {
+        orders = {
             tuple(a3.qk_pairs(a, case.moments, qk, scores, seed).order.flatten().tolist())
             for seed in range(8)
         }
-        assert len(drawn) > 1
+        assert len(orders) > 1
     else:
         assert torch.equal(factor.order, pairs.sort(dim=-1, descending=True).indices)
     plain = a3.qk_pairs(a, case.moments, qk)
@@ -229,8 +229,8 @@ def test_overall_ov_is_theorem_b_1_on_the_stacked_heads(kind: tuple, rank: int) 
     literal = stacked @ (inverse @ (u[:, :rank] * s[:rank]) @ vt[:rank])
     factor = a3.ov_overall(a, moments)
     small = factor.truncate(case.layer, rank).attention
-    own = apply(small.v, case.x[:60]).unflatten(-1, (a.n_q, rank))
-    summed = sum(m @ own[:, i] for i, m in enumerate(mixtures))
+    values_by_head = apply(small.v, case.x[:60]).unflatten(-1, (a.n_q, rank))
+    summed = sum(m @ values_by_head[:, i] for i, m in enumerate(mixtures))
     result, dense = summed @ small.o.weight.T, stacked @ weight
     total = float((dense**2).sum())
     assert float(((result - literal) ** 2).sum()) < 1e-9 * total
@@ -256,13 +256,13 @@ def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
         small = lrcore.compress(model, recipe)
         tokens = torch.arange(3, 43).unsqueeze(0)
         with torch.inference_mode():
-            whole = small.network(tokens).logits
+            full_logits = small.network(tokens).logits
             cache = DynamicCache(config=small.network.config)
             steps = [
                 small.network(part, past_key_values=cache).logits
                 for part in tokens.split([30, 1, 9], dim=1)
             ]
-        assert torch.allclose(torch.cat(steps, 1), whole, atol=1e-4)
+        assert torch.allclose(torch.cat(steps, 1), full_logits, atol=1e-4)
         a = read_layer(small.network, 0).attention
         assert a.summed
         assert cache.layers[0].values.shape[1] * cache.layers[0].values.shape[3] == a.n_q * a.v_size
@@ -274,9 +274,9 @@ def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
             == measure(small.network).kv_bytes
             == small.account.to_dict()["kv_bytes_per_token"]
         )
-        again = lrcore.load(str(lrcore.save(small, tmp_path / folder.name)))
+        reloaded = lrcore.load(str(lrcore.save(small, tmp_path / folder.name)))
         with torch.inference_mode():
-            assert torch.equal(again.network(tokens).logits, whole)
+            assert torch.equal(reloaded.network(tokens).logits, full_logits)
 
 
 def test_overall_ov_caches_more_than_the_dense_model_unless_its_rank_is_tiny() -> None:
@@ -306,9 +306,9 @@ def test_clover_leaves_the_mlp_as_it_is_and_shrinks_the_cache(
     small = lrcore.compress(model, recipe)
     assert small.account.to_dict()["achieved"] >= 0.15
     assert small.size.kv_bytes < model.size.kv_bytes
-    dense, cut = (read_layer(one.network, 0).matrices() for one in (model, small))
+    dense, cut = (read_layer(loaded.network, 0).matrices() for loaded in (model, small))
     assert torch.equal(dense["up"].weight, cut["up"].weight)
-    again, tokens = lrcore.load(str(lrcore.save(small, tmp_path / "small"))), torch.arange(3, 35)
+    reloaded, tokens = lrcore.load(str(lrcore.save(small, tmp_path / "small"))), torch.arange(3, 35)
     with torch.inference_mode():
-        both = [one.network(tokens[None]).logits for one in (small, again)]
-    assert torch.equal(*both)
+        logits = [loaded.network(tokens[None]).logits for loaded in (small, reloaded)]
+    assert torch.equal(*logits)

@@ -1,29 +1,32 @@
-"""AA-SVD's anchored objective against the printed formula, and on a network."""
+"""AA-SVD's anchored objective against the printed formula, and in a network."""
 
 import pytest
 import torch
 from toy_layer import toy
 
 import lrcore
-from lrcore.compression.anchor import crossed
+from lrcore.compression.solve.compress_layers import cross_moments
+from lrcore.layers.statistics import CROSS, TAPS, Moments
 from lrcore.methods import aa_svd, svd_llm, truncate
 from lrcore.models.layers import clone, read_layer
 from lrcore.models.stream import LayerStream
-from lrcore.statistics import CROSS, TAPS, Moments
 
 EXACT = aa_svd.AaSvdOptions(ridge=1e-8)
 
 
 def apart(case) -> tuple[dict, Moments]:
-    """Inputs of a compressed network at every tap, [tokens, n], and their moments with the dense
-    ones.
+    """Return inputs of a compressed network at all taps, [tokens, n], and their moments with the
+    dense ones.
     """
     g, inputs, values = torch.Generator().manual_seed(4), {}, {}
     dense = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
     for tap, x in dense.items():
         noise = torch.randn(x.shape, generator=g, dtype=x.dtype)
-        inputs[tap] = own = 0.8 * x + 0.3 * x.std() * noise
-        values[tap, "second"], values[tap, CROSS] = own.T @ own / len(x), x.T @ own / len(x)
+        inputs[tap] = shifted = 0.8 * x + 0.3 * x.std() * noise
+        values[tap, "second"], values[tap, CROSS] = (
+            shifted.T @ shifted / len(x),
+            x.T @ shifted / len(x),
+        )
     return {tap: (x, inputs[tap]) for tap, x in dense.items()}, Moments(values, len(case.x))
 
 
@@ -40,25 +43,28 @@ def test_it_is_the_printed_formula_and_its_values_are_the_error(rank: int) -> No
         u, s, vt = torch.linalg.svd(projection.weight @ cross @ torch.linalg.inv(lower).T)
         literal = u[:, :rank] * s[:rank] @ vt[:rank] @ torch.linalg.inv(lower)
         assert torch.allclose(small[name].weight, literal, atol=1e-5), name
-        x, own = inputs[TAPS[name]]
+        x, shifted = inputs[TAPS[name]]
 
-        def error(weight, w=projection.weight, x=x, own=own) -> float:
-            return float((x @ w.T - own @ weight.T).square().sum(1).mean())
+        def error(weight, w=projection.weight, x=x, shifted=shifted) -> float:
+            return float((x @ w.T - shifted @ weight.T).square().sum(1).mean())
 
-        whole = projection.weight @ cross @ torch.linalg.inv(second)
+        target = projection.weight @ cross @ torch.linalg.inv(second)
         tail = float((factors[name].values[rank:] ** 2).sum())
-        assert error(small[name].weight) == pytest.approx(error(whole) + tail, rel=1e-5)
+        assert error(small[name].weight) == pytest.approx(error(target) + tail, rel=1e-5)
         assert torch.allclose(factors[name].values, s[: len(factors[name].values)], atol=1e-5)
 
 
 def test_without_an_anchor_or_a_shift_it_is_svd_llm() -> None:
     case = toy(4, 2, "rotary", True, True)
     _, moments = apart(case)
-    for options, given in ((aa_svd.AaSvdOptions(anchor=0.0), moments), (EXACT, case.moments)):
-        mine, others = aa_svd.factor(case.layer, given, options), svd_llm.factor(case.layer, given)
-        for name, factor in others.items():
-            assert torch.equal(mine[name].up, factor.up)
-            assert torch.equal(mine[name].down, factor.down)
+    for options, statistics in ((aa_svd.AaSvdOptions(anchor=0.0), moments), (EXACT, case.moments)):
+        anchored, plain = (
+            aa_svd.factor(case.layer, statistics, options),
+            svd_llm.factor(case.layer, statistics),
+        )
+        for name, factor in plain.items():
+            assert torch.equal(anchored[name].up, factor.up)
+            assert torch.equal(anchored[name].down, factor.down)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +74,9 @@ def model(tiny_llama):
 
 @pytest.fixture(scope="module")
 def small(model, story_file):
-    """By SVD-LLM and AA-SVD, layer after layer."""
+    """Return models compressed by SVD-LLM and AA-SVD, layer after layer."""
     recipe = lrcore.Recipe(data=str(story_file), samples=8, seq_len=48, ratio=0.5)
-    recipe = recipe.with_(calibration="sequential", refit="off")
+    recipe = recipe.with_(calibration_mode="sequential", refit="off")
     calibration = lrcore.calibrate(model, recipe)
     return calibration.tokens, {
         method: lrcore.compress(model, recipe.with_(method=method, options=options))
@@ -88,13 +94,13 @@ def streams(networks, tokens, layer: int) -> list[LayerStream]:
 
 @pytest.mark.parametrize(("tap", "name"), [("attn_in", "v"), ("attn_out", "o"), ("mlp_in", "up")])
 def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap, name) -> None:
-    """Of the compressed network as it is in the end, every matrix has the least error at its rank
-    for the dense network's output.
+    """In the final network, each matrix has the smallest error at its rank relative to the dense
+    output.
     """
     tokens, models = small
     network = models["aa_svd"].network
-    dense, own = streams([model.network, network], tokens, 1)
-    moments = crossed(dense, own, 1, tap, name)
+    dense, compressed = streams([model.network, network], tokens, 1)
+    moments = cross_moments(dense, compressed, 1, tap, name)
     layer = read_layer(model.network, 1)
     factor = aa_svd.factor(layer, moments, EXACT)[name]
     weight = read_layer(network, 1).matrices()[name].weight
@@ -105,34 +111,34 @@ def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap,
 
 
 class Given:
-    """A stream at a layer, of which only the input of a projection is read."""
+    """A stream at a layer of which only the input of a projection is read."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows, self.hidden = rows, rows.unsqueeze(0).split(1)
 
-    def look_before(self, index: int, number: int, reader: str) -> torch.Tensor:
+    def input_of(self, index: int, number: int, reader: str) -> torch.Tensor:
         return self.rows.unsqueeze(0)
 
 
 def test_moments_of_inputs_with_a_mean_of_1000_sigma_are_exact() -> None:
     g = torch.Generator().manual_seed(6)
-    x, own = (1000 + torch.randn(300, 4, generator=g) for _ in range(2))
-    moments = crossed(Given(x), Given(own), 0, "attn_in", "q")
-    x, own = x.double(), own.double()
-    assert torch.allclose(moments.second("attn_in"), own.mT @ own / 300, rtol=0, atol=1e-4)
-    assert torch.allclose(moments.cross("attn_in"), x.mT @ own / 300, rtol=0, atol=1e-4)
+    x, shifted = (1000 + torch.randn(300, 4, generator=g) for _ in range(2))
+    moments = cross_moments(Given(x), Given(shifted), 0, "attn_in", "q")
+    x, shifted = x.double(), shifted.double()
+    assert torch.allclose(moments.second("attn_in"), shifted.mT @ shifted / 300, rtol=0, atol=1e-4)
+    assert torch.allclose(moments.cross("attn_in"), x.mT @ shifted / 300, rtol=0, atol=1e-4)
 
 
 def test_activations_of_the_compressed_network_that_are_not_finite_are_named() -> None:
     x = torch.ones(6, 4, dtype=torch.float16)
-    own = x.clone()
-    own[2, 1] = torch.inf
+    shifted = x.clone()
+    shifted[2, 1] = torch.inf
     with pytest.raises(lrcore.InputError, match=r"'mlp_in' of layer 3 are not finite.*float32"):
-        crossed(Given(x), Given(own), 3, "mlp_in", "up")
+        cross_moments(Given(x), Given(shifted), 3, "mlp_in", "up")
 
 
 def test_the_stream_stays_closer_to_the_dense_one_than_by_svd_llm(model, small) -> None:
     tokens, models = small
-    networks = [model.network, *(one.network for one in models.values())]
+    networks = [model.network, *(compressed.network for compressed in models.values())]
     dense, plain, anchored = (stream.hidden[0] for stream in streams(networks, tokens, 2))
     assert (anchored - dense).square().mean() < 0.98 * (plain - dense).square().mean()

@@ -1,5 +1,5 @@
-"""Every method on a device that is not the CPU: nothing is left on the wrong one, the results are
-those of the CPU, and the device is not waited for rank by rank or neuron by neuron.
+"""All methods on a device other than the CPU: no tensor on the wrong device, the results of the
+CPU, and no wait for the device per rank or neuron.
 """
 
 from functools import cache
@@ -10,16 +10,16 @@ from pretended_device import Away, Device, moved
 from test_contract import EVERY, ROWS, solve
 from toy_layer import KINDS, toy
 
+from lrcore.layers.statistics import Moments
 from lrcore.methods import truncate
 from lrcore.methods.factors import spectrum
 from lrcore.methods.latentllm import hosvd
-from lrcore.statistics import Moments
 
 # Of a layer or slot. Where a matrix is damped, or a set of pivots read, once each; the toy layer
 # has 40 neurons, which must not show.
 WAITS = 24
-ROUNDS = 2 * 2 * hosvd.ROUNDS  # joint QK and VO: what a round gained, and its longest step
-STEPS = ("vo", "attention")  # conjugate gradients: what every step gained, hundreds
+ROUNDS = 2 * 2 * hosvd.ROUNDS  # joint QK and VO: the gain of a round, and its longest step
+STEPS = ("vo", "attention")  # conjugate gradients: the gain of each of hundreds of steps
 CASES = [
     case
     for case in EVERY
@@ -34,7 +34,7 @@ def test_what_ranks_are_chosen_by_is_on_the_cpu() -> None:
         for row in (ROWS["a3"], ROWS["flap"]):
             for name, factor in row.factor(layer, moments, row.choose({})).items():
                 s = spectrum(0, name, factor)
-                assert not any(isinstance(one, Away) for one in (s.values, s.heads, s.scores))
+                assert not any(isinstance(tensor, Away) for tensor in (s.values, s.heads, s.scores))
 
 
 @cache
@@ -54,13 +54,15 @@ def test_methods_run_on_another_device_as_on_the_cpu(method: tuple[str, dict], k
         rank = factor.cost.ranks()[len(factor.cost.ranks()) // 2]
         with Device() as device:
             small = truncate(layer, away, {name: rank}).matrices()
-            weights = {one: small[one].weight for one in row.matrices_of(name) if one in small}
+            weights = {
+                matrix: small[matrix].weight for matrix in row.matrices_of(name) if matrix in small
+            }
         allowed = WAITS + (ROUNDS if name.startswith("joint_") else 0)
         assert device.waits.total() <= allowed, device.waits
         expected = truncate(case.layer, factors, {name: rank}).matrices()
-        for one, weight in weights.items():
-            assert isinstance(weight, Away), one
-            assert torch.allclose(weight.here, expected[one].weight, rtol=0, atol=1e-9), one
+        for matrix, weight in weights.items():
+            assert isinstance(weight, Away), matrix
+            assert torch.allclose(weight.here, expected[matrix].weight, rtol=0, atol=1e-9), matrix
 
 
 def test_the_pretended_device_says_what_a_gpu_would() -> None:

@@ -1,5 +1,5 @@
-"""Bolaco's projection is the PCA of the outputs, token by token, and its ranks are the published
-count.
+"""Bolaco's projection as the PCA of the outputs, token by token, and the published count of its
+ranks.
 """
 
 import math
@@ -8,8 +8,8 @@ import pytest
 import torch
 from toy_layer import apply, toy
 
+from lrcore.layers.statistics import TAPS
 from lrcore.methods import METHODS, bolaco, truncate
-from lrcore.statistics import TAPS
 
 KINDS = [(4, 4, "rotary", False, True), (4, 2, "rotary", True, True), (3, 3, "none", False, False)]
 
@@ -26,11 +26,15 @@ def test_outputs_are_projected_onto_their_principal_components(kind: tuple, rank
             assert "v" not in factors
             assert small[name] is dense
             continue
-        y, own = (apply(one, inputs[TAPS[name]]) for one in (dense, small[name]))
+        y, approximation = (
+            apply(projection, inputs[TAPS[name]]) for projection in (dense, small[name])
+        )
         mean = y.mean(0)
         u, s, _ = torch.linalg.svd((y - mean).T, full_matrices=False)
         principal = u[:, :rank]
-        assert torch.allclose(own, mean + (y - mean) @ principal @ principal.T, atol=1e-5), name
+        assert torch.allclose(
+            approximation, mean + (y - mean) @ principal @ principal.T, atol=1e-5
+        ), name
         up = small[name].up
         assert torch.allclose(up @ up.T, principal @ principal.T, atol=1e-5), name
         assert torch.allclose(up.T @ up, torch.eye(rank, dtype=up.dtype), atol=1e-6), name
@@ -39,7 +43,7 @@ def test_outputs_are_projected_onto_their_principal_components(kind: tuple, rank
 
 
 def test_a_rank_costs_what_the_published_ratio_counts() -> None:
-    """`rank = ratio m n / (m + n)`: a rank is m + n numbers."""
+    """`rank = ratio m n / (m + n)`: a rank costs m + n numbers."""
     case = toy(4, 2, "rotary", True, True)
     for name, factor in METHODS["bolaco"].factor(case.layer, case.moments, None).items():
         m, n = case.layer.matrices()[name].weight.shape

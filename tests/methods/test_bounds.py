@@ -7,16 +7,19 @@ import torch
 from toy_layer import HEAD, KINDS, apply, rotated, toy
 
 import lrcore
-from lrcore.layer import heads, output_heads
-from lrcore.linalg import roots
-from lrcore.methods import bounds, modegpt
-from lrcore.statistics import Moments
+from lrcore.compression.pipeline.model_bounds import plan_bounds
+from lrcore.layers.layer import heads, output_heads
+from lrcore.layers.linalg import roots
+from lrcore.layers.statistics import Moments
+from lrcore.methods import error_bounds as bounds
+from lrcore.methods import modegpt
 
 SLACK = 1 + 1e-9
+UNDAMPED = modegpt.ModegptOptions(shrinkage=False)
 
 
 def factors_of(case) -> dict:
-    return modegpt.factor(case.layer, case.moments)
+    return modegpt.factor(case.layer, case.moments, UNDAMPED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,7 +36,8 @@ def test_no_error_exceeds_its_bound(kind: tuple, seed: int) -> None:
 def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
     """Sums over tokens, as printed.
 
-    A flat tail has eps = k (n - k) / n: the proposition speaks where one neuron goes or one stays.
+    A flat tail has eps = k (n - k) / n: the proposition applies if a single neuron is removed or
+    retained.
     """
     case = toy(3, 3, "none", True, False)
     g = torch.Generator().manual_seed(2)
@@ -41,8 +45,8 @@ def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
     z = torch.randn(400, 40, generator=g, dtype=torch.float64) * scales
     gram = z.T @ z
     moments = Moments({("mlp_hidden", "second"): gram / 400}, 400)
-    factor = modegpt.mlp_nystrom(case.layer, moments)
-    weight, kept, dropped = case.layer.mlp.down.weight, factor.order[:rank], factor.order[rank:]
+    factor = modegpt.mlp_nystrom(case.layer, moments, False)
+    weight, selected, dropped = case.layer.mlp.down.weight, factor.order[:rank], factor.order[rank:]
     sigma = torch.linalg.svdvals(gram)
     ridge = sigma[rank:].sum() / rank
     eps = (
@@ -56,7 +60,7 @@ def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
     printed = printed * eps**2 * 40**2 / (rank**2 * (1 - eps) ** 2) * (sigma[rank:] ** 2).sum()
     error, bound, statement = bounds.mlp_bound(case.layer, moments, factor, rank)
     small = factor.truncate(case.layer, rank).mlp.down.weight
-    measured = ((z @ weight.T - z[:, kept] @ small.T) ** 2).sum()
+    measured = ((z @ weight.T - z[:, selected] @ small.T) ** 2).sum()
     assert error * 400 == pytest.approx(float(measured), rel=1e-6, abs=1e-9)
     assert statement == ("Proposition 1" if eps < 1 else "Theorem 1")
     if eps < 1:
@@ -69,8 +73,8 @@ def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
 def test_theorem_1_as_printed(rank: int) -> None:
     case = toy(3, 3, "none", True, False)
     factor = factors_of(case)["mlp"]
-    weight, gram, kept = case.layer.mlp.down.weight, case.z.T @ case.z, factor.order[:rank]
-    nystrom = gram[:, kept] @ torch.linalg.pinv(gram[kept][:, kept]) @ gram[kept]
+    weight, gram, selected = case.layer.mlp.down.weight, case.z.T @ case.z, factor.order[:rank]
+    nystrom = gram[:, selected] @ torch.linalg.pinv(gram[selected][:, selected]) @ gram[selected]
     printed = (
         torch.linalg.matrix_norm(weight, 2) ** 2
         / torch.linalg.svdvals(gram)[-1]
@@ -78,7 +82,7 @@ def test_theorem_1_as_printed(rank: int) -> None:
     )
     error, bound, statement = bounds.mlp_bound(case.layer, case.moments, factor, rank)
     small = factor.truncate(case.layer, rank).mlp.down.weight
-    measured = ((case.z @ weight.T - case.z[:, kept] @ small.T) ** 2).sum(1).mean()
+    measured = ((case.z @ weight.T - case.z[:, selected] @ small.T) ** 2).sum(1).mean()
     assert error == pytest.approx(float(measured), rel=1e-6)
     assert statement == "Theorem 1"
     assert bound * len(case.z) == pytest.approx(float(printed), rel=1e-5)
@@ -98,10 +102,10 @@ def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(
     measured = printed = 0.0
     for g in range(a.n_kv):
         pairs = factor.order[g, : rank // factor.cost.step]
-        kept = pairs if factor.cost.step == 1 else torch.cat((pairs, pairs + HEAD // 2))
+        columns = pairs if factor.cost.step == 1 else torch.cat((pairs, pairs + HEAD // 2))
         group = range(g * a.group, (g + 1) * a.group)
         measured += sum(
-            float(((q[:, i] @ k[:, g].T - q[:, i][:, kept] @ k[:, g][:, kept].T) ** 2).mean())
+            float(((q[:, i] @ k[:, g].T - q[:, i][:, columns] @ k[:, g][:, columns].T) ** 2).mean())
             for i in group
         )
         correlation_k = torch.linalg.svdvals(k[:, g].T @ k[:, g] / len(k)).sum()
@@ -141,11 +145,11 @@ def test_a_real_model_has_a_row_per_slot_and_no_error_above_its_bound(
     recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, method="modegpt", ratio=0.3)
     factors = lrcore.prepare(model, recipe)
     plan = lrcore.allocate(factors, recipe)
-    rows = lrcore.bounds(model, factors, plan)
+    rows = plan_bounds(model, factors, plan)
     assert [(row["layer"], row["component"], row["rank"]) for row in rows] == [
         (*slot, rank) for slot, rank in plan.ranks.items()
     ]
     assert all(row["bound"] is None or 0 <= row["error"] <= row["bound"] * SLACK for row in rows)
     assert all(row["bound"] is not None for row in rows if row["component"] != "mlp")
     with pytest.raises(lrcore.InputError, match="modegpt"):
-        lrcore.bounds(model, lrcore.prepare(model, recipe.with_(method="a3")), plan)
+        plan_bounds(model, lrcore.prepare(model, recipe.with_(method="a3")), plan)

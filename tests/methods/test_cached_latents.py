@@ -1,4 +1,4 @@
-"""Cached latents of `fused` against the losses that they are to minimise, formed from samples."""
+"""Cached latents of `fused` against the losses that they minimize, computed from samples."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,11 +7,11 @@ import pytest
 import torch
 from toy_layer import apply, relative, toy
 
-from lrcore.layer import output_heads
-from lrcore.linalg import whitened_svd
+from lrcore.layers.layer import output_heads
+from lrcore.layers.linalg import whitened_svd
 from lrcore.methods import METHODS
-from lrcore.methods.cached_latents import cached_latents
 from lrcore.methods.fused import FORMS
+from lrcore.methods.fused_forms import cached_latents
 
 PLAIN = [(3, 3, "none", True, False), (4, 2, "none", False, True)]
 RANKS = (1, 5, 11)
@@ -27,7 +27,9 @@ def score_error(case, small) -> float:
 
 
 def output_error(case, small) -> float:
-    """Sum over heads of the mean squared change of what single values add to the output."""
+    """Return the sum over heads of the mean squared change of the contributions of single values to
+    the output.
+    """
     a = case.layer.attention
     lost = (apply(a.v, case.x) - apply(small.attention.v, case.x)).unflatten(-1, (a.n_kv, -1))
     out = output_heads(a.o.weight, a.n_q)
@@ -44,9 +46,9 @@ ERRORS = {"latent_k": score_error, "latent_v": output_error}
 def test_a_latent_leaves_the_tail_of_its_curve(kind: tuple, rank: int, name: str) -> None:
     case = toy(*kind)
     factor = cached_latents(case.layer, case.moments)[name]
-    left = ERRORS[name](case, factor.truncate(case.layer, rank))
-    tail, whole = (float((factor.values[start:] ** 2).sum()) for start in (rank, 0))
-    assert relative(left, tail, whole) < 1e-9
+    error = ERRORS[name](case, factor.truncate(case.layer, rank))
+    tail, total = (float((factor.values[start:] ** 2).sum()) for start in (rank, 0))
+    assert relative(error, tail, total) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -60,19 +62,19 @@ def test_a_latent_loses_less_than_one_of_least_error_of_the_state(
     case = toy(*kind)
     matrix, mean = name[-1], case.moments.mean("attn_in")
     old = case.layer.matrices()[matrix]
-    up, _, down = whitened_svd(old.weight, case.moments.centred("attn_in"))
+    up, _, down = whitened_svd(old.weight, case.moments.centered("attn_in"))
     weight = up[:, :rank] @ down[:rank]
     bias = (old.weight - weight) @ mean + (0 if old.bias is None else old.bias)
     plain = case.layer.with_matrices(**{matrix: replace(old, weight=weight, bias=bias)})
     factor = cached_latents(case.layer, case.moments)[name]
-    own = ERRORS[name](case, factor.truncate(case.layer, rank))
-    assert own < ERRORS[name](case, plain)
+    error = ERRORS[name](case, factor.truncate(case.layer, rank))
+    assert error < ERRORS[name](case, plain)
 
 
 def test_the_budget_says_which_forms_there_are() -> None:
     fused = METHODS["fused"]
-    assert fused.given({}, "kv") == {"forms": "latents"}
-    assert fused.given({"forms": "auto"}, "kv") == {"forms": "latents"}
-    assert fused.given({"forms": "pairs"}, "kv") == {"forms": "pairs"}
-    assert fused.given({}, "params") == fused.given({}, "auto") == {}
+    assert fused.resolve_auto({}, "kv") == {"forms": "latents"}
+    assert fused.resolve_auto({"forms": "auto"}, "kv") == {"forms": "latents"}
+    assert fused.resolve_auto({"forms": "pairs"}, "kv") == {"forms": "pairs"}
+    assert fused.resolve_auto({}, "params") == fused.resolve_auto({}, "auto") == {}
     assert {form.name for form in FORMS.values()} == {"narrowed", "pairs", "latent"}

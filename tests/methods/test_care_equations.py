@@ -9,10 +9,10 @@ import pytest
 import torch
 from toy_layer import HEAD, D, apply, moments_of, relative, toy
 
-from lrcore.errors import InputError
-from lrcore.layer import LowRank
+from lrcore.layers.layer import LowRank
+from lrcore.layers.statistics import Moments
 from lrcore.methods import METHODS, care
-from lrcore.statistics import Moments
+from lrcore.system.errors import InputError
 
 MHA, GQA, GQA_BIAS = (
     (3, 3, "none", False, False),
@@ -56,7 +56,7 @@ def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: i
     assert relative((small.weight - (w_a @ w_b).T).norm(), 0, weight.norm()) < 1e-9
     assert torch.allclose(
         small.up.norm(dim=0), w_b.norm(dim=1)
-    )  # the same share of Sigma on either side
+    )  # the same fraction of Sigma on both sides
     assert torch.allclose(small.down.norm(dim=1), w_a.norm(dim=0))
     assert (
         relative(((weight - small.weight) @ c).norm() ** 2, (s[rank:] ** 2).sum(), (s**2).sum())
@@ -69,7 +69,7 @@ def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: i
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", RANKS)
 def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, rank: int) -> None:
-    """Equation 3, the error of the states on the calibration tokens: the root attains its bound,
+    """Equation 3, the error of the states on the calibration tokens: the root attains the bound,
     the paper's proxy exceeds it.
     """
     case = toy(*kind)
@@ -121,10 +121,10 @@ def test_shrinkage_is_what_its_formula_says_and_one_forgets_the_data() -> None:
         care.factor(case.layer, case.moments, care.CareOptions(whitening="identity")),
     )
     for name in ("k", "v"):
-        own = [
+        results = [
             getattr(f[name].truncate(case.layer, 4).attention, name).weight for f in (blind, plain)
         ]
-        assert torch.allclose(*own, atol=1e-9)
+        assert torch.allclose(*results, atol=1e-9)
 
 
 def test_queries_output_and_mlp_stay_and_the_cache_holds_the_ranks() -> None:
@@ -145,8 +145,8 @@ def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(
 ) -> None:
     case = toy(*kind)
     a, c = case.layer.attention, covariance(case)
-    both = torch.cat((a.k.weight, a.v.weight))
-    u, s, vt = torch.linalg.svd(both @ c, full_matrices=False)
+    stacked = torch.cat((a.k.weight, a.v.weight))
+    u, s, vt = torch.linalg.svd(stacked @ c, full_matrices=False)
     factor = care.factor(case.layer, case.moments, care.CareOptions(joint=True))["kv"]
     small = factor.truncate(case.layer, rank).attention
     literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.inv(c)
@@ -157,7 +157,7 @@ def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(
 
 
 def broken(reason: str):
-    """A layer and moments that have no inverse somewhere."""
+    """Return a layer and moments that are singular."""
     case = toy(*GQA_BIAS, tokens=10 if reason == "fewer tokens than dimensions" else 400)
     a, x = case.layer.attention, case.x.clone()
     k, v = a.k.weight.clone(), a.v.weight.clone()

@@ -1,4 +1,4 @@
-"""What every method must keep, whatever it solves."""
+"""The contract of all methods."""
 
 from functools import cache, partial
 from itertools import pairwise
@@ -10,23 +10,23 @@ from method_options import VARIANTS
 from toy_layer import KINDS, toy
 
 import lrcore
-from lrcore.errors import InputError
+from lrcore.layers.statistics import Moments
 from lrcore.methods import METHODS, Method, a3, spectrum, truncate
 from lrcore.methods import factors as factors_module
 from lrcore.methods.latentllm import joint, joint_attention, sparse
 from lrcore.methods.method import COMPONENT_MATRICES
 from lrcore.models.layers import read_layer
-from lrcore.statistics import Moments
+from lrcore.system.errors import InputError
 
 
 def mlp_only(layer, moments, options):
-    """A3's neurons, and nothing of the attention."""
+    """Return A3's neurons, without attention."""
     return {"mlp": a3.mlp_cur(layer, moments)} if layer.mlp is not None else {}
 
 
 def attention_only(layer, moments, options):
-    """A3's QK and OV, and nothing of the MLP."""
-    return {name: one for name, one in a3.factor(layer, moments).items() if name != "mlp"}
+    """Return A3's QK and OV, without the MLP."""
+    return {name: factor for name, factor in a3.factor(layer, moments).items() if name != "mlp"}
 
 
 PARTIAL = {
@@ -65,7 +65,7 @@ EVERY = [
 
 
 def solve(variant: tuple[str, dict], kind: tuple):
-    """A layer of a kind and its factors by a method; the same values for every test of them."""
+    """Return a layer of a kind and its factors by a method; cached for all tests."""
     return _solved(variant[0], tuple(variant[1].items()), kind)
 
 
@@ -89,12 +89,12 @@ def _case(kind: tuple):
 
 
 def by_form(method: str, factors: dict) -> list[dict]:
-    """The factors of every form that a method offers; all of them where it offers one."""
+    """Return the factors of each form of a method; all factors if it has a single form."""
     forms = ROWS[method].forms
     names = dict.fromkeys(forms[name].name if name in forms else "" for name in factors)
     return [
-        {n: f for n, f in factors.items() if n not in forms or forms[n].name == one}
-        for one in names
+        {n: f for n, f in factors.items() if n not in forms or forms[n].name == form}
+        for form in names
     ]
 
 
@@ -107,17 +107,17 @@ def test_declared_needs_suffice_and_slots_cover_what_they_name(
     if not method[1]:
         first = list(by_form(method[0], factors)[0])
         assert first == [c for c in row.components if c in factors]
-    left = LEFT.get((method[0], case.layer.attention.position), set())
+    uncovered = LEFT.get((method[0], case.layer.attention.position), set())
     if method[1].get("forms") == "latents":
-        left = {"gate", "up", "down"}
-    # a component spans several matrices, and together they span what the method covers
-    covered = sorted(row.covers & named.keys() - left)
-    for own in by_form(method[0], factors):
-        assert sum(f.cost.parameters(f.cost.full) for f in own.values()) == sum(
+        uncovered = {"gate", "up", "down"}
+    # a component spans several matrices; all components span the matrices of the method
+    covered = sorted(row.covers & named.keys() - uncovered)
+    for slots in by_form(method[0], factors):
+        assert sum(f.cost.parameters(f.cost.full) for f in slots.values()) == sum(
             named[name].parameters for name in covered
         )
         assert covered == sorted(
-            one for name in own for one in row.matrices_of(name) if one in named
+            matrix for name in slots for matrix in row.matrices_of(name) if matrix in named
         )
 
 
@@ -140,9 +140,9 @@ def test_loss_curves_are_finite_and_fall_to_zero(method: tuple[str, dict], kind:
 def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(
     method: tuple[str, dict], kind: tuple, monkeypatch
 ) -> None:
-    """Rounds change numbers, not how many are stored: one will do."""
-    for place in (joint, joint_attention, sparse):
-        monkeypatch.setattr(place, "alternate", partial(place.alternate, rounds=1))
+    """Rounds change numbers but not their count, so a single round suffices."""
+    for module in (joint, joint_attention, sparse):
+        monkeypatch.setattr(module, "alternate", partial(module.alternate, rounds=1))
     case, factors = solve(method, kind)
     for name, factor in factors.items():
         for rank in factor.cost.ranks():
@@ -163,10 +163,10 @@ def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(
     same = truncate(case.layer, factors, {name: f.cost.full for name, f in factors.items()})
     for name, projection in case.layer.matrices().items():
         assert torch.equal(same.matrices()[name].weight, projection.weight)
-    for own in by_form(method[0], factors):
-        ranks = {name: f.cost.ranks()[len(f.cost.ranks()) // 2] for name, f in own.items()}
+    for slots in by_form(method[0], factors):
+        ranks = {name: f.cost.ranks()[len(f.cost.ranks()) // 2] for name, f in slots.items()}
         forward, backward = (
-            truncate(case.layer, own, dict(order))
+            truncate(case.layer, slots, dict(order))
             for order in (ranks.items(), reversed(ranks.items()))
         )
         for name, projection in forward.matrices().items():
@@ -185,23 +185,24 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
     row = ROWS[method[0]]
     once, twice = (
         [
-            truncate(single, own, {name: f.cost.ranks()[0] for name, f in own.items()})
-            for own in by_form(method[0], row.factor(single, case.moments, row.choose(method[1])))
+            truncate(single, slots, {name: f.cost.ranks()[0] for name, f in slots.items()})
+            for slots in by_form(method[0], row.factor(single, case.moments, row.choose(method[1])))
         ]
         for _ in range(2)
     )
-    for one, other in zip(once, twice, strict=True):
-        for name, projection in one.matrices().items():
+    for first, second in zip(once, twice, strict=True):
+        for name, projection in first.matrices().items():
             assert projection.weight.dtype == torch.float32
-            assert torch.equal(projection.weight, other.matrices()[name].weight)
+            assert torch.equal(projection.weight, second.matrices()[name].weight)
 
 
 def test_every_method_file_has_a_row() -> None:
-    shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams", "bounds"}
-    shared |= {"cached_latents", "experts", "heads", "method", "pairs", "ranking", "scores"}
-    here = Path(factors_module.__file__).parent
-    files = {path.stem for path in here.glob("*.py")} | {
-        path.parent.name for path in here.glob("*/__init__.py")
+    shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams"}
+    shared |= {"fused_forms", "heads", "method", "ranking", "attention_scores", "expert_factors"}
+    shared |= {"error_bounds"}
+    folder = Path(factors_module.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} | {
+        path.parent.name for path in folder.glob("*/__init__.py")
     }
     files -= shared
     solvers = [getattr(method.factor, "solve", method.factor) for method in METHODS.values()]
@@ -211,8 +212,8 @@ def test_every_method_file_has_a_row() -> None:
 
 @pytest.mark.parametrize("method", ROWS)
 def test_supports_says_what_happens(method: str) -> None:
-    """Every case is met by a layer that is solved, or refused by name; a KV budget is supported
-    where some slot caches less.
+    """Each case is solved, or rejected by name; a KV budget is supported if a slot caches fewer
+    numbers.
     """
     supports = ROWS[method].describe()["supports"]
     for kind in KINDS:
@@ -224,9 +225,9 @@ def test_supports_says_what_happens(method: str) -> None:
         }
         if all(supports[case] for case in met | ({"biases"} if bias else set())):
             case, factors = solve((method, {}), kind)
-            for own in by_form(method, factors):
-                ranks = {name: f.cost.ranks()[0] for name, f in own.items()}
-                assert truncate(case.layer, own, ranks).parameters < case.layer.parameters
+            for slots in by_form(method, factors):
+                ranks = {name: f.cost.ranks()[0] for name, f in slots.items()}
+                assert truncate(case.layer, slots, ranks).parameters < case.layer.parameters
             assert supports["kv_budget"] == any(
                 factor.cost.kv_per_rank > 0 for factor in factors.values()
             )
@@ -240,8 +241,8 @@ def test_supports_says_what_happens(method: str) -> None:
 def test_a_method_that_covers_a_part_of_the_layer_compresses(
     request, story_file, tmp_path, monkeypatch, family: str, method: str
 ) -> None:
-    """What it does not cover stays as it is; a ratio that it cannot reach is refused with what it
-    can.
+    """Matrices outside the method are unchanged; an unreachable ratio is rejected with the largest
+    possible one.
     """
     monkeypatch.setitem(METHODS, method, PARTIAL[method])
     model = lrcore.load(str(request.getfixturevalue(family)))
@@ -258,7 +259,7 @@ def test_a_method_that_covers_a_part_of_the_layer_compresses(
     folder = lrcore.save(small, tmp_path / "small")
     tokens = torch.arange(3, 35).unsqueeze(0)
     with torch.inference_mode():
-        again = lrcore.load(str(folder)).network(tokens).logits
-        assert torch.equal(again, small.network(tokens).logits)
+        reloaded = lrcore.load(str(folder)).network(tokens).logits
+        assert torch.equal(reloaded, small.network(tokens).logits)
     with pytest.raises(InputError, match="at most"):
         lrcore.compress(model, recipe.with_(ratio=0.95))

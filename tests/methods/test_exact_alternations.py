@@ -1,5 +1,5 @@
-"""LatentLLM's alternating solutions on hard inputs: what they reach is what the same alternation
-reaches in sixty digits, and the last step of each is a fixed point.
+"""LatentLLM's alternating solutions on hard inputs, against the same alternation in sixty digits;
+the last step of each is a fixed point.
 """
 
 import mpmath
@@ -34,9 +34,9 @@ def digits():
         yield
 
 
-def not_above(error: Number, best: Number, whole: Number) -> None:
-    assert error <= (1 + SHARE) * best + ROUNDING * whole, [
-        mpmath.nstr(one, 8) for one in (error, best, whole)
+def not_above(error: Number, best: Number, total: Number) -> None:
+    assert error <= (1 + SHARE) * best + ROUNDING * total, [
+        mpmath.nstr(number, 8) for number in (error, best, total)
     ]
 
 
@@ -44,35 +44,35 @@ def not_above(error: Number, best: Number, whole: Number) -> None:
 
 
 def largest(m: Matrix, entries: int) -> Matrix:
-    """All but the largest entries zero."""
-    places = [(i, j) for i in range(m.rows) for j in range(m.cols)]
-    kept = sorted(places, key=lambda at: abs(m[at]), reverse=True)[:entries]
+    """Return the matrix with all but the largest entries zero."""
+    positions = [(i, j) for i in range(m.rows) for j in range(m.cols)]
+    selected = sorted(positions, key=lambda at: abs(m[at]), reverse=True)[:entries]
     out = m * 0
-    for at in kept:
+    for at in selected:
         out[at] = m[at]
     return out
 
 
 def exact_sparse(weight: Matrix, gram: Matrix, rank: int, entries: int) -> Number:
-    """What B A and D lose after the rounds."""
+    """Return the loss of B A and D after the rounds."""
     scale = [mpmath.sqrt(gram[j, j]) for j in range(gram.rows)]
     by = mpmath.diag(scale)
     back = mpmath.diag([1 / s if s else 0 for s in scale])
     unit = back * gram * back
     length = 1 / max(mpmath.eigsy(unit, eigvals_only=True))
-    rest = weight * 0
+    sparse_term = weight * 0
 
     def low_rank() -> Matrix:
-        gap = weight - rest
+        gap = weight - sparse_term
         basis = leading(gap * gram * gap.T, rank)
         return basis * basis.T * gap
 
     for _ in range(sparse.ROUNDS):
-        scaled, goal = rest * by, (weight - low_rank()) * by
+        scaled, goal = sparse_term * by, (weight - low_rank()) * by
         for _ in range(sparse.STEPS):
             scaled = largest(scaled - length * (scaled - goal) * unit, entries)
-        rest = scaled * back
-    return lost(weight - rest - low_rank(), gram)
+        sparse_term = scaled * back
+    return lost(weight - sparse_term - low_rank(), gram)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,21 +86,23 @@ def test_low_rank_and_sparse_reach_what_the_exact_rounds_do(kind) -> None:
     not_above(error, exact_sparse(dense, gram, 3, factor.entries), lost(dense, gram))
 
 
-# ---- up and down of a ReLU MLP together (eq. 19-22, appendix H)
+# ---- up and down of a ReLU MLP jointly (eq. 19-22, appendix H)
 
 
 def exact_fit(dense: Matrix, bias: Matrix, gram: Matrix, x: Matrix, target: Matrix, rank: int):
-    """Least `mean |W^ x + b^ - target|^2 + |(W^ - W) C^{1/2}|^2` of a rank, the bias free."""
-    ones = mpmath.ones(x.rows, 1)
-    x_mean, offset = (ones.T * x).T / x.rows, (ones.T * target).T / x.rows
-    away, gap = x - ones * x_mean.T, target - ones * offset.T
+    """Return the minimizer of `mean |W^ x + b^ - target|^2 + |(W^ - W) C^{1/2}|^2` of a rank, with
+    a free bias.
+    """
+    column = mpmath.ones(x.rows, 1)
+    x_mean, offset = (column.T * x).T / x.rows, (column.T * target).T / x.rows
+    away, gap = x - column * x_mean.T, target - column * offset.T
     metric = moment(away) + mlp.PRIOR * gram
     level = mlp.DAMPING * mpmath.diag([metric[i, i] for i in range(metric.rows)])
     level += 1e-15 * trace(metric) / metric.rows * mpmath.eye(metric.rows)
     step = (gap - away * dense.T).T * away / x.rows
-    whole = dense + step * mpmath.inverse(metric + level)
-    basis = leading(whole * metric * whole.T, rank)
-    down = basis.T * whole
+    effective = dense + step * mpmath.inverse(metric + level)
+    basis = leading(effective * metric * effective.T, rank)
+    down = basis.T * effective
     return basis, down, offset - basis * (down * x_mean)
 
 
@@ -114,20 +116,20 @@ def relu(m: Matrix) -> Matrix:
 
 
 def exact_joint_ud(e, x: Matrix, rank: int):
-    """Both projections after the rounds, alpha, beta and gamma one."""
-    ones = mpmath.ones(x.rows, 1)
+    """Return both projections after the rounds, with alpha, beta and gamma equal to 1."""
+    column = mpmath.ones(x.rows, 1)
     sides = {
         name: (e.weight(name), bias_of(e.layer.matrices()[name]), e.covariance(tap))
         for name, tap in (("up", "mlp_in"), ("down", "mlp_hidden"))
     }
-    z = x * sides["up"][0].T + ones * sides["up"][1].T
+    z = x * sides["up"][0].T + column * sides["up"][1].T
     a = relu(z)
-    y = a * sides["down"][0].T + ones * sides["down"][1].T
+    y = a * sides["down"][0].T + column * sides["down"][1].T
     up, down = exact_fit(*sides["up"], x, z, rank), exact_fit(*sides["down"], a, y, rank)
     for _ in range(mlp.ROUNDS):
         d = down[0] * down[1]
         system = d.T * d + mpmath.eye(d.cols)
-        a = (relu(z) + (y - ones * down[2].T) * d) * mpmath.inverse(system)
+        a = (relu(z) + (y - column * down[2].T) * d) * mpmath.inverse(system)
         linear = applied(up, x)
         for i in range(z.rows):
             for j in range(z.cols):
@@ -144,11 +146,11 @@ def test_up_and_down_together_reach_what_the_exact_rounds_do(kind) -> None:
     options = latentllm.LatentLLMOptions(mlp="joint")
     factor = latentllm.factor(e.layer, e.case.moments, options)["joint_ud"]
     small, x = factor.truncate(e.layer, 4).mlp, exact(factor.sample)
-    wanted, y = exact_joint_ud(e, x, 4)
-    ones = mpmath.ones(x.rows, 1)
-    hidden = relu(x * exact(small.up.weight).T + ones * bias_of(small.up).T)
-    found = hidden * exact(small.down.weight).T + ones * bias_of(small.down).T
-    not_above(squares(found - y), squares(wanted - y), squares(y))
+    expected, y = exact_joint_ud(e, x, 4)
+    column = mpmath.ones(x.rows, 1)
+    hidden = relu(x * exact(small.up.weight).T + column * bias_of(small.up).T)
+    output = hidden * exact(small.down.weight).T + column * bias_of(small.down).T
+    not_above(squares(output - y), squares(expected - y), squares(y))
 
 
 # ---- V and O by the attention's output (eq. 198-223)
@@ -157,32 +159,32 @@ def test_up_and_down_together_reach_what_the_exact_rounds_do(kind) -> None:
 @pytest.mark.parametrize("rank", [3, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_output_projection_of_the_rank_loses_less(kind, rank) -> None:
-    """Reduced-rank regression of the output on the values that are left, in closed form."""
+    """Reduced-rank regression of the output on the remaining values, in closed form."""
     e = exact_layer("gqa", kind)
     options = latentllm.LatentLLMOptions(vo="attention")
     factor = latentllm.factor(e.layer, e.case.moments, options)["joint_vo"]
     a, small = e.layer.attention, factor.truncate(e.layer, rank).attention
     size = a.v_size
     second = exact(e.case.moments.second("weighted_values"))  # of all value heads, per query head
-    # every head's values as a combination of those of all heads: W^_v = T W_v
+    # the values of each head as a combination of the values of all heads: W^_v = T W_v
     maps = exact(small.v.weight @ torch.linalg.pinv(a.v.weight))
-    width, picked, kept = a.n_kv * size, [], []
+    width, picked, picked_moments = a.n_kv * size, [], []
     for i in range(a.n_q):
-        g, own = i // e.group, mpmath.zeros(size, second.rows)
-        mixed = own * 1
+        g, rows = i // e.group, mpmath.zeros(size, second.rows)
+        mixed = rows * 1
         for r in range(size):
-            own[r, i * width + g * size + r] = 1
+            rows[r, i * width + g * size + r] = 1
             for c in range(width):
                 mixed[r, i * width + c] = maps[g * size + r, c]
-        picked.append(own)
-        kept.append(mixed)
-    both = stacked([*kept, e.weight("o") * stacked(picked)])
-    gram = both * second * both.T
+        picked.append(rows)
+        picked_moments.append(mixed)
+    moments = stacked([*picked_moments, e.weight("o") * stacked(picked)])
+    gram = moments * second * moments.T
     count = a.n_q * size
     values, outputs = gram[:count, :count], gram[count:, count:]
-    rest = left_after(gram, range(count))[count:, count:]  # of least squares without a rank
-    left, _ = factor_ranks(factor, rank)
-    best = trace(rest) + symmetric_tails(outputs - rest)[left]
+    residual = left_after(gram, range(count))[count:, count:]  # of full-rank least squares
+    left_rank, _ = factor_ranks(factor, rank)
+    best = trace(residual) + symmetric_tails(outputs - residual)[left_rank]
     read = exact(small.o.weight)
     cross = gram[count:, :count]
     error = trace(outputs) - 2 * inner(read, cross) + inner(read * values, read)
@@ -190,4 +192,4 @@ def test_no_other_output_projection_of_the_rank_loses_less(kind, rank) -> None:
 
 
 def factor_ranks(factor, rank: int) -> tuple[int, int]:
-    return latentllm.joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    return latentllm.joint.side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full)

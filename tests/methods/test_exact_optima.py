@@ -1,7 +1,7 @@
-"""Every method of the table on hard inputs: its objective, in sixty digits, is the least there is.
+"""Optimality of all methods on hard inputs, in sixty digits.
 
-Each kind of input is met by one kind of layer here; all of them, with every option and at every
-rank, are `make soak`'s.
+This module tests a single layer per kind of input; `make soak` tests all combinations, with all
+options and ranks.
 """
 
 import mpmath
@@ -29,9 +29,9 @@ def in_turn(names: list[str], number: int) -> str:
 
 
 DEFAULTS = [
-    (name, in_turn([*LAYERS], place + turn), kind)
+    (name, in_turn([*LAYERS], position + turn), kind)
     for turn, name in enumerate(METHODS)
-    for place, kind in enumerate(KINDS)
+    for position, kind in enumerate(KINDS)
 ]
 
 

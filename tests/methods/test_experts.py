@@ -1,27 +1,35 @@
-"""Routed experts: each is solved on the tokens that are routed to it, weighted as they are."""
+"""Routed experts: each is solved on the tokens routed to it, with their weights."""
 
 import pytest
 import torch
+from method_options import UNDAMPED
 from tiny_models import family_folder, tiny
 from torch.nn.functional import linear, silu
 
 import lrcore
 from lrcore import InputError
-from lrcore.experts import expert_moments, missing, needs_of, shares
-from lrcore.layer import MLP
+from lrcore.compression.calibration.gradients import PASSES, collect
+from lrcore.compression.pipeline.model_bounds import plan_bounds
+from lrcore.layers.experts import expert_moments, expert_needs, expert_weights, missing_tokens
+from lrcore.layers.layer import MLP
+from lrcore.layers.modules.compressed import CompressedExperts
+from lrcore.layers.statistics import Moments, activation_needs
 from lrcore.methods import METHODS, spectrum, truncate
-from lrcore.models.counting import count_account, layer_work
 from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.model_size import count_account, layer_work
 from lrcore.models.stream import LayerStream
-from lrcore.modules.compressed import CompressedExperts
+from lrcore.recipes.history import Compressed
+from lrcore.system.progress import silent
 
 TOKENS = torch.randint(3, 300, (24, 32), generator=torch.Generator().manual_seed(5))
-ABLE = [name for name, row in METHODS.items() if row.experts]
-NEEDS = frozenset().union(*(METHODS[name].needs for name in ABLE))
+ABLE = [name for name, row in METHODS.items() if row.solves_experts]
+NEEDS = activation_needs(need for name in ABLE for need in METHODS[name].needs)
 
 
 def routed(network, tokens, layer=0):
-    """Inputs [n, d] of the experts of a layer, those chosen and their weights [n, active]."""
+    """Return inputs [n, d] of the experts of a layer, the selected experts and their weights [n,
+    active].
+    """
     seen = []
     module = network.model.layers[layer].mlp.experts
     handle = module.register_forward_pre_hook(lambda _module, args: seen.append(args))
@@ -35,6 +43,13 @@ def outputs(mlp: MLP, x):
     return hidden, linear(hidden, mlp.down.weight, mlp.down.bias)
 
 
+def moments_of(network, tokens):
+    """Return the moments of the first layer, and the curvatures of its outputs."""
+    moments = LayerStream(network, tokens, batch=8).run(0, NEEDS)
+    curvatures = next(iter(collect(network, tokens, silent, PASSES["text"])))
+    return Moments({**moments.values, **curvatures.values}, moments.tokens)
+
+
 @pytest.fixture(scope="module")
 def network():
     return tiny("mixtral")
@@ -42,44 +57,46 @@ def network():
 
 @pytest.fixture(scope="module")
 def solved(network):
-    """A layer of four experts, its moments, and what reaches its experts."""
-    moments = LayerStream(network, TOKENS, batch=8).run(0, NEEDS)
-    return read_layer(network, 0), moments, routed(network, TOKENS)
+    """Return a layer of four experts, its moments, and the inputs of its experts."""
+    return read_layer(network, 0), moments_of(network, TOKENS), routed(network, TOKENS)
 
 
 def test_moments_of_an_expert_are_of_its_tokens_by_their_squared_weights(solved) -> None:
     layer, moments, (x, chosen, weights) = solved
-    assert not missing(layer, moments).any()
+    assert not missing_tokens(layer, moments).any()
     for number, mlp in enumerate(layer.experts.mlps):
-        tokens, places = torch.where(chosen == number)
-        by = weights[tokens, places].double().unsqueeze(1) ** 2
-        own = expert_moments(layer, moments, number)
-        assert own.tokens == len(tokens)
+        tokens, slots = torch.where(chosen == number)
+        by = weights[tokens, slots].double().unsqueeze(1) ** 2
+        expert = expert_moments(layer, moments, number)
+        assert expert.tokens == len(tokens)
         states = {"mlp_in": x[tokens], "mlp_hidden": outputs(mlp, x[tokens])[0]}
         for tap, narrow in states.items():
             state = narrow.double()
             second = (by * state).mT @ state / by.sum()
-            assert torch.allclose(own.second(tap), second, rtol=1e-5, atol=1e-6)
+            assert torch.allclose(expert.second(tap), second, rtol=1e-5, atol=1e-6)
             mean = (by * state).sum(0) / by.sum()
-            assert torch.allclose(own.mean(tap), mean, rtol=1e-4, atol=1e-7)
+            assert torch.allclose(expert.mean(tap), mean, rtol=1e-4, atol=1e-7)
         share = by.sum() / len(x)
-        assert float(shares(layer, moments)[number]) == pytest.approx(float(share), rel=1e-5)
+        assert float(expert_weights(layer, moments)[number]) == pytest.approx(
+            float(share), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "modegpt"])
 def test_the_loss_curve_is_the_error_of_the_experts_in_the_output(method, solved) -> None:
-    """Of the down projection, and of neurons refit: the mean squared error of every expert's part
-    in the layer's output, summed over experts.
+    """For the down projection and for refit neurons: the mean squared error of each expert's part
+    in the output of the layer, summed over experts.
     """
     layer, moments, (x, chosen, weights) = solved
     name = "down" if method == "svd_llm" else "mlp"
-    factor = METHODS[method].factor(layer, moments)[name]
+    options = METHODS[method].choose(UNDAMPED.get(method, {}))
+    factor = METHODS[method].factor(layer, moments, options)[name]
     small = factor.truncate(layer, 20)
     error = 0.0
     for number, pair in enumerate(zip(layer.experts.mlps, small.experts.mlps, strict=True)):
-        tokens, places = torch.where(chosen == number)
+        tokens, slots = torch.where(chosen == number)
         before, after = (outputs(mlp, x[tokens])[1].double() for mlp in pair)
-        gap = (before - after) * weights[tokens, places].double().unsqueeze(1)
+        gap = (before - after) * weights[tokens, slots].double().unsqueeze(1)
         error += float(gap.square().sum()) / len(x)
     assert spectrum(0, name, factor).tail(20) == pytest.approx(error, rel=1e-4)
 
@@ -101,53 +118,55 @@ def test_the_cost_of_a_rank_is_what_the_layer_then_stores_and_multiplies(method,
 
 
 def test_rare_experts_are_pooled_with_the_other_tokens_of_the_layer(network) -> None:
-    """Of 12 tokens no expert sees as many as its matrices are wide; a sample of all of them, run
-    through the expert, stands for those that are missing.
+    """With 12 tokens each expert has fewer tokens than the width of its matrices; a sample of all
+    tokens replaces the missing ones.
     """
     tokens = TOKENS[:1, :12]
     layer, moments = read_layer(network, 0), LayerStream(network, tokens).run(0, NEEDS)
-    x, chosen, weights = (one.double() for one in routed(network, tokens))
+    x, chosen, weights = (tensor.double() for tensor in routed(network, tokens))
     typical = float((weights**2).mean())
     for number, mlp in enumerate(layer.experts.mlps):
-        here, places = torch.where(chosen == number)
-        by = weights[here, places].unsqueeze(1) ** 2
-        lacking = 48 - len(here)
-        assert float(missing(layer, moments)[number]) == pytest.approx(lacking)
+        rows, slots = torch.where(chosen == number)
+        squares = weights[rows, slots].unsqueeze(1) ** 2
+        lacking = 48 - len(rows)
+        assert float(missing_tokens(layer, moments)[number]) == pytest.approx(lacking)
         hidden = outputs(mlp, x.float())[0].double()
-        others = lacking * typical * hidden.mT @ hidden / len(x)
-        second = (by * hidden[here]).mT @ hidden[here] + others
-        found = expert_moments(layer, moments, number).second("mlp_hidden")
-        assert torch.allclose(found, second / (by.sum() + lacking * typical), rtol=1e-4, atol=1e-7)
+        pooled = lacking * typical * hidden.mT @ hidden / len(x)
+        second = (squares * hidden[rows]).mT @ hidden[rows] + pooled
+        measured = expert_moments(layer, moments, number).second("mlp_hidden")
+        assert torch.allclose(
+            measured, second / (squares.sum() + lacking * typical), rtol=1e-4, atol=1e-7
+        )
 
 
 def test_an_expert_that_no_token_reaches_is_solved_all_the_same(network) -> None:
     tokens = TOKENS[:1, :1]
-    layer, moments = read_layer(network, 0), LayerStream(network, tokens).run(0, NEEDS)
-    assert sorted(shares(layer, moments).tolist())[:2] == [0.0, 0.0]
+    layer, moments = read_layer(network, 0), moments_of(network, tokens)
+    assert sorted(expert_weights(layer, moments).tolist())[:2] == [0.0, 0.0]
     for method in ABLE:
         factors = METHODS[method].factor(layer, moments)
         names = ("mlp",) if "mlp" in factors else ("gate", "up", "down")
         small = truncate(layer, factors, {name: factors[name].cost.ranks()[3] for name in names})
-        held = small.held(("gate", "up", "down"))
+        held = small.projections_named(("gate", "up", "down"))
         assert all(torch.isfinite(projection.weight).all() for projection in held)
 
 
 def test_needs_of_a_layer_without_a_look_at_its_mlp_stay_as_they_are() -> None:
     needs = frozenset({("attn_in", "second"), ("mlp", "influence"), ("mlp_in", "sample")})
-    assert needs_of(needs, 4) == needs
+    assert expert_needs(needs, 4) == needs
 
 
 def test_experts_written_alone_give_the_logits_of_the_stacked_ones(network) -> None:
-    """A weight that is changed and changed back: modules of their own, the same numbers."""
-    again = clone(network)
+    """A weight is changed and changed back: the modules are separate, the numbers are the same."""
+    copy = clone(network)
     for factor in (2.0, 0.5):
-        layer = read_layer(again, 0)
+        layer = read_layer(copy, 0)
         mlps = [layer.experts.mlps[0], *layer.experts.mlps[1:]]
         down = mlps[0].down
         mlps[0] = MLP(mlps[0].up, type(down)(factor * down.weight), mlps[0].gate, "silu")
-        write_layer(again, layer.with_experts(mlps))
-    assert isinstance(again.model.layers[0].mlp.experts, CompressedExperts)
-    assert torch.allclose(again(TOKENS).logits, network(TOKENS).logits, atol=1e-5)
+        write_layer(copy, layer.with_experts(mlps))
+    assert isinstance(copy.model.layers[0].mlp.experts, CompressedExperts)
+    assert torch.allclose(copy(TOKENS).logits, network(TOKENS).logits, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +181,32 @@ def recipe_of(folder, story_file, **fields):
 def test_plan_and_model_have_one_account_and_compress_once_more(folder, story_file) -> None:
     model = lrcore.load(str(folder))
     for method in ("svd_llm", "fused"):
-        recipe = recipe_of(folder, story_file, method=method, ratio=0.3, calibration="sequential")
+        recipe = recipe_of(
+            folder, story_file, method=method, ratio=0.3, calibration_mode="sequential"
+        )
         small = lrcore.compress(model, recipe)
         assert (
             count_account(small.network, 32).flops_per_token == small.account.model.flops_per_token
         )
         assert count_account(small.network, 32).parameters == small.account.model.parameters
-        again = lrcore.compress(small, recipe.with_(method="a3", ratio=0.1))
-        assert again.size.parameters == again.account.model.parameters < small.size.parameters
+        smaller = lrcore.compress(small, recipe.with_(method="a3", ratio=0.1))
+        assert smaller.size.parameters == smaller.account.model.parameters < small.size.parameters
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("kfac_svd", {}), ("svd_llm", {"outputs": "curvature"})]
+)
+def test_experts_are_compressed_in_the_metric_of_their_outputs(
+    folder, story_file, method: str, options: dict
+) -> None:
+    model = lrcore.load(str(folder))
+    recipe = recipe_of(folder, story_file, method=method, ratio=0.3, options=options)
+    small = lrcore.compress(model, recipe)
+    assert small.account.achieved >= 0.3
+    plain = lrcore.compress(model, recipe.with_(method="svd_llm", options={}))
+    ours, theirs = (read_layer(m.network, 1).experts.mlps[2].gate for m in (small, plain))
+    assert ours.rank == theirs.rank
+    assert not torch.allclose(ours.weight, theirs.weight)
 
 
 def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_file) -> None:
@@ -180,22 +217,22 @@ def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_fi
         ({"method": "svd_llm", "policy": "fisher"}, "policy fisher"),
         ({"method": "svd_llm", "policy": "zs_svd"}, "policy zs_svd"),
     ):
-        said = rf"has experts, of which no gradients are collected\. Change {why}: .* none: svd,"
-        with pytest.raises(InputError, match=said):
+        message = rf"has experts, of which no gradients are collected\. Change {why}: .* none: svd,"
+        with pytest.raises(InputError, match=message):
             lrcore.compress(model, recipe_of(folder, story_file, ratio=0.2, **fields))
     with pytest.raises(
-        InputError, match=r"leaves the experts as they are: .* svd, svd_llm, bolaco"
+        InputError, match=r"leaves the experts as they are: .* svd, svd_llm, kfac_svd, bolaco"
     ):
         lrcore.compress(model, recipe_of(folder, story_file, ratio=0.5, method="clover"))
     cached = recipe_of(folder, story_file, ratio=0.9, method="clover", budget="kv")
     with pytest.raises(InputError, match=r"at most [0-9.]+\. Lower the ratio\.$"):
-        lrcore.compress(model, cached)  # experts cache nothing
+        lrcore.compress(model, cached)  # experts have no cache
 
 
 def test_values_and_output_are_not_solved_together_beside_a_sink(
     tiny_llama, story_file, tmp_path
 ) -> None:
-    """The bias of the output takes that of the values where attention weights sum to one."""
+    """The bias of the output absorbs that of the values only if attention weights sum to 1."""
     folder = family_folder("gpt_oss", tiny_llama, tmp_path / "sinks")
     for vo in ("joint", "attention"):
         recipe = recipe_of(folder, story_file, method="latentllm", options={"vo": vo})
@@ -209,28 +246,28 @@ def test_error_bounds_of_experts_hold(folder, story_file) -> None:
         recipe_of(folder, story_file, method="modegpt", ratio=0.3),
     )
     factors = lrcore.prepare(model, recipe)
-    rows = lrcore.bounds(model, factors, lrcore.allocate(factors, recipe))
-    own = [row for row in rows if row["component"] == "mlp" and row["rank"] < 48]
-    assert own
-    for row in own:
+    rows = plan_bounds(model, factors, lrcore.allocate(factors, recipe))
+    mlp_rows = [row for row in rows if row["component"] == "mlp" and row["rank"] < 48]
+    assert mlp_rows
+    for row in mlp_rows:
         assert row["bound"] is None or 0 < row["error"] <= row["bound"]
 
 
 def test_a_run_says_how_many_experts_were_rare(folder, story_file) -> None:
     model = lrcore.load(str(folder))
-    for fields, least in (({"samples": 1}, 1), ({"samples": 60}, 0), ({"method": "care"}, 0)):
+    for fields, minimum in (({"samples": 1}, 1), ({"samples": 60}, 0), ({"method": "care"}, 0)):
         recipe = recipe_of(folder, story_file, ratio=0.2).with_(**{"method": "a3", **fields})
         step = lrcore.compress(model, recipe).history[-1]
         calibration = lrcore.calibrate(model, recipe)
         lacking = [
-            missing(read_layer(model.network, layer), calibration.moments(layer))
+            missing_tokens(read_layer(model.network, layer), calibration.moments(layer))
             for layer in range(2)
         ]
         rare = int((torch.stack(lacking) > 0).sum())
         assert rare == calibration.rare_experts
-        assert step.calibration.get("rare_experts", 0) == (rare if least else 0)
-        assert step.about_experts.startswith(f"{rare} experts saw fewer tokens" if least else "")
-        assert bool(step.about_experts) == bool(least)
+        assert step.calibration.get("rare_experts", 0) == (rare if minimum else 0)
+        assert step.about_experts.startswith(f"{rare} experts received fewer" if minimum else "")
+        assert bool(step.about_experts) == bool(minimum)
 
 
 def test_latents_shrink_the_cache_and_leave_the_experts(folder, story_file) -> None:
@@ -239,6 +276,6 @@ def test_latents_shrink_the_cache_and_leave_the_experts(folder, story_file) -> N
     small = lrcore.compress(model, recipe)
     assert 0.4 <= small.account.achieved < 0.5
     forms = {"qk", "ov", "latent_k", "latent_v"}
-    assert {row.component for row in small.step(lrcore.Compressed).ranks} <= forms
-    experts = [read_layer(one.network, 1).experts for one in (model, small)]
+    assert {row.component for row in small.step(Compressed).ranks} <= forms
+    experts = [read_layer(loaded.network, 1).experts for loaded in (model, small)]
     assert torch.equal(experts[0].mlps[0].up.weight, experts[1].mlps[0].up.weight)

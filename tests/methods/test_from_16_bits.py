@@ -1,8 +1,8 @@
-"""Solvers on moments of activations in 16 bits, against sixty digits of mpmath on those numbers.
+"""Solvers on moments of activations in 16 bits, against sixty digits of mpmath on the same numbers.
 
-The moments are those of a calibration, products in float32, so an error may be that of these sums
-as well; massive activations, large means and duplicates are where float16 sums would end in
-infinity, and where cancellation leaves nothing.
+The moments are those of a calibration, with products in float32, so errors may have the size of the
+rounding of these sums. Massive activations, large means and duplicates would give infinity in
+float16 sums and cancellation in differences.
 """
 
 import mpmath
@@ -10,14 +10,14 @@ import pytest
 import torch
 from sixty_digits import DIGITS, exact, squares, tails
 
-from lrcore.compression.regression import Regression
-from lrcore.layer import Linear
-from lrcore.linalg import leverage_complement, roots, singular_values, whitened_svd
-from lrcore.methods.scores import joint_scores
-from lrcore.statistics import Accumulator
+from lrcore.compression.solve.regression import Regression
+from lrcore.layers.layer import Linear
+from lrcore.layers.linalg import leverage_complement, roots, singular_values, whitened_svd
+from lrcore.layers.statistics import Accumulator
+from lrcore.methods.attention_scores import joint_scores
 
 N, OUT, TOKENS, RANKS = 8, 6, 40, (1, 3, 5)
-SHARE = 1e-5  # of the whole: a few roundings of float32
+SHARE = 1e-5  # of the total: a few roundings of float32
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -30,7 +30,7 @@ def ill_scaled(x: torch.Tensor) -> torch.Tensor:
 
 
 def massive_activation(x: torch.Tensor) -> torch.Tensor:
-    x[0, 2] = 3e4  # its square is no number of float16
+    x[0, 2] = 3e4  # its square overflows float16
     return x
 
 
@@ -64,7 +64,7 @@ def case(request):
 
 @pytest.fixture(params=DTYPES, ids=str)
 def rows(request, case) -> torch.Tensor:
-    """Activations [tokens, N] of a dtype."""
+    """Return activations [tokens, N] of a dtype."""
     x = torch.randn(TOKENS, N, generator=torch.Generator().manual_seed(3))
     return case(x).to(request.param)
 
@@ -75,7 +75,7 @@ def weight() -> torch.Tensor:
 
 
 def second(rows: torch.Tensor) -> torch.Tensor:
-    """The second moment [N, N] as calibration takes it, in batches."""
+    """Return the second moment [N, N] as in a calibration, in batches."""
     accumulator = Accumulator({("attn_in", "second")})
     for part in rows.split(7):
         accumulator.observe("attn_in", part)
@@ -90,46 +90,46 @@ def test_a_low_rank_product_leaves_the_least_loss(rows, weight) -> None:
     best = tails(x * w.T)
     for rank in RANKS:
         error = squares(x * (w - exact(up[:, :rank]) * exact(down[:rank])).T)
-        least = best[min(rank, len(best) - 1)]
-        assert abs(error - least) <= SHARE * best[0], rank
+        optimum = best[min(rank, len(best) - 1)]
+        assert abs(error - optimum) <= SHARE * best[0], rank
 
 
 def test_spectra_are_the_exact_ones(rows, weight) -> None:
-    found = singular_values(weight.double(), second(rows))
-    wanted = tails(exact(rows) / mpmath.sqrt(len(rows)) * exact(weight).T)
-    squared = [float(value) ** 2 for value in found]
+    values = singular_values(weight.double(), second(rows))
+    expected = tails(exact(rows) / mpmath.sqrt(len(rows)) * exact(weight).T)
+    squared = [float(value) ** 2 for value in values]
     for rank in range(len(squared)):
-        least = wanted[min(rank, len(wanted) - 1)]
-        assert abs(sum(squared[rank:]) - least) <= SHARE * wanted[0], rank
+        optimum = expected[min(rank, len(expected) - 1)]
+        assert abs(sum(squared[rank:]) - optimum) <= SHARE * expected[0], rank
 
 
 def test_scores_leave_the_least_loss(rows) -> None:
     turn = torch.linalg.qr(torch.vander(torch.linspace(-1, 1, N)))[0]
-    other = (rows.flip(1).float() @ turn).to(rows.dtype)
-    _, q_maps, k_maps = joint_scores(second(rows), second(other))
-    queries, keys = exact(rows), exact(other)
+    key_rows = (rows.flip(1).float() @ turn).to(rows.dtype)
+    _, q_maps, k_maps = joint_scores(second(rows), second(key_rows))
+    queries, keys = exact(rows), exact(key_rows)
     best = tails(queries * keys.T)
     for rank in RANKS:
-        kept = exact(q_maps[:rank]).T * exact(k_maps[:rank])
-        error = squares(queries * (mpmath.eye(N) - kept) * keys.T)
+        product = exact(q_maps[:rank]).T * exact(k_maps[:rank])
+        error = squares(queries * (mpmath.eye(N) - product) * keys.T)
         assert abs(error - best[min(rank, len(best) - 1)]) <= SHARE * best[0], rank
 
 
 def test_a_root_squares_to_the_second_moment(rows) -> None:
     root = exact(roots(second(rows))[0])
     x = exact(rows)
-    wanted = x.T * x / len(rows)
-    largest = max(abs(value) for value in wanted)
-    assert max(abs(value) for value in root * root - wanted) <= SHARE * largest
+    expected = x.T * x / len(rows)
+    largest = max(abs(value) for value in expected)
+    assert max(abs(value) for value in root * root - expected) <= SHARE * largest
 
 
 def test_leverages_are_those_of_the_activations(rows) -> None:
     gram = second(rows)
-    ridge = 1e-3 * float(gram.diagonal().mean())  # above what float32 loses of the moments
+    ridge = 1e-3 * float(gram.diagonal().mean())  # above the rounding errors of float32 moments
     x = exact(rows)
     inverse = mpmath.inverse(x.T * x / len(rows) + ridge * mpmath.eye(N))
-    for j, own in enumerate(leverage_complement(gram, ridge)):
-        assert abs(float(own) - ridge * inverse[j, j]) <= 1e-2
+    for j, leverage in enumerate(leverage_complement(gram, ridge)):
+        assert abs(float(leverage) - ridge * inverse[j, j]) <= 1e-2
 
 
 def test_a_refit_is_the_ridge_solution(rows, weight) -> None:
@@ -137,17 +137,17 @@ def test_a_refit_is_the_ridge_solution(rows, weight) -> None:
     targets = (rows.float() @ weight.float().mT + noise).to(torch.float32)
     fit = Regression()
     fit.add(rows, targets)
-    found = exact(fit.solve(Linear(weight.float()), ridge=0.3).weight)
+    solution = exact(fit.solve(Linear(weight.float()), ridge=0.3).weight)
     x, y, w = exact(rows), exact(targets), exact(weight)
     xx = x.T * x / len(rows)
-    # a dead channel has no ridge of its own: its column of the weight stays
+    # a dead channel has no ridge: its column of the weight is unchanged
     live = [i for i in range(N) if xx[i, i] > 0]
     missing = y.T * x / len(rows) - w * xx
     damped = xx + mpmath.diag([0.3 * xx[i, i] for i in range(N)])
     inner = mpmath.matrix([[damped[i, j] for j in live] for i in live])
     gap = mpmath.matrix([[missing[o, j] for j in live] for o in range(OUT)])
-    solved, wanted = gap * mpmath.inverse(inner), w * 1
-    for place, j in enumerate(live):
+    solved, expected = gap * mpmath.inverse(inner), w * 1
+    for position, j in enumerate(live):
         for o in range(OUT):
-            wanted[o, j] += solved[o, place]
-    assert squares(x * (found - wanted).T) <= SHARE * squares(x * wanted.T)
+            expected[o, j] += solved[o, position]
+    assert squares(x * (solution - expected).T) <= SHARE * squares(x * expected.T)

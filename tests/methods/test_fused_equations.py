@@ -1,5 +1,5 @@
-"""The fused method against least squares and greedy search done the slow way, and against the
-methods it is made of.
+"""The fused method against slow least squares and greedy search, and against the methods that it
+combines.
 """
 
 from dataclasses import replace
@@ -8,16 +8,16 @@ import pytest
 import torch
 from toy_layer import HEAD, apply, relative, toy
 
-from lrcore.elimination import elimination_order
-from lrcore.layer import heads
+from lrcore.layers.elimination import elimination_order
+from lrcore.layers.layer import heads
 from lrcore.methods import a3, fused, modegpt
 
 MHA, GQA = (3, 3, "none", True, False), (4, 2, "none", True, True)
 
 
-def centred_score_error(case, small) -> float:
-    """Mean squared change of the scores after each query's mean over keys is taken out: what a
-    softmax can see.
+def centered_score_error(case, small) -> float:
+    """Return the mean squared change of the scores minus the mean of each query over keys, which
+    softmax ignores.
     """
     total = 0.0
     for i in range(case.layer.attention.n_q):
@@ -39,8 +39,8 @@ def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(
 ) -> None:
     case = toy(*kind)
     a = case.layer.attention
-    factor = fused.qk_centred(a, case.moments)
-    result = centred_score_error(case, factor.truncate(case.layer, rank))
+    factor = fused.qk_centered(a, case.moments)
+    result = centered_score_error(case, factor.truncate(case.layer, rank))
     assert (
         relative(result, float((factor.values[rank:] ** 2).sum()), float((factor.values**2).sum()))
         < 1e-6
@@ -48,11 +48,13 @@ def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(
     theirs = (a3.qk_svd if a.group == 1 else a3.qk_joint)(a, case.moments).truncate(
         case.layer, rank
     )
-    assert result <= centred_score_error(case, theirs) * (1 + 1e-9)
+    assert result <= centered_score_error(case, theirs) * (1 + 1e-9)
 
 
 def narrowed(case, small) -> torch.Tensor:
-    """Head outputs under the value map of the small layer, which acts on each state: a^ = T a."""
+    """Return head outputs under the value map of the small layer, which acts on each state: a^ = T
+    a.
+    """
     a, b = case.layer.attention, small.attention
     maps = heads(b.v.weight, a.n_kv) @ torch.linalg.pinv(
         heads(a.v.weight, a.n_kv)
@@ -65,7 +67,7 @@ def narrowed(case, small) -> torch.Tensor:
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_ov_refit_is_least_squares_with_an_intercept(kind: tuple, rank: int) -> None:
     case = toy(*kind)
-    small = fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, rank)
+    small = fused.ov_refit(case.layer.attention, case.moments, False).truncate(case.layer, rank)
     inputs, target = narrowed(case, small), apply(case.layer.attention.o, case.a)
     design = torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
     best = design @ torch.linalg.lstsq(design, target).solution
@@ -102,35 +104,35 @@ def test_ov_error_is_below_that_of_both_papers(rank: int) -> None:
 @pytest.mark.parametrize("rank", [1, 9, 23, 39])
 def test_mlp_refit_is_least_squares_with_an_intercept_and_its_curve_is_exact(rank: int) -> None:
     case = toy(*GQA)
-    factor = fused.mlp_elimination(case.layer, case.moments)
+    factor = fused.mlp_elimination(case.layer, case.moments, False)
     small = factor.truncate(case.layer, rank).mlp
-    target, kept = apply(case.layer.mlp.down, case.z), case.z[:, factor.order[:rank]]
-    design = torch.cat((kept, torch.ones(len(kept), 1, dtype=kept.dtype)), 1)
+    target, selected = apply(case.layer.mlp.down, case.z), case.z[:, factor.order[:rank]]
+    design = torch.cat((selected, torch.ones(len(selected), 1, dtype=selected.dtype)), 1)
     best = ((design @ torch.linalg.lstsq(design, target).solution - target) ** 2).sum(1).mean()
     total = ((target - target.mean(0)) ** 2).sum(1).mean()
-    result = ((apply(small.down, kept) - target) ** 2).sum(1).mean()
+    result = ((apply(small.down, selected) - target) ** 2).sum(1).mean()
     assert relative(result, best, total) < 1e-6
     assert relative((factor.values[rank:] ** 2).sum(), best, total) < 1e-6
-    theirs = modegpt.mlp_nystrom(case.layer, case.moments).truncate(case.layer, rank).mlp
-    z = case.z[:, modegpt.mlp_nystrom(case.layer, case.moments).order[:rank]]
+    theirs = modegpt.mlp_nystrom(case.layer, case.moments, False).truncate(case.layer, rank).mlp
+    z = case.z[:, modegpt.mlp_nystrom(case.layer, case.moments, False).order[:rank]]
     assert result <= ((apply(theirs.down, z) - target) ** 2).sum(1).mean() * (1 + 1e-6)
 
 
 def test_elimination_is_the_greedy_search_over_all_refits() -> None:
     case = toy(*GQA)
-    gram, weight = case.moments.centred("mlp_hidden")[:12, :12], case.layer.mlp.down.weight[:, :12]
-    order, left = elimination_order(weight, gram, 1e-12).tolist(), list(range(12))
+    gram, weight = case.moments.centered("mlp_hidden")[:12, :12], case.layer.mlp.down.weight[:, :12]
+    order, remaining = elimination_order(weight, gram, 1e-12).tolist(), list(range(12))
 
-    def error(kept: list[int]) -> float:
-        refit = weight @ gram[:, kept] @ torch.linalg.inv(gram[kept][:, kept])
+    def error(selected: list[int]) -> float:
+        refit = weight @ gram[:, selected] @ torch.linalg.inv(gram[selected][:, selected])
         gap = weight.clone()
-        gap[:, kept] -= refit
+        gap[:, selected] -= refit
         return float((gap @ gram @ gap.T).trace())
 
     for expected in order[:0:-1]:
-        best = min(left, key=lambda j: error([k for k in left if k != j]))
+        best = min(remaining, key=lambda j: error([k for k in remaining if k != j]))
         assert best == expected
-        left.remove(best)
+        remaining.remove(best)
 
 
 def test_elimination_in_blocks_still_orders_every_column_once() -> None:
@@ -149,7 +151,9 @@ def test_a_projection_without_bias_gets_one_and_the_account_knows() -> None:
             == factor.cost.dense - factor.cost.parameters(factor.cost.ranks()[0])
         ), name
     assert (
-        fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, 2).attention.o.bias
+        fused.ov_refit(case.layer.attention, case.moments, False)
+        .truncate(case.layer, 2)
+        .attention.o.bias
         is not None
     )
 

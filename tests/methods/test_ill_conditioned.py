@@ -1,28 +1,28 @@
-"""Moments that are singular: no crash, no NaN, and the error that a pseudo-inverse would leave, to
-1e-6 of the whole.
+"""Singular moments: no crash, no NaN, and the error of a pseudo-inverse, to 1e-6 of the total.
 
-Every method of the table is held to the first two; those with a closed form also to the third,
-against singular values and least squares taken from the tokens themselves.
+All methods satisfy the first two; methods with a closed form also the third, against singular
+values and least squares computed from the tokens.
 """
 
 from dataclasses import replace
 
 import pytest
 import torch
-from method_options import VARIANTS
+from method_options import UNDAMPED, VARIANTS
 from toy_layer import HEAD, D, Toy, apply, toy, watched
 
-from lrcore.layer import Linear, heads, output_heads
+from lrcore.layers.layer import Linear, heads, output_heads
+from lrcore.layers.statistics import TAPS, Moments
 from lrcore.methods import METHODS, truncate
-from lrcore.statistics import TAPS, Moments
 
 TOKENS = 80
 KINDS = [(3, 3, "none", True, False), (4, 2, "none", False, True), (4, 2, "rotary", True, True)]
 
 
 def changed(case: Toy, **rows) -> Toy:
-    """The case with some rows of some matrices written anew, {"up": {3: 0.0}}: a number fills
-    the row, (i,) copies row i; biases follow.
+    """Return the case with changed rows of some matrices, {"up": {3: 0.0}}.
+
+    A number fills the row, (i,) copies row i; biases are changed alike.
     """
     new = {}
     for name, entries in rows.items():
@@ -70,13 +70,15 @@ def constant_activation(kind: tuple) -> Toy:
 
 
 def scaled(kind: tuple, change) -> Toy:
-    """The case with other inputs, which `change` makes of its own."""
+    """Return the case with different inputs, computed by `change`."""
     case = toy(*kind, tokens=TOKENS)
     return watched(case.layer, change(case.x.clone()))
 
 
 def massive_activation(kind: tuple) -> Toy:
-    """One activation ten thousand times all others, as of the first token in trained models."""
+    """Return an activation ten thousand times larger than all others, as of the first token in
+    trained models.
+    """
 
     def change(x):
         x[0, 2] = 1e4 * x.abs().max()
@@ -86,7 +88,7 @@ def massive_activation(kind: tuple) -> Toy:
 
 
 def near_duplicates(kind: tuple) -> Toy:
-    """Two directions of the inputs that differ in the seventh digit."""
+    """Return two directions of the inputs that differ in the seventh digit."""
 
     def change(x):
         x[:, 1] = x[:, 0] + 1e-7 * x[:, 1]
@@ -96,12 +98,12 @@ def near_duplicates(kind: tuple) -> Toy:
 
 
 def ill_scaled(kind: tuple) -> Toy:
-    """Inputs whose directions differ by eight orders of magnitude."""
+    """Return inputs whose directions differ by eight orders of magnitude."""
     return scaled(kind, lambda x: x * torch.logspace(4, -4, x.shape[1], dtype=x.dtype))
 
 
 def of_float16(kind: tuple) -> Toy:
-    """Inputs as float16 holds them, one of them too large for its square to be one."""
+    """Return inputs in float16, including a number whose square overflows."""
 
     def change(x):
         x[0, 2] = 3e4
@@ -111,7 +113,7 @@ def of_float16(kind: tuple) -> Toy:
 
 
 def of_bfloat16(kind: tuple) -> Toy:
-    """Inputs as bfloat16 holds them, far from zero: of the differences few digits are left."""
+    """Return inputs in bfloat16 far from zero, so that differences have few digits."""
     return scaled(kind, lambda x: (x + 50.0).bfloat16().to(x.dtype))
 
 
@@ -150,7 +152,7 @@ def test_no_method_breaks_or_gives_numbers_that_are_none(row: tuple, case: str) 
                         assert projection.bias is None or torch.isfinite(projection.bias).all()
 
 
-# ---- errors on the tokens, and what they should be
+# ---- errors on the tokens, and their expected values
 # -------------------------------------------------------------------------------
 
 
@@ -159,7 +161,7 @@ def tail(matrix: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def states(case: Toy, name: str) -> torch.Tensor:
-    """Head states on the tokens, [n, N, d_h]."""
+    """Return head states on the tokens, [n, N, d_h]."""
     return apply(case.layer.matrices()[name], case.x).unflatten(-1, (-1, HEAD)).transpose(0, 1)
 
 
@@ -172,9 +174,10 @@ def matrix_error(case: Toy, name: str, factor, rank: int):
     return ((dense - inputs @ small.T) ** 2).sum(), tail(dense, rank), (dense**2).sum()
 
 
-def score_error(case: Toy, name: str, factor, rank: int, centred: bool = False):
-    """Scores of all pairs of tokens per kv head, its query heads stacked; centred: after each
-    query's mean over the keys is taken out.
+def score_error(case: Toy, name: str, factor, rank: int, centered: bool = False):
+    """Return the error of the scores of all pairs of tokens per kv head, its query heads stacked.
+
+    centered: after subtraction of the mean of each query over the keys.
     """
     small = replace(case, layer=factor.truncate(case.layer, rank))
     a, sums = case.layer.attention, [0.0, 0.0, 0.0]
@@ -185,41 +188,44 @@ def score_error(case: Toy, name: str, factor, rank: int, centred: bool = False):
     for g in range(a.n_kv):
         group = slice(g * a.group, (g + 1) * a.group)
         dense = states(case, "q")[group].flatten(0, 1) @ states(case, "k")[g].T
-        now = narrow_q[group].flatten(0, 1) @ narrow_k[g].T
-        if centred:
-            dense, now = dense - dense.mean(1, keepdim=True), now - now.mean(1, keepdim=True)
-        for i, part in enumerate((((dense - now) ** 2).sum(), tail(dense, rank), (dense**2).sum())):
+        approximation = narrow_q[group].flatten(0, 1) @ narrow_k[g].T
+        if centered:
+            dense, approximation = (
+                dense - dense.mean(1, keepdim=True),
+                approximation - approximation.mean(1, keepdim=True),
+            )
+        for i, part in enumerate(
+            (((dense - approximation) ** 2).sum(), tail(dense, rank), (dense**2).sum())
+        ):
             sums[i] = sums[i] + part
     return sums
 
 
-def value_error(case: Toy, name: str, factor, rank: int, which: str):
-    """Per kv head, the outputs of its query heads side by side: of the head outputs ("outputs"),
-    or of single value states ("values").
+def value_error(case: Toy, name: str, factor, rank: int, side: str):
+    """Return the error per kv head of the outputs of its query heads: of the head outputs
+    ("outputs") or of single value states ("values").
     """
     a, sums = case.layer.attention, [0.0, 0.0, 0.0]
     out, mapped = output_heads(a.o.weight, a.n_q), factor.out[..., :rank]
     for g in range(a.n_kv):
         group, maps = range(g * a.group, (g + 1) * a.group), factor.v_maps[g, :rank]
-        s = states(case, "v")[g] if which != "outputs" else case.a.unflatten(-1, (-1, HEAD))[:, g]
+        s = states(case, "v")[g] if side != "outputs" else case.a.unflatten(-1, (-1, HEAD))[:, g]
         dense = torch.cat([s @ out[i].T for i in group], 1)
-        now = torch.cat([s @ maps.T @ mapped[i].T for i in group], 1)
-        if which == "principal":
+        approximation = torch.cat([s @ maps.T @ mapped[i].T for i in group], 1)
+        if side == "principal":
             _, _, vt = torch.linalg.svd(s, full_matrices=False)
             best = (
                 (dense - torch.cat([s @ vt[:rank].T @ vt[:rank] @ out[i].T for i in group], 1)) ** 2
             ).sum()
         else:
             best = tail(dense, rank)
-        for i, part in enumerate((((dense - now) ** 2).sum(), best, (dense**2).sum())):
+        for i, part in enumerate((((dense - approximation) ** 2).sum(), best, (dense**2).sum())):
             sums[i] = sums[i] + part
     return sums
 
 
 def regression_error(dense: torch.Tensor, inputs: torch.Tensor, linear: Linear, intercept: bool):
-    """The error of `linear` on its inputs against that of least squares through a
-    pseudo-inverse.
-    """
+    """Return the error of `linear` on its inputs relative to least squares by a pseudo-inverse."""
     design = (
         torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
         if intercept
@@ -246,21 +252,21 @@ def refit_error(case: Toy, name: str, factor, rank: int):
 
 
 def closed_form(method: str, name: str, kind: tuple):
-    """How to measure a slot against its closed form; None where columns are only selected, which
-    inverts nothing.
+    """Return a function that compares a slot with its closed form; None if columns are only
+    selected, without an inverse.
     """
     group, rotary = kind[0] // kind[1], kind[2] == "rotary"
     if method == "svd_llm":
         return matrix_error
     if name == "qk" and method in ("a3", "fused") and not rotary:
-        return lambda *given: score_error(*given, centred=method == "fused")
+        return lambda *given: score_error(*given, centered=method == "fused")
     if name == "ov" and method in ("a3", "modegpt"):
-        which = (
+        side = (
             ("outputs" if group == 1 else "values")
             if method == "a3"
             else ("values" if group == 1 else "principal")
         )
-        return lambda *given: value_error(*given, which=which)
+        return lambda *given: value_error(*given, side=side)
     if name == "ov" and method == "fused":
         return refit_error
     if name == "mlp" and method in ("modegpt", "fused"):
@@ -277,7 +283,8 @@ def test_the_error_is_that_of_the_pseudo_inverse(method: str, case: str) -> None
             {need: result.moments.values[need] for need in METHODS[method].needs},
             result.moments.tokens,
         )
-        for name, factor in METHODS[method].factor(result.layer, moments).items():
+        options = METHODS[method].choose(UNDAMPED.get(method, {}))
+        for name, factor in METHODS[method].factor(result.layer, moments, options).items():
             measure = closed_form(method, name, kind)
             for rank in (1, 4, 7) if measure else ():
                 error, best, total = measure(result, name, factor, rank)

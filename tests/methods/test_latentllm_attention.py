@@ -1,5 +1,5 @@
-"""LatentLLM: joint VO on what the heads attend to (eq. 198-223), against the tokens and against
-the Kronecker system written out.
+"""LatentLLM: joint VO on attention-weighted inputs (eq. 198-223), against the tokens and against
+the explicit Kronecker system.
 """
 
 from dataclasses import replace
@@ -11,17 +11,19 @@ from latentllm_reference import GQA, MHA
 from test_latentllm_degenerate import spoiled
 from toy_layer import apply, relative, toy
 
-from lrcore.layer import heads, output_heads
-from lrcore.linalg import roots
+from lrcore.layers.layer import heads, output_heads
+from lrcore.layers.linalg import roots
+from lrcore.layers.statistics import Moments
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import attention_solver
-from lrcore.statistics import Moments
 
 KINDS = [MHA, GQA, (3, 3, "none", True, False), (4, 2, "rotary", True, True)]
 
 
 def output(case, layer) -> torch.Tensor:
-    """The attention's output on the tokens, every head attending as it did. [N, d]"""
+    """Return the output of the attention on the tokens with the attention of the dense heads, [N,
+    d].
+    """
     a = layer.attention
     values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
     return apply(
@@ -42,7 +44,7 @@ def problem_and_start(kind: tuple, rank: int, **options):
 
 
 def turns(problem, result, rounds: int = 4):
-    """The start, and what every turn makes of it."""
+    """Return the start and the solution after each round."""
     yield result
     for _ in range(rounds):
         for turn in (attention_solver.fit_out, attention_solver.fit_up, attention_solver.fit_down):
@@ -54,13 +56,11 @@ def turns(problem, result, rounds: int = 4):
 @pytest.mark.parametrize("bias", ["update", "add", "keep"])
 @pytest.mark.parametrize("rank", [4, 13])
 def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(kind, bias, rank):
-    """eq. 206 by brute force over tokens, biases in it (eq. 193 with the means that the heads
-    attend to).
-    """
+    """eq. 206 by brute force over tokens, with biases (eq. 193 with attention-weighted means)."""
     case, factor, problem, start = problem_and_start(kind, rank, bias=bias)
     result = attention_solver.alternate(problem, start)
     ours = error(case, factor.truncate(case.layer, rank))
-    assert relative(ours, attention_solver.lost(problem, result)) < 1e-6
+    assert relative(ours, attention_solver.loss(problem, result)) < 1e-6
     joint = latentllm.factor(
         case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint", bias=bias)
     )["joint_vo"].truncate(case.layer, rank)
@@ -71,15 +71,15 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
 @pytest.mark.parametrize("rank", [2, 7, 15, 20])
 def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
     _, _, problem, start = problem_and_start(kind, rank)
-    losses = [attention_solver.lost(problem, result) for result in turns(problem, start)]
-    scale = attention_solver.lost(problem, replace(start, out=start.out * 0))
+    losses = [attention_solver.loss(problem, result) for result in turns(problem, start)]
+    scale = attention_solver.loss(problem, replace(start, out=start.out * 0))
     assert all(later <= earlier + 1e-11 * scale for earlier, later in pairwise(losses))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", ["update", "keep"])
 def test_alpha_solves_the_kronecker_system(kind, bias):
-    """eq. 222, its (r_v k)^2 numbers written out."""
+    """eq. 222 with an explicit matrix for all r_v k numbers."""
     _, _, problem, start = problem_and_start(kind, 3, bias=bias)
     result = attention_solver.fit_out(problem, start)
     k, n_q = problem.width, problem.width * problem.group // problem.shift.shape[1]
@@ -91,26 +91,26 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
         torch.kron(h[i].mT @ h[j], moment[i * k : (i + 1) * k, j * k : (j + 1) * k])
         for i in range(n_q)
         for j in range(n_q)
-    )  # on alpha laid out row by row
-    wanted = (
+    )  # on alpha in row-major order
+    target = (
         problem.weight @ problem.rows(problem.dense())
         - result.out @ problem.by_head(problem.shift).reshape(-1, 1) * moment[-1]
     )
-    right = sum(h[i].mT @ wanted[:, :n][:, i * k : (i + 1) * k] for i in range(n_q))
+    right = sum(h[i].mT @ target[:, :n][:, i * k : (i + 1) * k] for i in range(n_q))
     alpha = torch.linalg.lstsq(system, right.reshape(-1, 1), driver="gelsd").solution.view_as(
         result.down
     )
-    best = attention_solver.lost(problem, replace(result, down=alpha))
-    assert attention_solver.lost(
+    best = attention_solver.loss(problem, replace(result, down=alpha))
+    assert attention_solver.loss(
         problem, attention_solver.fit_down(problem, result, steps=500)
     ) == pytest.approx(best, rel=1e-7)
-    assert attention_solver.lost(problem, attention_solver.fit_down(problem, result)) < 1.01 * best
+    assert attention_solver.loss(problem, attention_solver.fit_down(problem, result)) < 1.01 * best
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [3, 11])
 def test_up_is_the_least_squares_solution(kind, rank):
-    """eq. 216 for all heads at once, by the quadratic form of the loss itself."""
+    """eq. 216 for all heads, by the quadratic form of the loss."""
     _, _, problem, start = problem_and_start(kind, rank)
     result = attention_solver.fit_out(problem, start)
     flat = result.up.flatten().clone().requires_grad_()
@@ -126,33 +126,33 @@ def test_up_is_the_least_squares_solution(kind, rank):
     gradient = torch.autograd.functional.jacobian(loss, flat)
     curvature = torch.autograd.functional.hessian(loss, flat)
     step = torch.linalg.lstsq(curvature, -gradient.unsqueeze(1), driver="gelsd").solution
-    best = attention_solver.lost(problem, replace(result, up=result.up + step.view_as(result.up)))
-    assert attention_solver.lost(
+    best = attention_solver.loss(problem, replace(result, up=result.up + step.view_as(result.up)))
+    assert attention_solver.loss(
         problem, attention_solver.fit_up(problem, result, steps=500)
     ) == pytest.approx(best, rel=1e-7)
 
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_paper(kind):
-    """eq. 219-220 give A_o for a B_o that the paper takes from `W_o C_o^{1/2}` alone; both are
-    found together here.
+    """eq. 219-220 give A_o for a B_o that the paper computes from `W_o C_o^{1/2}` only; the code
+    solves for both.
     """
     case, _, problem, start = problem_and_start(kind, 7)
     a, rank = case.layer.attention, start.basis.shape[1]
     values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
     small = torch.einsum("nk,gsk->ngs", values.flatten(1), start.maps)
-    wanted, given = (
+    target, states = (
         torch.cat([case.mixtures[i] @ v[:, i // a.group] for i in range(a.n_q)], 1)
         for v in (values, small)
     )
-    wanted = wanted @ a.o.weight.T
+    target = target @ a.o.weight.T
 
     def best(basis: torch.Tensor | None) -> float:
-        fit = given @ torch.linalg.lstsq(given, wanted, driver="gelsd").solution
+        fit = states @ torch.linalg.lstsq(states, target, driver="gelsd").solution
         basis = torch.linalg.svd(fit, full_matrices=False)[2][:rank].T if basis is None else basis
-        return float(((wanted - fit @ basis @ basis.T) ** 2).sum(1).mean())
+        return float(((target - fit @ basis @ basis.T) ** 2).sum(1).mean())
 
-    ours = attention_solver.lost(problem, attention_solver.fit_out(problem, start))
+    ours = attention_solver.loss(problem, attention_solver.fit_out(problem, start))
     assert relative(ours, best(None)) < 1e-6
     root = roots(case.moments.second("attn_out"))[0]
     assert ours < best(torch.linalg.svd(a.o.weight @ root)[0][:, :rank])
@@ -179,8 +179,8 @@ def test_junctions_change_nothing_and_cost_what_those_of_joint_vo_cost(kind, jun
 
 
 def test_moments_predicted_from_the_head_outputs_would_make_values_seem_free():
-    """Why x' is measured: under eq. 205 a head sees its own row space of W_v alone, and any r_v
-    >= d_h seems to lose nothing.
+    """The reason to measure x': under eq. 205 each head has only its row space of W_v, and any r_v
+    >= d_h seems lossless.
     """
     case, _, _, start = problem_and_start(MHA, 13)
     a = case.layer.attention
@@ -224,8 +224,8 @@ def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_rounded_below_zero_do_no_harm(kind):
-    """Products in the model's dtype leave negative eigenvalues; the loss has no floor along
-    them.
+    """Products in the dtype of the model leave negative eigenvalues, along which the loss has no
+    lower bound.
     """
     case = toy(*kind, tokens=60)
     noise = torch.randn(
@@ -234,7 +234,7 @@ def test_moments_rounded_below_zero_do_no_harm(kind):
         dtype=torch.float64,
     )
     noise = 1e-5 * (noise + noise.mT)
-    assert torch.linalg.eigvalsh(case.moments.centred("weighted_values") + noise)[0] < -1e-5
+    assert torch.linalg.eigvalsh(case.moments.centered("weighted_values") + noise)[0] < -1e-5
     rough = Moments(
         {
             **case.moments.values,

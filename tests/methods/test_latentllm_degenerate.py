@@ -1,6 +1,4 @@
-"""LatentLLM on layers with something degenerate in them: the answer is that of the
-pseudo-inverse.
-"""
+"""LatentLLM on degenerate layers: the result is that of the pseudo-inverse."""
 
 from dataclasses import replace
 
@@ -9,15 +7,15 @@ import torch
 from latentllm_reference import GQA, MHA, NAMES, PLAIN, literal_algorithm_1, scores
 from toy_layer import apply, moments_of, toy, watched
 
-from lrcore.layer import Linear
-from lrcore.linalg import roots
+from lrcore.layers.layer import Linear
+from lrcore.layers.linalg import roots
+from lrcore.layers.statistics import TAPS, Moments
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import joint
-from lrcore.statistics import TAPS, Moments
 
 
 def spoiled(kind: tuple, how: str):
-    """A toy layer with something degenerate in it, and moments to match."""
+    """Return a degenerate toy layer and its moments."""
     case = toy(*kind, tokens=10) if how == "few tokens" else toy(*kind)
     layer, x, a, z = case.layer, case.x, case.a, case.z
 
@@ -77,8 +75,8 @@ def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind)
             if name not in NAMES or (name in "qkv" and "split_head" in options.values()):
                 continue
             x, old = inputs[TAPS[name]], case.layer.matrices()[name]
-            centred = x - x.mean(0) if old.bias is not None else x
-            best = float((torch.linalg.svdvals(centred @ old.weight.T)[rank:] ** 2).sum())
+            centered = x - x.mean(0) if old.bias is not None else x
+            best = float((torch.linalg.svdvals(centered @ old.weight.T)[rank:] ** 2).sum())
             gap = apply(old, x) - apply(small.matrices()[name], x)
             assert abs(float((gap**2).sum()) - best) < 1e-6 * float((apply(old, x) ** 2).sum())
 
@@ -88,15 +86,15 @@ def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind)
 )
 @pytest.mark.parametrize("kind", [MHA, GQA])
 def test_degenerate_heads_keep_to_algorithm_1(how, kind):
-    """The printed algorithm takes no inverse before its last line, so it is its own
-    pseudo-inverse answer.
+    """The printed algorithm has no inverse before its last line, so its result is the
+    pseudo-inverse result.
     """
     case = spoiled(kind, how)
     a = case.layer.attention
     factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
     total = sum(float((scores(case.layer, case.x, i) ** 2).mean()) for i in range(a.n_q))
     for rank in (2, 7, 9):
-        ranks = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        ranks = joint.side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full)
         _, _, losses = literal_algorithm_1(a, roots(case.moments.second("attn_in"))[0], *ranks)
         small = factor.truncate(case.layer, rank)
         error = sum(
@@ -120,8 +118,8 @@ def test_nothing_seen_at_all_is_no_accident(vo):
 
 @pytest.mark.parametrize("rank", [8, 16, 23])
 def test_the_bias_of_a_key_channel_without_weights_is_not_blown_up(rank):
-    """The map of such a head is singular up to rounding, and its inverse no number to multiply by;
-    what of the bias it would give moves all scores of a query alike.
+    """The map of such a head is singular up to rounding. The part of the bias along the singular
+    direction would shift all scores of a query equally.
     """
     case = toy(*PLAIN[0])
     k = case.layer.attention.k

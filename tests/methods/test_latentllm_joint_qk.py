@@ -9,8 +9,8 @@ import torch
 from latentllm_reference import GQA, MHA, literal_algorithm_1, scores
 from toy_layer import D, apply, relative, rotated, toy
 
-from lrcore.layer import heads
-from lrcore.linalg import roots
+from lrcore.layers.layer import heads
+from lrcore.layers.linalg import roots
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import hosvd, joint
 
@@ -21,7 +21,9 @@ def test_joint_qk_is_algorithm_1(kind, rank):
     case = toy(*kind)
     a = case.layer.attention
     factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
-    left_rank, right_rank = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    left_rank, right_rank = joint.side_ranks(
+        rank, factor.pair.left_side.full, factor.pair.right_side.full
+    )
     _, _, losses = literal_algorithm_1(
         a, roots(case.moments.second("attn_in"))[0], left_rank, right_rank
     )
@@ -54,15 +56,16 @@ def test_biases_take_part_in_the_score_error(kind, junction, rank):
     factor = latentllm.factor(
         case.layer, case.moments, latentllm.LatentLLMOptions(junction=junction, window=0)
     )["joint_qk"]
-    left, right = hosvd.alternate(
-        factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    left_basis, right_basis = hosvd.alternate(
+        factor.pair,
+        *joint.side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full),
     )
     small = factor.truncate(case.layer, rank)
     error = sum(
         float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean())
         for i in range(a.n_q)
     )
-    assert relative(error, hosvd.lost(factor.pair, left, right)) < 1e-6
+    assert relative(error, hosvd.loss(factor.pair, left_basis, right_basis)) < 1e-6
     ignored = latentllm.factor(
         case.layer,
         case.moments,
@@ -80,7 +83,7 @@ def test_biases_follow_the_printed_formula():
     small = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(junction="left"))[
         "joint_qk"
     ].truncate(case.layer, 5)
-    mu, c0 = case.moments.mean("attn_in"), case.moments.centred("attn_in")
+    mu, c0 = case.moments.mean("attn_in"), case.moments.centered("attn_in")
     for name in "qk":
         old, new = case.layer.matrices()[name], small.matrices()[name]
         a = new.down
@@ -106,8 +109,8 @@ def test_rotary_offsets_turn_as_the_model_does():
 
 @pytest.mark.parametrize("kind", [(3, 3, "rotary", False, True), (4, 2, "rotary", False, True)])
 def test_the_window_sums_the_score_error_over_offsets(kind):
-    """eq. 181, literally; and it beats the joint factorisation that is blind to the rotation in
-    that sum.
+    """eq. 181, literally; its sum is lower than that of the joint factorization without
+    rotations.
     """
     case = toy(*kind)
     a, root, rank = case.layer.attention, roots(case.moments.second("attn_in"))[0], 6
@@ -132,11 +135,12 @@ def test_the_window_sums_the_score_error_over_offsets(kind):
     factor = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(window=5))[
         "joint_qk"
     ]
-    left, right = hosvd.alternate(
-        factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    left_basis, right_basis = hosvd.alternate(
+        factor.pair,
+        *joint.side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full),
     )
     result = error(factor.truncate(case.layer, rank))
-    assert relative(result, hosvd.lost(factor.pair, left, right)) < 1e-6
+    assert relative(result, hosvd.loss(factor.pair, left_basis, right_basis)) < 1e-6
     assert result < error(
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(window=0))[
             "joint_qk"
@@ -161,8 +165,8 @@ def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
         *(lambda case: (case.layer, case.moments))(toy(*kind)),
         latentllm.LatentLLMOptions(vo="joint"),
     )[name].pair
-    ranks = joint.side_ranks(rank, p.left.full, p.right.full)
-    losses = [hosvd.lost(p, *hosvd.alternate(p, *ranks, rounds)) for rounds in range(1, 9)]
+    ranks = joint.side_ranks(rank, p.left_side.full, p.right_side.full)
+    losses = [hosvd.loss(p, *hosvd.alternate(p, *ranks, rounds)) for rounds in range(1, 9)]
     scale = float(p.left_values.sum())
     assert all(later <= earlier + 1e-12 * scale for earlier, later in pairwise(losses))
     assert (
@@ -176,10 +180,10 @@ def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
 def test_rounds_that_gain_nothing_are_left_out(kind, rank, monkeypatch):
     case, count = toy(*kind), []
     pair = latentllm.factor(case.layer, case.moments)["joint_qk"].pair
-    ranks = joint.side_ranks(rank, pair.left.full, pair.right.full)
-    every = hosvd.lost(pair, *hosvd.alternate(pair, *ranks, rounds=60, enough=-1.0))
+    ranks = joint.side_ranks(rank, pair.left_side.full, pair.right_side.full)
+    all_rounds = hosvd.loss(pair, *hosvd.alternate(pair, *ranks, rounds=60, enough=-1.0))
     decompose = hosvd.eigh_descending
     monkeypatch.setattr(hosvd, "eigh_descending", lambda m: count.append(m) or decompose(m))
-    few = hosvd.lost(pair, *hosvd.alternate(pair, *ranks, rounds=60))
-    assert few == pytest.approx(every, rel=1e-4)
+    few_rounds = hosvd.loss(pair, *hosvd.alternate(pair, *ranks, rounds=60))
+    assert few_rounds == pytest.approx(all_rounds, rel=1e-4)
     assert len(count) < 2 * 60

@@ -23,7 +23,7 @@ def ud(kind: tuple):
 
 
 def decoupled_loss(fits, dense, x, z, a, y) -> float:
-    """eq. 20 per token, and the prior of the two fits, each a pair of up and down."""
+    """Return eq. 20 per token plus the prior of the two fits, each a pair of up and down."""
     up, down = fits
     loss = ((up(x) - z) ** 2).sum() + ((a - torch.relu(z)) ** 2).sum() + ((down(a) - y) ** 2).sum()
     for result, dense_ in zip(fits, dense, strict=True):
@@ -87,8 +87,8 @@ def test_before_the_first_round_joint_ud_is_the_local_solution(kind):
     small = local["down"].truncate(local["up"].truncate(case.layer, 6), 6)
     assert torch.allclose(up.up @ up.down, small.mlp.up.weight, atol=1e-8)
     assert torch.allclose(down.up @ down.down, small.mlp.down.weight, atol=1e-8)
-    left = (local["up"].values[6:] ** 2).sum() + (local["down"].values[6:] ** 2).sum()
-    assert float((factor.values[6:] ** 2).sum()) == pytest.approx(float(left))
+    loss = (local["up"].values[6:] ** 2).sum() + (local["down"].values[6:] ** 2).sum()
+    assert float((factor.values[6:] ** 2).sum()) == pytest.approx(float(loss))
 
 
 def test_joint_ud_beats_the_local_solution_in_the_output_of_the_mlp():

@@ -5,8 +5,8 @@ import torch
 from latentllm_reference import GQA, MHA
 from toy_layer import apply, relative, toy
 
-from lrcore.layer import heads, output_heads
-from lrcore.linalg import roots
+from lrcore.layers.layer import heads, output_heads
+from lrcore.layers.linalg import roots
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import joint
 
@@ -24,7 +24,9 @@ def test_joint_vo_is_the_printed_alternation(kind, rank):
     factor = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint"))[
         "joint_vo"
     ]
-    left_rank, right_rank = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    left_rank, right_rank = joint.side_ranks(
+        rank, factor.pair.left_side.full, factor.pair.right_side.full
+    )
 
     def top(m, r):
         return torch.linalg.eigh(m)[1].flip(1)[:, :r]
@@ -47,8 +49,8 @@ def test_joint_vo_is_the_printed_alternation(kind, rank):
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", True, True)])
 def test_joint_vo_keeps_the_mean_of_the_output(kind):
-    """eq. 193: with attention weights that sum to one, the gap of the output has no mean where
-    every head sees the mean token.
+    """eq. 193: with attention weights that sum to 1, the error of the output has mean zero if each
+    head sees the mean token.
     """
     case = toy(*kind)
     small = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint"))[

@@ -5,15 +5,15 @@ import torch
 from latentllm_reference import GQA, MHA, NAMES, scores
 from toy_layer import relative, toy
 
-from lrcore.forms import BlockDiagonal, IdentityColumns, IdentityRows, dense
-from lrcore.linalg import roots
+from lrcore.layers.forms import BlockDiagonal, IdentityColumns, IdentityRows, dense
+from lrcore.layers.linalg import roots
+from lrcore.layers.statistics import TAPS
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm.junction import JUNCTIONS, PRECONDITIONERS
-from lrcore.statistics import TAPS
 
 
 def literal_preconditioner(name: str, second: torch.Tensor, absolute: torch.Tensor) -> torch.Tensor:
-    """Table 1, as printed."""
+    """Return a preconditioner of table 1 as printed."""
     return {
         "identity": lambda: torch.eye(len(second), dtype=second.dtype),
         "diag_hessian": lambda: torch.diag(torch.linalg.inv(second).diagonal() ** -0.5),
@@ -102,7 +102,7 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
                 )
             for i in range(
                 case.layer.attention.n_q
-            ):  # heads of q and k may be mapped by J_i: their scores may not
+            ):  # heads of q and k may be mapped by J_i; their scores are unchanged
                 assert torch.allclose(scores(small, case.x, i), scores(first, case.x, i), atol=1e-8)
             if attention == "local" and junction.endswith("identity"):
                 for name in NAMES:
@@ -123,7 +123,7 @@ def test_block_identities_are_where_they_should_be():
         .truncate(case.layer, 5)
         .mlp.up
     )
-    left = (
+    left_block = (
         latentllm.factor(
             case.layer,
             case.moments,
@@ -133,14 +133,15 @@ def test_block_identities_are_where_they_should_be():
         .mlp.up
     )
     assert isinstance(right.down, IdentityColumns)
-    assert isinstance(left.up, IdentityRows)
+    assert isinstance(left_block.up, IdentityRows)
     assert torch.equal(
         dense(right.down)[:, right.down.order[0, :5].long()], torch.eye(5, dtype=torch.float64)
     )
     assert torch.equal(
-        dense(left.up)[left.up.place[0].argsort()[:5]], torch.eye(5, dtype=torch.float64)
+        dense(left_block.up)[left_block.up.place[0].argsort()[:5]],
+        torch.eye(5, dtype=torch.float64),
     )
-    assert right.down.rest.abs().max() < 50  # partial pivoting keeps the other columns tame
+    assert right.down.rest.abs().max() < 50  # partial pivoting bounds the remaining columns
     split = (
         latentllm.factor(
             case.layer, case.moments, latentllm.LatentLLMOptions(attention="split_head")

@@ -7,14 +7,14 @@ import torch
 from latentllm_reference import GQA
 from toy_layer import D, apply, relative, toy
 
-from lrcore.layer import heads
+from lrcore.layers.layer import heads
+from lrcore.layers.statistics import TAPS
 from lrcore.methods import latentllm
-from lrcore.statistics import TAPS
 
 
 @pytest.mark.parametrize("attention", ["local", "split_head", "joint_qkv"])
 def test_bias_update_is_the_least_squares_optimum(attention):
-    """eq. 43-49: among all rank-r maps with a free bias; brute force by centring the tokens."""
+    """eq. 43-49: among all rank-r maps with a free bias; brute force by centering the tokens."""
     case = toy(4, 2, "none", True, False)
     small = case.layer
     for factor in latentllm.factor(
@@ -27,16 +27,16 @@ def test_bias_update_is_the_least_squares_optimum(attention):
         gap = apply(old, x) - apply(projection, x)
         assert gap.mean(0).abs().max() < 1e-9  # eq. 45
         if attention == "local":
-            centred = (x - x.mean(0)) @ old.weight.T
+            centered = (x - x.mean(0)) @ old.weight.T
             best = float(
-                (torch.linalg.svdvals(centred)[4:] ** 2).sum()
-            )  # eq. 48: no rank-4 map of centred tokens does better
+                (torch.linalg.svdvals(centered)[4:] ** 2).sum()
+            )  # eq. 48: no rank-4 map of centered tokens has a lower error
             assert relative(float((gap**2).sum()), best) < 1e-9
 
 
 def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unless_one_is_added():
     case = toy(*GQA)
-    kept = (
+    updated = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(attention="local"))[
             "up"
         ]
@@ -51,16 +51,16 @@ def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unle
         .mlp.up
     )
     dense_out = apply(case.layer.mlp.up, case.x)
-    assert kept.bias is None
+    assert updated.bias is None
     assert (
         relative(
-            float(((dense_out - apply(kept, case.x)) ** 2).sum()),
+            float(((dense_out - apply(updated, case.x)) ** 2).sum()),
             float((torch.linalg.svdvals(dense_out)[4:] ** 2).sum()),
         )
         < 1e-9
     )
     assert float(((dense_out - apply(added, case.x)) ** 2).sum()) < float(
-        ((dense_out - apply(kept, case.x)) ** 2).sum()
+        ((dense_out - apply(updated, case.x)) ** 2).sum()
     )
 
 
@@ -93,7 +93,9 @@ def test_split_heads_are_each_their_own_svd():
 
 
 def test_with_added_biases_it_is_the_principal_components_of_the_outputs() -> None:
-    """Bolaco's projection: `Q Q^T W` and the bias `(I - Q Q^T) E[y]`, Q those of the covariance."""
+    """Bolaco's projection: `Q Q^T W` and the bias `(I - Q Q^T) E[y]`, Q the eigenvectors of the
+    covariance.
+    """
     case = toy(*GQA)
     options = latentllm.LatentLLMOptions(
         attention="local", mlp="local", junction="left", bias="add"

@@ -1,5 +1,5 @@
-"""LatentLLM on whole networks: exact at full rank, and bit for bit the same after a trip to the
-disk.
+"""LatentLLM in complete networks: exact at full rank, and bit-identical after saving and
+loading.
 """
 
 from dataclasses import replace
@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 
 import lrcore
+from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.methods import latentllm
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.modules.projections import LowRankLinear
 
 VARIANTS = [
     {},
@@ -54,7 +54,7 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
         ).values():
             cost = replace(
                 factor.cost, full=factor.cost.full + 1
-            )  # or the slot would be left as it is
+            )  # below full rank, where the slot changes
             layer = replace(factor, cost=cost).truncate(layer, factor.cost.full)
         write_layer(network, layer)
     assert any(isinstance(module, LowRankLinear) for module in network.modules())
@@ -92,9 +92,9 @@ def test_codes_make_the_file_smaller_by_what_the_plan_says(
     small = lrcore.compress(
         dense, recipe(dense.folder, story_file, ratio=0.2, options={"bits": bits, "chunk": 64})
     )
-    others = dense.size.stored - 4 * dense.size.decoder_linear  # embeddings and norms
-    assert small.size.stored - others < share * 0.8 * 4 * dense.size.decoder_linear
-    # orders of rows and columns are in the file, and not in the plan
+    embeddings = dense.size.stored - 4 * dense.size.decoder_linear  # embeddings and norms
+    assert small.size.stored - embeddings < share * 0.8 * 4 * dense.size.decoder_linear
+    # orders of rows and columns are in the file but not in the plan
     assert small.size.megabytes == pytest.approx(small.account.to_dict()["megabytes"], rel=0.08)
     lrcore.save(small, tmp_path / "small")
     assert (tmp_path / "small" / "model.safetensors").stat().st_size < small.size.stored * 1.2 + 2e4
@@ -105,7 +105,7 @@ def test_codes_make_the_file_smaller_by_what_the_plan_says(
 def test_every_budget_is_kept(calibration, ratio, tiny_opt, story_file):
     dense = lrcore.load(str(tiny_opt))
     small = lrcore.compress(
-        dense, recipe(dense.folder, story_file, ratio=ratio, calibration=calibration)
+        dense, recipe(dense.folder, story_file, ratio=ratio, calibration_mode=calibration)
     )
     assert small.size.decoder_linear <= (1 - ratio) * dense.size.decoder_linear + 1e-6
     assert small.size.parameters == small.account.to_dict()["parameters"]

@@ -1,4 +1,4 @@
-"""LatentLLM: a sparse term beside B A, and factors as codes (appendix I)."""
+"""LatentLLM: a sparse term in addition to B A, and factors as codes (appendix I)."""
 
 from itertools import pairwise
 
@@ -7,17 +7,17 @@ import torch
 from latentllm_reference import GQA, PLAIN
 from toy_layer import D, apply, toy
 
-from lrcore.linalg import roots
+from lrcore.layers.linalg import roots
+from lrcore.layers.statistics import TAPS
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import sparse
-from lrcore.statistics import TAPS
 
 
 @pytest.mark.parametrize("name", ["v", "up", "down"])
 @pytest.mark.parametrize("metric", [True, False])
 def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
-    """eq. 231-237: the loss of every round against the one before it, and against no sparse term
-    at all.
+    """eq. 231-237: the loss of each round relative to the previous round, and to the low-rank part
+    without a sparse term.
     """
     case = toy(*GQA)
     weight, second = (
@@ -27,9 +27,9 @@ def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
     root = torch.eye(weight.shape[1], dtype=weight.dtype) if second is None else roots(second)[0]
     losses = []
     for rounds in range(7):
-        up, _, down, rest = sparse.alternate(weight, second, 5, 40, rounds)
-        assert int((rest != 0).sum()) <= 40
-        losses.append(float((((weight - up @ down - rest) @ root) ** 2).sum()))
+        up, _, down, sparse_term = sparse.alternate(weight, second, 5, 40, rounds)
+        assert int((sparse_term != 0).sum()) <= 40
+        losses.append(float((((weight - up @ down - sparse_term) @ root) ** 2).sum()))
     alone = float((torch.linalg.svdvals(weight @ root)[5:] ** 2).sum())
     assert losses[0] == pytest.approx(alone)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(losses))
@@ -41,11 +41,11 @@ def test_a_sparse_term_that_is_there_is_found():
     low = torch.randn(60, 3, generator=g, dtype=torch.float64) @ torch.randn(
         3, 50, generator=g, dtype=torch.float64
     )
-    places = torch.randperm(3000, generator=g)[:20]
-    planted = torch.zeros(3000, dtype=torch.float64).index_fill(0, places, 3.0).view(60, 50)
-    up, _, down, rest = sparse.alternate(low + planted, None, 3, 20, rounds=60)
-    assert torch.equal(rest != 0, planted != 0)
-    assert torch.allclose(up @ down + rest, low + planted, atol=1e-3)
+    positions = torch.randperm(3000, generator=g)[:20]
+    planted = torch.zeros(3000, dtype=torch.float64).index_fill(0, positions, 3.0).view(60, 50)
+    up, _, down, sparse_term = sparse.alternate(low + planted, None, 3, 20, rounds=60)
+    assert torch.equal(sparse_term != 0, planted != 0)
+    assert torch.allclose(up @ down + sparse_term, low + planted, atol=1e-3)
 
 
 def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():

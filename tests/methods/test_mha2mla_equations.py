@@ -1,4 +1,4 @@
-"""MHA2MLA against its definition, token by token and head by head, and with everything kept."""
+"""MHA2MLA against its definition, token by token and head by head, and with all pairs retained."""
 
 from dataclasses import replace
 
@@ -9,19 +9,19 @@ from toy_layer import HEAD, apply, toy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import lrcore
-from lrcore.layer import LowRank
+from lrcore.layers.layer import LowRank
 from lrcore.methods import METHODS, mha2mla
 from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.model_size import measure
 from lrcore.models.stream import LayerStream
-from lrcore.models.structure import measure
 
 KINDS = [(3, 3, "rotary", False, True), (4, 2, "rotary", True, True)]
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
 PAIRS = {"high": [0, 1], "low": [2, 3], "uniform": [0, 2]}  # of four pairs, half of them
 
 
-def options(**given):
-    return METHODS["mha2mla"].choose(given)
+def options(**values):
+    return METHODS["mha2mla"].choose(values)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,31 +29,33 @@ def options(**given):
 def test_the_pairs_that_keep_their_positions(kind: tuple, pairs: str) -> None:
     case = toy(*kind)
     a = case.layer.attention
-    kept = mha2mla.turning_pairs(a, case.moments, options(pairs=pairs, rotary=0.5))
+    selected = mha2mla.select_rotary_pairs(a, case.moments, options(pairs=pairs, rotary=0.5))
     if pairs != "norm":
-        assert kept.tolist() == [PAIRS[pairs]] * a.n_kv
+        assert selected.tolist() == [PAIRS[pairs]] * a.n_kv
         return
     q, k = (apply(p, case.x).view(-1, n, 2, HEAD // 2) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
-    # the 2-norm of a pair over a token, its root mean square over all of them
+    # the 2-norm of a pair at a token, and its root mean square over all tokens
     norms = [((s**2).sum(2).mean(0)) ** 0.5 for s in (q, k)]
     for g in range(a.n_kv):
         scores = sum(norms[0][g * a.group + i] * norms[1][g] for i in range(a.group))
-        assert set(kept[g].tolist()) == set(scores.topk(2).indices.tolist())
+        assert set(selected[g].tolist()) == set(scores.topk(2).indices.tolist())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("rank", [3, 7])
 def test_keys_and_values_are_those_of_the_definition(kind: tuple, split: bool, rank: int) -> None:
-    """`[K_nope; V]`, or each of them, at a rank by `torch.linalg.svd`; the rows that turn stay."""
+    """`[K_nope; V]`, or both parts separately, at a rank by `torch.linalg.svd`; rotated rows are
+    unchanged.
+    """
     case = toy(*kind)
     a = case.layer.attention
     factors = mha2mla.factor(
         case.layer, case.moments, options(pairs="uniform", rotary=0.5, split=split)
     )
     small = case.layer
-    for one in factors.values():
-        small = one.truncate(small, rank)
+    for factor in factors.values():
+        small = factor.truncate(small, rank)
     small = small.attention
     rows = [g * HEAD + j + half for g in range(a.n_kv) for half in (0, HEAD // 2) for j in (0, 2)]
     nope = [row for row in range(len(a.k.weight)) if row not in rows]
@@ -62,9 +64,11 @@ def test_keys_and_values_are_those_of_the_definition(kind: tuple, split: bool, r
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)
         return u[:, :rank] @ s[:rank].diag() @ vt[:rank]
 
-    both = [a.k.weight[nope], a.v.weight]
-    left = map(cut, both) if split else cut(torch.cat(both)).split([len(nope), len(a.v.weight)])
-    keys, values = left
+    weights = [a.k.weight[nope], a.v.weight]
+    approximations = (
+        map(cut, weights) if split else cut(torch.cat(weights)).split([len(nope), len(a.v.weight)])
+    )
+    keys, values = approximations
     expected = a.k.weight.clone()
     expected[nope] = keys
     assert torch.allclose(small.k.weight, expected, atol=1e-12)
@@ -74,7 +78,9 @@ def test_keys_and_values_are_those_of_the_definition(kind: tuple, split: bool, r
 
 
 def converted(network, rank, chosen, full=None):
-    """A clone with this rank in every layer. full: another rank at which a slot stays dense."""
+    """Return a clone with this rank in all layers. full: a different rank at which a slot stays
+    dense.
+    """
     small, row = clone(network), METHODS["mha2mla"]
     stream = LayerStream(network, TOKENS)
     for index in range(network.config.num_hidden_layers):
@@ -100,7 +106,7 @@ def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: s
 
 
 def test_at_the_first_position_nothing_turns_and_yarn_scales_what_has_no_positions_too() -> None:
-    """YaRN multiplies queries and keys by more than 1, those of a pair that is not rotated too."""
+    """YaRN multiplies queries and keys by more than 1, including pairs that are not rotated."""
     rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -122,7 +128,9 @@ def test_at_the_first_position_nothing_turns_and_yarn_scales_what_has_no_positio
 
 
 def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_llama) -> None:
-    """One attention token by token; then the cache: what it holds, and that no token can tell."""
+    """Attention computed token by token; then the contents of the cache, and equal logits
+    with it.
+    """
     network = lrcore.load(str(tiny_llama)).network
     small = converted(network, 5, options(pairs="norm", rotary=0.25))
     a, attention = read_layer(small, 0).attention, small.model.layers[0].self_attn
@@ -134,12 +142,12 @@ def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_l
     half, expected = a.head_size // 2, torch.zeros(6, a.n_q, a.head_size)
     for head in range(a.n_q):
         kv = head // a.group
-        kept = [j for j in a.rotary_pairs[kv].tolist() if j >= 0]
-        assert len(kept) == half // 4
+        rotated = [j for j in a.rotary_pairs[kv].tolist() if j >= 0]
+        assert len(rotated) == half // 4
 
-        def turn(state, position, kept=kept):
+        def turn(state, position, pairs=rotated):
             out = state.clone()
-            for j in kept:
+            for j in pairs:
                 angle = torch.as_tensor(a.frequencies[j] * position)
                 out[j] = state[j] * angle.cos() - state[j + half] * angle.sin()
                 out[j + half] = state[j] * angle.sin() + state[j + half] * angle.cos()
@@ -149,8 +157,8 @@ def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_l
             scores = torch.stack([turn(q[t, head], t) @ turn(k[s, kv], s) for s in range(t + 1)])
             expected[t, head] = torch.softmax(scores * a.scale, 0) @ v[: t + 1, kv]
     assert torch.allclose(out[0], apply(a.o, expected.flatten(1)), atol=1e-5)
-    whole, cache = logits(small), DynamicCache(config=small.config)
+    full_logits, cache = logits(small), DynamicCache(config=small.config)
     result = in_pieces(small, TOKENS, [17, 1, 1, 5], cache)
-    assert torch.allclose(result, whole, atol=1e-4)
+    assert torch.allclose(result, full_logits, atol=1e-4)
     assert held(cache) == measure(small).kv_bytes * TOKENS.numel()
     assert a.kv_values == a.n_kv * half // 2 + 5

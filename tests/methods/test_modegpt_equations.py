@@ -1,33 +1,33 @@
-"""MoDeGPT against its printed formulas, evaluated the slow way."""
+"""MoDeGPT against slow evaluations of its printed formulas."""
 
 import pytest
 import torch
 from toy_layer import HEAD, apply, relative, rotated, toy
 
-from lrcore.layer import heads, output_heads
-from lrcore.linalg import roots
+from lrcore.layers.layer import heads, output_heads
+from lrcore.layers.linalg import roots
 from lrcore.methods import modegpt
 
 
 @pytest.mark.parametrize("rank", [1, 9, 23, 39])
 def test_nystrom_mlp_equals_selection_by_leverage_and_the_pseudo_inverse_refit(rank: int) -> None:
     case = toy(3, 3, "none", True, False)
-    factor = modegpt.mlp_nystrom(case.layer, case.moments)
+    factor = modegpt.mlp_nystrom(case.layer, case.moments, False)
     gram = case.z.T @ case.z
     leverage = (gram @ torch.linalg.inv(gram + torch.eye(len(gram)))).diagonal()
-    kept = factor.order[:rank]
-    assert leverage[kept].min() >= leverage.sort(descending=True).values[rank - 1] - 1e-12
+    selected = factor.order[:rank]
+    assert leverage[selected].min() >= leverage.sort(descending=True).values[rank - 1] - 1e-12
     weight = case.layer.mlp.down.weight
-    refit = weight @ gram[:, kept] @ torch.linalg.pinv(gram[kept][:, kept])
+    refit = weight @ gram[:, selected] @ torch.linalg.pinv(gram[selected][:, selected])
     small = factor.truncate(case.layer, rank).mlp
     dense = case.z @ weight.T
     result, expected = (
-        ((dense - case.z[:, kept] @ w.T) ** 2).sum(1).mean() for w in (small.down.weight, refit)
+        ((dense - case.z[:, selected] @ w.T) ** 2).sum(1).mean() for w in (small.down.weight, refit)
     )
     total = (dense**2).sum(1).mean()
     assert relative(result, expected, total) < 1e-6
     assert relative((factor.values[rank:] ** 2).sum(), expected, total) < 1e-6
-    assert torch.equal(small.up.bias, case.layer.mlp.up.bias[kept])
+    assert torch.equal(small.up.bias, case.layer.mlp.up.bias[selected])
 
 
 @pytest.mark.parametrize("position", ["none", "rotary"])
@@ -55,8 +55,8 @@ def test_cr_keeps_the_columns_of_largest_root_norms(position: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_two_stage_svd_of_vo_for_mha(bias: bool, rank: int) -> None:
-    """`svd(C^{1/2} W_v)` then `svd(S V^T W_o)`, literally, with the bias as one more input that
-    is always one.
+    """`svd(C^{1/2} W_v)` then `svd(S V^T W_o)`, literally, with the bias as the weight of a
+    constant input.
     """
     case = toy(3, 3, "none", bias, False)
     a = case.layer.attention

@@ -1,30 +1,33 @@
-"""Small decompositions take one thread of LAPACK: several wait for each other."""
+"""Small decompositions use a single thread of LAPACK, because several threads wait for
+each other.
+"""
 
 import pytest
 import torch
+from mkl_threads import thread_count
 from test_contract import EVERY, ROWS
-from test_parallel import thread_count
 from test_truncate_decomposes_nothing import Decompositions
 from toy_layer import KINDS, toy
 
-from lrcore.methods import bounds, modegpt
-from lrcore.threads import mkl
+from lrcore.methods import error_bounds as bounds
+from lrcore.methods import modegpt
+from lrcore.system.threads import mkl
 
 pytestmark = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
-# A factor of Cholesky is made of products of blocks, which threads share as other products.
+# A Cholesky factorization consists of products of blocks, which use all threads.
 PRODUCTS = {"linalg_cholesky_ex", "cholesky_ex"}
 
 
 @pytest.fixture(autouse=True)
 def as_many_as_the_process():
-    """An earlier test may have left this thread with a number of its own."""
+    """Reset the number of threads, which an earlier test may have changed."""
     before = mkl().MKL_Set_Num_Threads_Local(0)
     yield
     mkl().MKL_Set_Num_Threads_Local(before)
 
 
 class Threads(Decompositions):
-    """Every decomposition that may take several threads, by operation."""
+    """Records the threads of all decompositions that may use several, by operation."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = len(self.seen)

@@ -1,5 +1,5 @@
-"""Palu's groups of heads: the decomposition of every group against the printed formula, and what
-the cache then holds.
+"""Palu's groups of heads: the decomposition of each group against the printed formula, and the
+contents of the cache.
 """
 
 import pytest
@@ -11,11 +11,11 @@ from toy_layer import HEAD, D, toy
 from transformers import DynamicCache
 
 import lrcore
-from lrcore.errors import InputError
-from lrcore.forms import BlockDiagonal
-from lrcore.layer import heads
+from lrcore.layers.forms import BlockDiagonal
+from lrcore.layers.layer import heads
 from lrcore.methods import care
 from lrcore.models.layers import read_layer
+from lrcore.system.errors import InputError
 
 PALU = {"whitening": "root", "shrinkage": 0.0}
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
@@ -23,46 +23,44 @@ TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(
 
 @pytest.mark.parametrize(("n_q", "n_kv", "group"), [(4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 3, 1)])
 @pytest.mark.parametrize("name", ["k", "v"])
-@pytest.mark.parametrize("each", [1, 4, 7])
+@pytest.mark.parametrize("rank", [1, 4, 7])
 def test_every_group_is_whitened_and_cut_on_its_own(
-    n_q: int, n_kv: int, group: int, name: str, each: int
+    n_q: int, n_kv: int, group: int, name: str, rank: int
 ) -> None:
     """`svd(W_g L)` with `S = L L^T`, unwhitened by `L^{-1}`, group by group."""
     case = toy(n_q, n_kv, "none", True, True)
     factor = care.factor(case.layer, case.moments, care.CareOptions(group=group, **PALU))[name]
     groups, weight = n_kv // group, getattr(case.layer.attention, name).weight
     lower = torch.linalg.cholesky(case.moments.second("attn_in"))
-    small = getattr(factor.truncate(case.layer, groups * each).attention, name)
+    small = getattr(factor.truncate(case.layer, groups * rank).attention, name)
     losses = torch.zeros(min(group * HEAD, D), dtype=torch.float64)
     for dense, result in zip(heads(weight, groups), heads(small.weight, groups), strict=True):
         u, s, vt = torch.linalg.svd(dense @ lower, full_matrices=False)
-        literal = u[:, :each] @ s[:each].diag() @ vt[:each] @ torch.linalg.inv(lower)
+        literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.inv(lower)
         assert torch.allclose(result, literal, atol=1e-7)
         losses += s**2
     assert torch.allclose(factor.values, losses.sqrt(), atol=1e-9)
     assert torch.equal(small.bias, getattr(case.layer.attention, name).bias)
     assert isinstance(small.up, BlockDiagonal)
-    assert small.up.shape == (n_kv * HEAD, groups * each)
+    assert small.up.shape == (n_kv * HEAD, groups * rank)
     cost = factor.cost
     assert (cost.full, cost.step) == (groups * min(group * HEAD, D), groups)
-    assert (
-        cost.per_cached == group * HEAD
-    )  # a cached number is raised to the states of its own group only
+    assert cost.per_cached == group * HEAD  # a cached number is expanded to a single group
     assert (
         small.parameters
-        == cost.parameters(groups * each)
-        == groups * each * (D + group * HEAD) + n_kv * HEAD
+        == cost.parameters(groups * rank)
+        == groups * rank * (D + group * HEAD) + n_kv * HEAD
     )
 
 
 def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
-    """The more heads share a latent, the smaller the error for the same number of cached numbers
-    (Palu's order: J, G, M).
+    """The more heads share a latent, the smaller the error at the same cache size (Palu's order: J,
+    G, M).
     """
     case = toy(4, 4, "none", False, True)
-    whole = care.factor(case.layer, case.moments, care.CareOptions(**PALU))["v"]
+    single = care.factor(case.layer, case.moments, care.CareOptions(**PALU))["v"]
     assert torch.equal(
-        care.factor(case.layer, case.moments, care.CareOptions(group=4, **PALU))["v"].up, whole.up
+        care.factor(case.layer, case.moments, care.CareOptions(group=4, **PALU))["v"].up, single.up
     )
     tails = []
     for group in (1, 2, 4):
@@ -75,7 +73,7 @@ def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
 
 def test_groups_must_be_whole() -> None:
     case = toy(3, 3, "none", False, False)
-    with pytest.raises(InputError, match="sizes that do: 1,"):
+    with pytest.raises(InputError, match="use one of 1,"):
         care.factor(case.layer, case.moments, care.CareOptions(group=2))
     with pytest.raises(InputError, match="joint"):
         care.factor(case.layer, case.moments, care.CareOptions(group=1, joint=True))
@@ -98,12 +96,12 @@ def test_a_model_caches_the_latents_of_all_groups(
     assert all(row.rank % groups == 0 for row in small.ranks)
     cache, ids = DynamicCache(config=small.network.config), TOKENS
     with torch.inference_mode():
-        whole = small.network(ids).logits
-    assert torch.allclose(in_pieces(small.network, ids, [10, 1, 13], cache), whole, atol=2e-5)
+        full_logits = small.network(ids).logits
+    assert torch.allclose(in_pieces(small.network, ids, [10, 1, 13], cache), full_logits, atol=2e-5)
     assert held(cache) == small.size.kv_bytes * ids.numel()
     back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
     with torch.inference_mode():
-        assert torch.equal(back.network(ids).logits, whole)
+        assert torch.equal(back.network(ids).logits, full_logits)
     assert back.size == small.size
 
 
@@ -124,7 +122,7 @@ def test_groups_are_exported_quantised_and_healed(tiny_llama, story_file, tmp_pa
         assert torch.equal(
             loaded_elsewhere([tmp_path / "out"], tmp_path)[0], small.network(ELSEWHERE).logits
         )
-        coded = lrcore.quantise(small, 8, 8).network(TOKENS).logits
+        coded = lrcore.quantize(small, 8, 8).network(TOKENS).logits
         assert torch.allclose(coded, small.network(TOKENS).logits, atol=0.5)
     healed = lrcore.heal(
         small, samples=8, seq_len=24, steps=4, batch=3, lr=1e-2, test_samples=0, rotary_channel=4

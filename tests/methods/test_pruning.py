@@ -1,5 +1,5 @@
-"""Heads and neurons removed whole: the identities behind FLAP, LLM-Pruner and their allocation,
-and networks with heads removed against those with the same heads silenced.
+"""Removal of complete heads and neurons: the identities behind FLAP, LLM-Pruner and their
+allocation, and networks without heads against networks with silenced heads.
 """
 
 from dataclasses import replace
@@ -9,19 +9,19 @@ import torch
 from tiny_models import tiny
 from toy_layer import HEAD, KINDS, apply, toy, watched
 
-from lrcore.budget import Budget
-from lrcore.evaluation.contributions import mixed
+from lrcore.evaluation.contributions import mix_models
 from lrcore.evaluation.local_errors import _layer_errors
-from lrcore.evidence import Evidence
-from lrcore.layer import Linear
+from lrcore.layers.layer import Linear
 from lrcore.methods import METHODS, flap, llm_pruner, spectrum, truncate
-from lrcore.methods.heads import groups_left, of_groups, queries_of
+from lrcore.methods.heads import query_heads_of, remaining_groups, select_groups
 from lrcore.models.architectures import decoder_layers
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.load import LoadedModel
 from lrcore.models.stream import LayerStream
-from lrcore.options import NO_OPTIONS
-from lrcore.policies.global_ranking import global_ranking
+from lrcore.ranks.budget import Budget
+from lrcore.ranks.evidence import Evidence
+from lrcore.ranks.policies.global_ranking import global_ranking
+from lrcore.system.settings import NO_OPTIONS
 
 TOKENS = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(5))
 
@@ -32,11 +32,11 @@ def logits(network, tokens=TOKENS):
 
 
 def silenced(layer, groups):
-    """The layer with the outputs of all heads but those of `groups` multiplied by zero."""
+    """Return the layer with the outputs of all heads outside `groups` multiplied by zero."""
     a = layer.attention
-    kept = torch.zeros(a.n_q, a.v_size, dtype=a.o.weight.dtype)
-    kept[queries_of(a, groups)] = 1
-    return layer.with_matrices(o=Linear(a.o.weight * kept.flatten(), a.o.bias))
+    mask = torch.zeros(a.n_q, a.v_size, dtype=a.o.weight.dtype)
+    mask[query_heads_of(a, groups)] = 1
+    return layer.with_matrices(o=Linear(a.o.weight * mask.flatten(), a.o.bias))
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def silenced(layer, groups):
     ["llama", "qwen3", "gemma2", "phi", "gpt_neo", "gpt_neox", "bloom", "mpt", "smollm3"],
 )
 def test_a_network_without_heads_is_that_with_silent_ones(family) -> None:
-    """ALiBi and windows, partial rotary embeddings and norms per head; removed once and again."""
+    """ALiBi and windows, partial rotary embeddings and norms per head; heads are removed twice."""
     network = tiny(family)
     small, quiet = clone(network), clone(network)
     for _ in range(2):
         for index in range(len(decoder_layers(network))):
-            whole, layer = (read_layer(one, index) for one in (network, small))
+            dense_layer, layer = (read_layer(loaded, index) for loaded in (network, small))
             groups = torch.arange(layer.attention.n_kv)[1:][-3:]
             if not len(groups):
                 continue
-            small_layer = replace(layer, attention=of_groups(layer.attention, groups))
-            left = groups_left(whole.attention, small_layer.attention)
-            write_layer(quiet, silenced(whole, left))
+            small_layer = replace(layer, attention=select_groups(layer.attention, groups))
+            remaining = remaining_groups(dense_layer.attention, small_layer.attention)
+            write_layer(quiet, silenced(dense_layer, remaining))
             write_layer(small, small_layer)
         assert torch.allclose(logits(small), logits(quiet), atol=1e-5)
         assert not torch.allclose(logits(small), logits(network), atol=1e-3)
@@ -63,7 +63,7 @@ def test_a_network_without_heads_is_that_with_silent_ones(family) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[1:4])
 def test_flap_replaces_what_is_removed_by_its_mean(kind) -> None:
-    """Where the removed channels are constant on the data, the output does not change at all."""
+    """If the removed channels are constant on the data, the output does not change."""
     case = toy(*kind)
     still = torch.arange(0, 40, 3)
     up, gate = case.layer.mlp.up, case.layer.mlp.gate
@@ -80,8 +80,10 @@ def test_flap_replaces_what_is_removed_by_its_mean(kind) -> None:
     small = truncate(layer, factors, {"heads": kind[1] - 1, "mlp": 40 - len(still)})
     assert set(factors["mlp"].order[-len(still) :].tolist()) == set(still.tolist())
     assert factors["heads"].order[-1] == 0
-    left = torch.tensor([j for j in range(40) if j not in still])
-    assert torch.allclose(apply(small.mlp.down, seen.z[:, left]), apply(layer.mlp.down, seen.z))
+    remaining = torch.tensor([j for j in range(40) if j not in still])
+    assert torch.allclose(
+        apply(small.mlp.down, seen.z[:, remaining]), apply(layer.mlp.down, seen.z)
+    )
     heads = seen.a[:, kind[0] // kind[1] * HEAD :]
     assert torch.allclose(apply(small.attention.o, heads), apply(layer.attention.o, seen.a))
     assert factors["heads"].values[-1] < 1e-6 * factors["heads"].values[0]
@@ -113,19 +115,21 @@ def test_the_loss_of_one_head_or_neuron_is_what_its_removal_costs() -> None:
     case = toy(4, 2, "none", True, False)
     factors = flap.factor(case.layer, case.moments)
     small = truncate(case.layer, factors, {"heads": 1, "mlp": 39})
-    left = factors["mlp"].order[:-1].sort().values
-    for name, seen, kept in (
-        ("down", case.z, left),
+    remaining = factors["mlp"].order[:-1].sort().values
+    for name, seen, retained in (
+        ("down", case.z, remaining),
         ("o", case.a, torch.arange(2 * HEAD) + 2 * HEAD * int(factors["heads"].order[0])),
     ):
         dense = apply(case.layer.matrices()[name], seen)
-        error = (dense - apply(small.matrices()[name], seen[:, kept])).square().sum(1).mean()
+        error = (dense - apply(small.matrices()[name], seen[:, retained])).square().sum(1).mean()
         factor = factors["mlp" if name == "down" else "heads"]
         assert float(factor.values[-1] ** 2) == pytest.approx(float(error), rel=1e-9)
 
 
 def test_one_ranking_over_all_slots_is_that_of_the_paper() -> None:
-    """AL-AM: everything in the order of its standardised score while its weights fit the budget."""
+    """AL-AM: all structures in the order of their standardized scores while their weights fit the
+    budget.
+    """
     spectra = {}
     for layer in range(3):
         case = toy(4, 2, "none", False, True, seed=layer)
@@ -135,10 +139,10 @@ def test_one_ranking_over_all_slots_is_that_of_the_paper() -> None:
     for ratio in (0.2, 0.5):
         budget = Budget("params", int((1 - ratio) * dense), dense)
         targets = global_ranking(Evidence(spectra), budget, NO_OPTIONS)
-        kept = [(float(x), slot) for slot, s in spectra.items() for x in s.scores]
-        kept.sort(reverse=True)
+        ranked = [(float(x), slot) for slot, s in spectra.items() for x in s.scores]
+        ranked.sort(reverse=True)
         counts, spent = dict.fromkeys(spectra, 0), 0
-        for _, slot in kept:
+        for _, slot in ranked:
             cost = spectra[slot].cost
             if spent + cost.per_rank > budget.limit - sum(s.cost.fixed for s in spectra.values()):
                 break
@@ -155,17 +159,17 @@ def test_a_structure_scores_the_sum_over_its_weights(kind) -> None:
     weights, values = case.layer.matrices(), case.moments.values
 
     def of(name, index):
-        """One row of q, k, v, gate or up, or one column of o or down."""
-        own = weights[name].weight
-        own = own[:, index] if name in ("o", "down") else own[index]
+        """Return a row of q, k, v, gate or up, or a column of o or down."""
+        weight = weights[name].weight
+        weight = weight[:, index] if name in ("o", "down") else weight[index]
         if kind == "abs":
-            return float(own.abs().sum())
+            return float(weight.abs().sum())
         if kind == "wanda":
             seen = {"o": case.a, "down": case.z}.get(name)
             return (
                 0.0
                 if seen is None
-                else float(own.abs().sum() * seen[:, index].square().mean().sqrt())
+                else float(weight.abs().sum() * seen[:, index].square().mean().sqrt())
             )
         return abs(float(values[name, kind][index]))
 
@@ -178,8 +182,8 @@ def test_a_structure_scores_the_sum_over_its_weights(kind) -> None:
     for name, expected in (("mlp", neurons), ("heads", groups)):
         order = factors[name].order.tolist()
         assert order == sorted(range(len(expected)), key=expected.__getitem__, reverse=True)
-        found = factors[name].scores.tolist()
-        assert found == pytest.approx([expected[j] for j in order], rel=1e-6)
+        scores = factors[name].scores.tolist()
+        assert scores == pytest.approx([expected[j] for j in order], rel=1e-6)
 
 
 SIZES = {"q": 2 * HEAD, "k": HEAD, "v": HEAD, "o": 2 * HEAD}
@@ -194,11 +198,11 @@ def test_errors_and_contributions_of_a_model_without_some_heads() -> None:
         factors = flap.factor(layer, stream.run(index, METHODS["flap"].needs))
         write_layer(small, truncate(layer, factors, {"heads": 3, "mlp": 40}))
     models = [LoadedModel("a", network, None, "a", None) for network in (dense, small)]
-    whole = mixed(*models, ("qk", "ov", "mlp"))
-    assert torch.allclose(logits(whole.network), logits(small), atol=1e-5)
-    only, stream = mixed(*models, ("ov",)), LayerStream(dense, TOKENS)
+    mixed = mix_models(*models, ("qk", "ov", "mlp"))
+    assert torch.allclose(logits(mixed.network), logits(small), atol=1e-5)
+    only, stream = mix_models(*models, ("ov",)), LayerStream(dense, TOKENS)
     networks = [model.network for model in (*models, only)]
     errors = _layer_errors(networks, 0, stream)
-    assert errors["scores"] < 1e-9  # those that are left have their queries and keys
+    assert errors["scores"] < 1e-9  # the remaining heads have their queries and keys
     assert 0 < errors["ov"] == pytest.approx(errors["attention"], rel=1e-3)
     assert 0 < errors["mlp"] < 1

@@ -1,11 +1,11 @@
-"""SVD and SVD-LLM against the formulas they are named after."""
+"""SVD and SVD-LLM against their formulas."""
 
 import pytest
 import torch
 from toy_layer import relative, toy
 
+from lrcore.layers.statistics import TAPS
 from lrcore.methods import svd, svd_llm
-from lrcore.statistics import TAPS
 
 NAMES = ["q", "k", "v", "o", "gate", "up", "down"]
 
@@ -67,7 +67,7 @@ def test_svd_llm_needs_no_inverse_when_few_tokens_leave_the_moment_singular() ->
 @pytest.mark.parametrize("name", ["q", "down"])
 @pytest.mark.parametrize("rank", [1, 4, 9])
 def test_pivots_are_rows_of_the_same_product_in_fewer_numbers(name: str, rank: int) -> None:
-    """PIFA: r rows as they are, the others by coefficients, `r (d + d') - r^2` numbers."""
+    """PIFA: r unchanged rows and coefficients of the remaining rows, `r (d + d') - r^2` numbers."""
     case = toy(4, 2, "rotary", True, True)
     pairs, pivots = (
         svd_llm.factor(case.layer, case.moments, svd_llm.SvdLlmOptions(stored))[name]

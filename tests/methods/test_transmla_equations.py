@@ -1,4 +1,4 @@
-"""TransMLA against its definition on samples, token by token, and with everything kept."""
+"""TransMLA against its definition on samples, token by token, and with all axes retained."""
 
 from dataclasses import replace
 
@@ -9,19 +9,19 @@ from toy_layer import apply, moments_of
 from transformers import DynamicCache
 
 import lrcore
-from lrcore.errors import InputError
-from lrcore.layer import LowRank
+from lrcore.layers.layer import LowRank
 from lrcore.methods import METHODS, transmla
 from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.model_size import measure
 from lrcore.models.stream import LayerStream
-from lrcore.models.structure import measure
+from lrcore.system.errors import InputError
 
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
 ROW = METHODS["transmla"]
 
 
 def written(small, layer, factor, rank):
-    """The layer at a rank, even at the highest, in a network."""
+    """Return the layer at a rank, including the highest, in a network."""
     factor = replace(factor, cost=replace(factor.cost, full=10**6))
     write_layer(small, factor.truncate(layer, rank))
 
@@ -42,37 +42,39 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
 def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: str) -> None:
-    """RoRoPE within single frequencies changes places with the rotary positions."""
+    """RoRoPE within single frequencies commutes with the rotary positions."""
     network = lrcore.load(str(request.getfixturevalue(folder)), dtype="float64").network
     same = converted(network, None, fold=1, rotary=64.0)
     assert isinstance(read_layer(same, 0).attention.k, LowRank)
-    # rotary tables are made in float32
+    # rotary tables are in float32
     assert torch.allclose(logits(same), logits(network), atol=1e-5)
 
 
-def definition(a, x, fold, kept, rank, balance):
-    """How tokens score and what their values are, from samples x [N, d] alone: functions of the
-    states. By eigenvectors of the keys seen, group by group, and of what is left of them.
+def definition(a, x, fold, per_group, rank, balance):
+    """Return the scores of tokens and their values from samples x [N, d], as functions of the
+    states.
+
+    They use eigenvectors of the keys, group by group, and of the remaining parts.
     """
     k, v = apply(a.k, x), apply(a.v, x)
     size, half = a.qk_size, a.qk_size // 2
     kinds = []  # (axes of real parts, of imaginary parts, index of the frequency or None)
     for start in range(0, half, fold):
-        places = [(h, j) for h in range(a.n_kv) for j in range(start, start + fold)]
-        real, imaginary = ([h * size + j + half * part for h, j in places] for part in (0, 1))
+        columns = [(h, j) for h in range(a.n_kv) for j in range(start, start + fold)]
+        real, imaginary = ([h * size + j + half * part for h, j in columns] for part in (0, 1))
         second = k[:, real].T @ k[:, real] + k[:, imaginary].T @ k[:, imaginary]
         vectors = torch.linalg.eigh(second).eigenvectors.flip(1)
-        for s in range(len(places)):
+        for s in range(len(columns)):
             axes = torch.zeros(2, len(k.T), dtype=k.dtype)
             axes[0, real], axes[1, imaginary] = vectors[:, s], vectors[:, s]
-            kinds.append((*axes, start + s * fold // kept if s < kept else None))
-    still = torch.stack([axis for *both, j in kinds if j is None for axis in both])
+            kinds.append((*axes, start + s * fold // per_group if s < per_group else None))
+    still = torch.stack([axis for *parts, j in kinds if j is None for axis in parts])
     ratio = (k @ still.T).norm(dim=0).mean() / (v.norm(dim=0).mean() * balance)
     joint = torch.cat((k @ still.T / ratio, v), 1)
     top = torch.linalg.eigh(joint.T @ joint).eigenvectors.flip(1)[:, :rank]
 
     def score(head, query, key, t, s):
-        """query [d_h] of a head at t, the long key at s and its value, side by side."""
+        """Return the score of query [d_h] of a head at t with the long key at s."""
         long_query = torch.zeros(len(k.T), dtype=k.dtype)
         kv = head // a.group
         long_query[kv * size : (kv + 1) * size] = query
@@ -86,8 +88,8 @@ def definition(a, x, fold, kept, rank, balance):
         return total * a.scale
 
     def seen(key):
-        whole = torch.cat((still @ key[: len(k.T)] / ratio, key[len(k.T) :]))
-        return top @ (top.T @ whole)
+        outputs = torch.cat((still @ key[: len(k.T)] / ratio, key[len(k.T) :]))
+        return top @ (top.T @ outputs)
 
     return score, lambda key: seen(key)[len(still) :]
 
@@ -114,8 +116,8 @@ def test_the_network_attends_by_the_definition(request, folder, fold: int, share
     x = samples[:5]
     with torch.inference_mode():
         angles = small.model.rotary_emb(x.unsqueeze(0), torch.arange(5).unsqueeze(0))
-        given = {"hidden_states": x.unsqueeze(0), "position_embeddings": angles}
-        out, _ = small.model.layers[0].self_attn(**given)
+        arguments = {"hidden_states": x.unsqueeze(0), "position_embeddings": angles}
+        out, _ = small.model.layers[0].self_attn(**arguments)
     score, value = definition(a, samples, fold, max(1, round(share * fold)), 9, 0.7)
     q = apply(a.q, x).view(5, a.n_q, -1)
     key = torch.cat((apply(a.k, x), apply(a.v, x)), 1)
@@ -124,7 +126,7 @@ def test_the_network_attends_by_the_definition(request, folder, fold: int, share
         kv = head // a.group
         for t in range(5):
             scores = torch.stack([score(head, q[t, head], key[s], t, s) for s in range(t + 1)])
-            values = torch.stack([value(one).view(a.n_kv, -1)[kv] for one in key[: t + 1]])
+            values = torch.stack([value(row).view(a.n_kv, -1)[kv] for row in key[: t + 1]])
             expected[t, head] = torch.softmax(scores, 0) @ values
     assert torch.allclose(out[0], apply(a.o, expected.flatten(1)), atol=1e-5)
 
@@ -132,21 +134,21 @@ def test_the_network_attends_by_the_definition(request, folder, fold: int, share
 def test_the_cache_holds_the_shared_key_and_the_latent(tiny_llama_bias, tmp_path) -> None:
     model = lrcore.load(str(tiny_llama_bias))
     small = converted(model.network, 6)
-    whole, cache = logits(small), DynamicCache(config=small.config)
+    full_logits, cache = logits(small), DynamicCache(config=small.config)
     result = in_pieces(small, TOKENS, [17, 1, 1, 5], cache)
-    assert torch.allclose(result, whole, atol=1e-4)
+    assert torch.allclose(result, full_logits, atol=1e-4)
     assert held(cache) == measure(small).kv_bytes * TOKENS.numel()
     folder = lrcore.save(replace(model, network=small), tmp_path / "small")
-    assert torch.equal(logits(lrcore.load(str(folder)).network), whole)
+    assert torch.equal(logits(lrcore.load(str(folder)).network), full_logits)
 
 
 def test_pairs_that_make_no_whole_groups_are_refused(tiny_llama) -> None:
-    with pytest.raises(InputError, match="values of fold that do"):
+    with pytest.raises(InputError, match="use one of"):
         converted(lrcore.load(str(tiny_llama)).network, 5, fold=3)
 
 
 def test_the_norm_of_keys_and_values_is_balanced(tiny_llama) -> None:
-    """With the balance off, larger keys take more of the latent."""
+    """Without balance, larger keys have a larger part of the latent."""
     layer = read_layer(lrcore.load(str(tiny_llama)).network, 0)
     a = layer.attention
     x = torch.randn(200, a.q.weight.shape[1], generator=torch.Generator().manual_seed(1))

@@ -1,5 +1,5 @@
-"""A slider, a probe and the live figure truncate again and again: what costs more than products is
-done once, in `factor`.
+"""`truncate` has no expensive decompositions, since a slider, a probe and the live figure call it
+repeatedly; `factor` does them once.
 """
 
 import pytest
@@ -15,15 +15,15 @@ from lrcore.methods.latentllm import hosvd, joint, subspace
 DECOMPOSITIONS = ("_eig", "svd", "linalg_qr", "geqrf", "cholesky", "lu_factor", "lstsq", "inv_ex")
 DECOMPOSITIONS += ("solve_ex", "ldl", "pinv")
 PRODUCTS = ("cholesky_solve", "cholesky_inverse")
-# The block identity of a space that no other rank has: which columns span it is for LU to say.
+# The block identity of a space of a single rank: LU finds the columns that span it.
 PIVOTS = {"joint_qk": {"linalg_lu_factor_ex"}, "joint_vo": {"linalg_lu_factor_ex"}}
-# Options whose problem at a rank is a problem of its own: docs/methods.md, "Per rank".
+# Options with a separate problem per rank: docs/methods.md, "Per rank".
 OWN_PROBLEMS = {("vo", "attention"): {"joint_vo"}, ("sparse", 0.1): {"v", "o", "up", "down"}}
 OWN_PROBLEMS["sparse", 0.1] |= {"gate"}
 
 
 class Decompositions(TorchDispatchMode):
-    """Every decomposition, whichever function of torch asks for it: (operation, rows)."""
+    """Records all decompositions: (operation, rows)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class Decompositions(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if any(one in name for one in DECOMPOSITIONS) and name not in PRODUCTS:
+        if any(decomposition in name for decomposition in DECOMPOSITIONS) and name not in PRODUCTS:
             self.seen.append((name.strip("_"), min(args[0].shape[-2:])))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """The largest matrix that may be decomposed, as small beside the toy as it is beside a model;
-    no less than a head.
+    """Limit the largest matrix that may be decomposed to a size that is as small relative to the
+    toy layer as in a model, but at least a head.
     """
-    for place in (subspace, hosvd):
-        monkeypatch.setattr(place, "SMALL", HEAD)
+    for module in (subspace, hosvd):
+        monkeypatch.setattr(module, "SMALL", HEAD)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_truncate_decomposes_nothing(
 ) -> None:
     monkeypatch.setattr(hosvd, "ROUNDS", 1)
     case, factors = solve(method, kind)
-    own = set().union(*(OWN_PROBLEMS.get(option, set()) for option in method[1].items()))
+    allowed = set().union(*(OWN_PROBLEMS.get(option, set()) for option in method[1].items()))
     for name, factor in factors.items():
-        if name in own:
+        if name in allowed:
             continue
         ranks = factor.cost.ranks()
         for rank in {ranks[len(ranks) // 3], ranks[-2]}:
@@ -89,24 +89,24 @@ def test_the_rounds_lose_no_more_than_eigendecompositions_would(kind, name, narr
     case = toy(*kind)
     options = latentllm.LatentLLMOptions(vo="joint")
     p = latentllm.factor(case.layer, case.moments, options)[name].pair
-    for rank in range(1, p.left.full, 3):
-        ranks = joint.side_ranks(rank, p.left.full, p.right.full)
-        found = hosvd.alternate(p, *ranks)
-        for basis in found:
+    for rank in range(1, p.left_side.full, 3):
+        ranks = joint.side_ranks(rank, p.left_side.full, p.right_side.full)
+        bases = hosvd.alternate(p, *ranks)
+        for basis in bases:
             eye = torch.eye(basis.shape[1], dtype=basis.dtype)
             assert torch.allclose(basis.mT @ basis, eye, atol=1e-12)
-        exact = hosvd.lost(p, *exact_alternation(p, *ranks))
-        assert hosvd.lost(p, *found) <= exact * (1 + 1e-6)
+        exact = hosvd.loss(p, *exact_alternation(p, *ranks))
+        assert hosvd.loss(p, *bases) <= exact * (1 + 1e-6)
 
 
 def test_a_subspace_of_a_singular_matrix_stays_orthonormal(narrow) -> None:
-    """Dead inputs, or fewer tokens than dimensions, leave directions without any value."""
+    """Dead inputs, or fewer tokens than dimensions, leave directions with value zero."""
     for rank_of_m in (0, 3, 14):
         g = torch.Generator().manual_seed(rank_of_m)
         root = torch.randn(20, max(rank_of_m, 1), generator=g, dtype=torch.float64)
         m = root @ root.mT * (rank_of_m > 0)
         basis = torch.eye(20, 12, dtype=torch.float64)
         for _ in range(4):
-            basis = subspace.towards_leading(m, basis)
+            basis = subspace.refine_basis(m, basis)
             eye = torch.eye(12, dtype=torch.float64)
             assert torch.allclose(basis.mT @ basis, eye, atol=1e-12)

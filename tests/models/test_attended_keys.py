@@ -1,6 +1,4 @@
-"""The keys under the attention weights: measured on networks, against the same done one query at a
-time.
-"""
+"""The covariance of attended keys, compared with a computation per query."""
 
 from dataclasses import replace
 
@@ -10,25 +8,25 @@ from tiny_models import family_folder, tiny
 from toy_layer import toy
 
 import lrcore
-from lrcore.calibration import calibrate as calibration
+from lrcore.compression.calibration import calibrate as calibration
+from lrcore.layers.statistics import ATTENDED_KEYS, Moments
 from lrcore.methods import fused
 from lrcore.models.architectures import decoder_layers
 from lrcore.models.attended_keys import NAME, covariances, has_attended_keys
 from lrcore.models.layers import clone, read_layer
 from lrcore.models.stream import LayerStream
-from lrcore.statistics import ATTENDED_KEYS, Moments
 
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 WITHOUT_POSITIONS = ("gpt2", "opt")
 
 
 def one_by_one(query, key, mask, scaling) -> torch.Tensor:
-    """Every head's every query alone."""
+    """Compute the covariance for each query of each head separately."""
     group, total = len(query) // len(key), torch.zeros(*key.shape[::2], key.shape[2]).double()
     for head, states in enumerate(query.double()):
         keys = key[head // group].double()
-        for place, state in enumerate(states):
-            score = scaling * (keys @ state) + mask[place]
+        for position, state in enumerate(states):
+            score = scaling * (keys @ state) + mask[position]
             p = score.softmax(0).unsqueeze(1)
             away = keys - (p * keys).sum(0)
             total[head // group] += (p * away).T @ away / group
@@ -39,15 +37,15 @@ def one_by_one(query, key, mask, scaling) -> torch.Tensor:
 def test_covariances_are_those_of_every_query_alone(mask: str) -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn(n, 7, 4, generator=generator) for n in (6, 2))
-    key = key + 1000.0  # their mean must not cancel
+    key = key + 1000.0  # a large mean must not cause cancellation
     allowed = torch.ones(7, 7, dtype=torch.bool).tril()
     added = torch.zeros(7, 7).masked_fill(~allowed, float("-inf"))
     if mask == "added":
         added = added - 0.3 * torch.arange(7)
-    given = {"causal": None, "boolean": allowed[None], "added": added[None]}[mask]
-    # a shift of the keys moves the scores of a query alike
+    variants = {"causal": None, "boolean": allowed[None], "added": added[None]}[mask]
+    # A shift of the keys moves all scores of a query equally.
     expected = one_by_one(query, key - 1000.0, added.double(), 0.5)
-    assert torch.allclose(covariances(query, key, given, 0.5), expected, rtol=1e-3, atol=1e-3)
+    assert torch.allclose(covariances(query, key, variants, 0.5), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", WITHOUT_POSITIONS)
@@ -59,7 +57,7 @@ def test_what_is_collected_is_what_the_network_attends_to(family: str) -> None:
         out = slow(TOKENS, output_attentions=True, output_hidden_states=True)
     stream, plain = LayerStream(clone(network), TOKENS, batch=2), LayerStream(network, TOKENS, 2)
     for index, weights in enumerate(out.attentions):
-        found = stream.run(index, {ATTENDED_KEYS, ("attn_in", "mean")})
+        collected = stream.run(index, {ATTENDED_KEYS, ("attn_in", "mean")})
         a, seen = read_layer(network, index).attention, []
         layer = decoder_layers(network)[index]
         norm = layer.ln_1 if family == "gpt2" else layer.self_attn_layer_norm
@@ -69,53 +67,53 @@ def test_what_is_collected_is_what_the_network_attends_to(family: str) -> None:
             away = k - (p @ k).unsqueeze(1)  # [queries, keys, d_h]
             seen.append(torch.einsum("qk,qki,qkj->ij", p, away, away))
         expected = torch.stack(seen).unflatten(0, (len(TOKENS), -1)).sum(0) / TOKENS.numel()
-        assert torch.allclose(found.values[ATTENDED_KEYS], expected, rtol=1e-3, atol=1e-6)
+        assert torch.allclose(collected.values[ATTENDED_KEYS], expected, rtol=1e-3, atol=1e-6)
         plain.run(index)
     for ours, theirs in zip(stream.hidden, plain.hidden, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
-    assert stream.network.config._attn_implementation != NAME  # it is as it was
+    assert stream.network.config._attn_implementation != NAME  # it was restored
     assert network.config._attn_implementation != NAME
 
 
 def test_the_maps_leave_the_least_of_what_the_softmax_sees() -> None:
     case = toy(3, 3, "none", True, False)
     a = case.layer.attention
-    query = fused.centred_grams(a, case.moments)[0]
+    query = fused.centered_grams(a, case.moments)[0]
     root = torch.randn(3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     metric = root @ root.mT
     seen = Moments({**case.moments.values, ATTENDED_KEYS: metric}, case.moments.tokens)
-    own, other = fused.qk_centred(a, seen), fused.qk_centred(a, case.moments)
+    centered_own, actual = fused.qk_centered(a, seen), fused.qk_centered(a, case.moments)
 
     def lost(factors, rank: int) -> float:
-        maps = (one[:, :rank] for one in (factors.q_maps, factors.k_maps))
+        maps = (item[:, :rank] for item in (factors.q_maps, factors.k_maps))
         q, k = maps
         error = torch.eye(8, dtype=torch.float64) - q.mT @ k
         return float((query * (error @ metric @ error.mT)).sum())
 
     for rank in (1, 3, 6):
-        tail = float((own.values[rank:] ** 2).sum())
-        assert lost(own, rank) == pytest.approx(tail, rel=1e-6)
-        assert lost(own, rank) < lost(other, rank)
+        tail = float((centered_own.values[rank:] ** 2).sum())
+        assert lost(centered_own, rank) == pytest.approx(tail, rel=1e-6)
+        assert lost(centered_own, rank) < lost(actual, rank)
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom"])
 def test_where_they_cannot_be_observed_nothing_is_run_for_them(
     family, tiny_llama, story_file, tmp_path, monkeypatch
 ) -> None:
-    """Rotary embedding, or a family whose attention calls no function that its config names."""
+    """Rotary embedding, or attention that does not call the function in its config."""
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "model")))
     assert not has_attended_keys(model.network)
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=24, method="fused")
     moments = lrcore.calibrate(model, recipe)
     monkeypatch.setattr(calibration, "collect", None)
-    given = (lrcore.factorise(model, moments, "fused", None, {"qk": q}) for q in QK)
-    softmax, centred = (replace(one, options=None).evidence.spectra for one in given)
-    assert {slot: one.tail(1) for slot, one in softmax.items()} == {
-        slot: one.tail(1) for slot, one in centred.items()
+    variants = (lrcore.factorize(model, moments, "fused", None, {"qk": q}) for q in QK)
+    softmax, centered = (replace(item, options=None).evidence.spectra for item in variants)
+    assert {slot: item.tail(1) for slot, item in softmax.items()} == {
+        slot: item.tail(1) for slot, item in centered.items()
     }
 
 
-QK = ("softmax", "centred")
+QK = ("softmax", "centered")
 
 
 @pytest.mark.parametrize("passes", ["independent", "sequential"])
@@ -127,11 +125,13 @@ def test_an_opt_is_compressed_by_them(passes, tiny_opt, story_file) -> None:
         seq_len=24,
         method="fused",
         ratio=0.3,
-        calibration=passes,
+        calibration_mode=passes,
         refit="off",
     )
     small = [lrcore.compress(model, recipe.with_(options={"qk": q})) for q in QK]
-    weights = [dict(one.network.named_parameters()) for one in small]
-    differ = [name for name, one in weights[0].items() if not torch.allclose(one, weights[1][name])]
+    weights = [dict(item.network.named_parameters()) for item in small]
+    differ = [
+        name for name, item in weights[0].items() if not torch.allclose(item, weights[1][name])
+    ]
     assert any("k_proj" in name for name in differ)
-    assert all(torch.isfinite(one).all() for one in weights[0].values())
+    assert all(torch.isfinite(item).all() for item in weights[0].values())

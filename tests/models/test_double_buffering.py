@@ -1,7 +1,4 @@
-"""Layers that are read ahead, on a device that copies while it computes: each is there before its
-forward pass begins, and is the one that is on disk; the results are the same to the bit, and
-nothing is left.
-"""
+"""Layers are read ahead on a device with streams: in time, correctly, and without leftovers."""
 
 import gc
 import os
@@ -17,23 +14,22 @@ from pretended_device import NAME, Away, Device, Stream
 from transformers import PreTrainedModel
 
 import lrcore
-from lrcore.calibration.working_memory import calibration_memory
-from lrcore.layer import Linear
+from lrcore.compression.calibration.working_memory import calibration_memory
+from lrcore.layers.layer import Linear
 from lrcore.models import read_ahead
 from lrcore.models.architectures import decoder_layers
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.models.offload import PLACE
+from lrcore.models.offload import ATTRIBUTE
 from lrcore.models.read_ahead import bytes_at_once, reading_ahead
-from lrcore.tensor_files import StoredTensor
+from lrcore.system.errors import Cancelled
+from lrcore.system.tensor_files import StoredTensor
 
 TOKENS = torch.arange(3, 23).view(2, 10)
-LONG = 60  # seconds; nothing waits so long unless it fails
+LONG = 60  # seconds; a longer wait is a failure
 
 
 class Seen:
-    """What was read: the layer of every tensor, of those read when they were needed and of those
-    that were read ahead; and what is left of the latter.
-    """
+    """The layer of each tensor that was read on demand or ahead, and tensors still being read."""
 
     def __init__(self) -> None:
         self.late, self.early = [], []
@@ -105,19 +101,19 @@ def logits_of(network: PreTrainedModel) -> torch.Tensor:
 
 
 def threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("read-ahead")]
+    return [entry.name for entry in threading.enumerate() if entry.name.startswith("read-ahead")]
 
 
 @contextmanager
 def nothing_left(model: lrcore.LoadedModel, seen: Seen) -> Iterator[None]:
-    """After what is done inside: no thread, no copy to be done, no tensor, no open file."""
+    """Check that no thread, copy, tensor or open file remains after the context."""
     yield
     assert not any(stream.copies for stream in seen.streams)
     assert not threads()
     assert not seen.layers_held()
-    assert all(getattr(layer, PLACE).ahead is None for layer in decoder_layers(model.network))
+    assert all(getattr(layer, ATTRIBUTE).ahead is None for layer in decoder_layers(model.network))
     if Path("/proc/self/fd").is_dir():
-        opened = (os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.exists())
+        opened = (os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
         assert not [name for name in opened if name.endswith(".safetensors")]
 
 
@@ -125,23 +121,23 @@ def test_the_next_layer_comes_while_one_computes(model, seen):
     before = logits(model)
     seen.late.clear()
     layers, at_once = decoder_layers(model.network), []
-    in_all = len(getattr(layers[0], PLACE).tensors)
+    in_all = len(getattr(layers[0], ATTRIBUTE).tensors)
 
     def meanwhile(layer, _):
         index = list(layers).index(layer)
         following = (index + 1) % len(layers)
         seen.wait_for(following, (at_once.count(following) + 1) * in_all)
-        assert all(isinstance(one, Away) for one in layer.parameters())
+        assert all(isinstance(entry, Away) for entry in layer.parameters())
         assert seen.layers_held() <= {index, following}
         at_once.append(following)
 
     for layer in layers:
         layer.register_forward_pre_hook(meanwhile)
     with nothing_left(model, seen), reading_ahead(model.network):
-        first, again = logits(model), logits(model)
+        first, second = logits(model), logits(model)
         assert threads() == ["read-ahead_0"]
     assert torch.equal(first, before)
-    assert torch.equal(again, before)
+    assert torch.equal(second, before)
     assert at_once == [1, 2, 0, 1, 2, 0]
     assert set(seen.late) == {0}
     assert len(seen.late) == in_all
@@ -151,8 +147,8 @@ def test_the_next_layer_comes_while_one_computes(model, seen):
 def test_what_walks_through_all_layers_reads_ahead(
     work, device, seen, tiny_llama, story_file, tmp_path, monkeypatch
 ):
-    """Results to the bit, and how often the device is waited for, with and without."""
-    found, waits = [], []
+    """Return results, and how often the computation waited for the device, with and without."""
+    results, waits = [], []
     recipe = lrcore.Recipe(
         str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, refit="on"
     )
@@ -163,10 +159,10 @@ def test_what_walks_through_all_layers_reads_ahead(
         seen.late.clear()
         device.waits.clear()
         with nothing_left(model, seen):
-            found.append(WORK[work](model, recipe))
+            results.append(WORK[work](model, recipe))
         waits.append(device.waits.copy())
         assert bool(seen.early) == bool(on)
-    assert found[0] == found[1]
+    assert results[0] == results[1]
     assert waits[0] == waits[1]
 
 
@@ -201,7 +197,7 @@ def test_a_layer_that_was_written_anew_is_not_served_as_it_was(elsewhere, model,
     dense = read_layer(network, 1)
     zero = Linear(torch.zeros_like(dense.attention.o.weight))
     changed = dense.with_matrices(o=zero)
-    in_all = len(getattr(decoder_layers(network)[1], PLACE).tensors)
+    in_all = len(getattr(decoder_layers(network)[1], ATTRIBUTE).tensors)
 
     def write() -> None:
         with Device():
@@ -229,9 +225,9 @@ def test_a_layer_that_was_written_anew_is_not_served_as_it_was(elsewhere, model,
 def test_nothing_is_left_after_an_error_or_a_cancel(model, seen, story_file):
     def stop(stage: str, done: int, total: int) -> None:
         if done:
-            raise lrcore.Cancelled
+            raise Cancelled
 
-    with nothing_left(model, seen), pytest.raises(lrcore.Cancelled):
+    with nothing_left(model, seen), pytest.raises(Cancelled):
         lrcore.evaluate(model, str(story_file), samples=4, seq_len=32, batch=1, progress=stop)
     handle = decoder_layers(model.network)[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with nothing_left(model, seen), pytest.raises(ZeroDivisionError):
@@ -259,10 +255,10 @@ def test_what_cannot_be_read_ahead_is_read_when_it_is_needed(model, seen, monkey
 
 
 def test_no_layer_is_read_ahead_where_the_device_has_no_memory_for_it(model, seen, monkeypatch):
-    def full(*size, **more):
-        if torch.device(more.get("device", "cpu")).type == NAME:
+    def full(*size, **options):
+        if torch.device(options.get("device", "cpu")).type == NAME:
             raise torch.OutOfMemoryError
-        return plain(*size, **more)
+        return plain(*size, **options)
 
     before, plain = logits(model), torch.empty
     monkeypatch.setattr(torch, "empty", full)
@@ -273,9 +269,9 @@ def test_no_layer_is_read_ahead_where_the_device_has_no_memory_for_it(model, see
 
 def test_a_clone_and_another_thread_read_for_themselves(model, seen):
     before, made = logits(model), []
-    in_all = len(getattr(decoder_layers(model.network)[0], PLACE).tensors)
+    in_all = len(getattr(decoder_layers(model.network)[0], ATTRIBUTE).tensors)
 
-    def other() -> None:
+    def run_elsewhere() -> None:
         with Device(), reading_ahead(model.network):
             made.append(logits(model))
 
@@ -284,12 +280,12 @@ def test_a_clone_and_another_thread_read_for_themselves(model, seen):
         seen.wait_for(1, in_all)
         seen.late.clear()
         made.append(logits_of(clone(model.network)))
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=run_elsewhere)
         thread.start()
         thread.join()
         assert seen.late == [layer for layer in (0, 1, 2, 0, 1, 2) for _ in range(in_all)]
         assert seen.layers_held() == {1}
-    assert all(torch.equal(one, before) for one in made)
+    assert all(torch.equal(entry, before) for entry in made)
 
 
 def test_networks_in_memory_and_on_the_cpu_are_left_alone(tiny_llama, monkeypatch):
@@ -297,19 +293,19 @@ def test_networks_in_memory_and_on_the_cpu_are_left_alone(tiny_llama, monkeypatc
         model = lrcore.load(str(tiny_llama), offload=offload)
         with reading_ahead(model.network):
             for layer in decoder_layers(model.network):
-                assert getattr(getattr(layer, PLACE, None), "ahead", None) is None
+                assert getattr(getattr(layer, ATTRIBUTE, None), "ahead", None) is None
             logits(model)
             assert not threads()
 
 
 def test_the_further_layer_is_counted_in_what_calibrating_takes(tiny_llama, monkeypatch):
     of_layer = sum(
-        one.nbytes for one in lrcore.load(str(tiny_llama)).network.model.layers[0].parameters()
+        entry.nbytes for entry in lrcore.load(str(tiny_llama)).network.model.layers[0].parameters()
     )
-    found = [
+    results = [
         calibration_memory(lrcore.load(str(tiny_llama), offload=away).network, 4, 32, set()).layers
         for away in (False, True)
     ]
     monkeypatch.setattr(read_ahead, "STREAMS", {"cpu"})
-    found.append(bytes_at_once(lrcore.load(str(tiny_llama), offload=True).network))
-    assert found == [0, of_layer, 2 * of_layer]
+    results.append(bytes_at_once(lrcore.load(str(tiny_llama), offload=True).network))
+    assert results == [0, of_layer, 2 * of_layer]

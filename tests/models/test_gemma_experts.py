@@ -1,13 +1,14 @@
-"""Gemma 4 26B in small: routed experts beside an MLP that every token passes."""
+"""A small Gemma 4 26B: routed experts parallel to an MLP of all tokens."""
 
 import pytest
 import torch
 from tiny_models import CONFIGS, copy_tokenizer, noisy, structures_of
 
 import lrcore
-from lrcore.compression.expert_pruning.mixtures import expert_count
+from lrcore.compression.steps.expert_pruning.mixtures import expert_count
+from lrcore.compression.steps.step_settings import ExpertPruning
+from lrcore.layers.modules.compressed import CompressedExperts
 from lrcore.models.layers import read_layer
-from lrcore.modules.compressed import CompressedExperts
 
 FIELDS = CONFIGS["gemma4_text"] | {
     "enable_moe_block": True,
@@ -32,8 +33,8 @@ def model(folder):
 
 
 def recipe_for(model, story_file, **fields):
-    own = {"samples": 8, "seq_len": 16, "ratio": 0.3} | fields
-    return lrcore.Recipe(model.name, data=str(story_file), **own)
+    fields_used = {"samples": 8, "seq_len": 16, "ratio": 0.3} | fields
+    return lrcore.Recipe(model.name, data=str(story_file), **fields_used)
 
 
 def logits(model):
@@ -45,15 +46,15 @@ def test_the_experts_of_a_layer_are_read_and_its_mlp_is_shared(model):
     layer = read_layer(model.network, 1)
     assert layer.mlp is None
     assert layer.experts.active == 2
-    assert [one.up.weight.shape for one in layer.experts.mlps] == [(24, 32)] * 4
-    own = CompressedExperts.of(layer.experts)
+    assert [element.up.weight.shape for element in layer.experts.mlps] == [(24, 32)] * 4
+    fields_used = CompressedExperts.of(layer.experts)
     seen = []
     native = model.network.model.layers[1].experts
     handle = native.register_forward_hook(lambda _m, args, out: seen.append((args, out)))
     logits(model)
     handle.remove()
     args, out = seen[0]
-    assert torch.allclose(own(*args), out, atol=1e-5)
+    assert torch.allclose(fields_used(*args), out, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", structures_of("gemma4_text"))
@@ -62,9 +63,9 @@ def test_experts_are_compressed_and_come_back(method, model, story_file, tmp_pat
     for write in (lrcore.save, lrcore.export):
         back = lrcore.load(write(small, tmp_path / write.__name__))
         assert torch.allclose(logits(back), logits(small), atol=1e-4)
-    before, after = (read_layer(one.network, 1).experts for one in (model, small))
+    before, after = (read_layer(element.network, 1).experts for element in (model, small))
     assert sum(map(_size, after.mlps)) < sum(map(_size, before.mlps))
-    shared = [one.network.model.layers[1].mlp.up_proj.weight for one in (model, small)]
+    shared = [element.network.model.layers[1].mlp.up_proj.weight for element in (model, small)]
     assert torch.equal(*shared)
 
 
@@ -75,7 +76,7 @@ def _size(mlp):
 @pytest.mark.parametrize("by", ["activation", "loss"])
 def test_an_expert_is_dropped(by, model, story_file, tmp_path):
     small = lrcore.prune_experts(
-        model, recipe_for(model, story_file), lrcore.ExpertPruning(experts=1, by=by)
+        model, recipe_for(model, story_file), ExpertPruning(experts=1, criterion=by)
     )
     assert expert_count(small.network) == 3
     back = lrcore.load(lrcore.save(small, tmp_path / "three"))

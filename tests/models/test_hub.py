@@ -1,6 +1,6 @@
-"""Models from a hub on this machine: what works, and what a person reads when it does not.
+"""Models from a local hub: downloads, and error messages.
 
-The client reads HF_ENDPOINT once per process, so each case is a process of its own.
+The client reads HF_ENDPOINT once per process, so each case runs in a new process.
 """
 
 import json
@@ -11,17 +11,19 @@ import pytest
 from gguf_files import write_gguf
 from loopback_hub import COMMIT, serve
 
+import lrcore
+
 
 @pytest.fixture
 def hub(tiny_llama, tmp_path):
-    """A running hub; `.repositories` and `.cut` may be changed."""
+    """A running hub with the attributes `repositories` and `cut`."""
     bare = tmp_path / "bare"
     bare.mkdir()
     for file in tiny_llama.iterdir():
         if file.suffix != ".safetensors":
             (bare / file.name).write_bytes(file.read_bytes())
     (bare / "pytorch_model.bin").write_bytes(b"pickle")
-    holed = tmp_path / "holed"  # an index that names two shards, of which the repository has one
+    holed = tmp_path / "holed"  # the index lists two shards, but the repository has only the first
     holed.mkdir()
     for file in bare.glob("*.json"):
         (holed / file.name).write_bytes(file.read_bytes())
@@ -52,20 +54,20 @@ print(json.dumps(outcomes))
 
 @pytest.fixture
 def run(hub, tmp_path):
-    """Generate with each of several model names (and flags) against the hub.
+    """Generate with several model names (and flags) from the hub.
 
-    Returns their (exit code, stdout, stderr).
+    Returns (exit code, stdout, stderr) for each.
     """
 
     def generate(*cases, **environment):
-        own = {
+        variables = {
             "HF_ENDPOINT": hub.endpoint,
             "HF_HUB_OFFLINE": "0",
             "HF_HOME": str(tmp_path / "hf"),
             "NO_PROXY": "*",
         }
         command = ["-c", MANY, json.dumps([case.split() for case in cases])]
-        done = fresh.project().run(command, os.environ | own | environment, tmp_path)
+        done = fresh.project().run(command, os.environ | variables | environment, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 
@@ -86,12 +88,24 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
     assert (code, err) == (0, "")
     assert out.startswith("Once")
     assert not any(path.endswith(".bin") for path in hub.requests)
-    here, elsewhere = run("owner/tiny", "owner/other", HF_HUB_OFFLINE="1")
-    assert here == [0, out, ""]
+    cached, elsewhere = run("owner/tiny", "owner/other", HF_HUB_OFFLINE="1")
+    assert cached == [0, out, ""]
     assert_refused(elsewhere, "'owner/other'", "HF_HUB_OFFLINE", "folder")
-    here, elsewhere = run("owner/tiny", "owner/other", HF_ENDPOINT="http://127.0.0.1:9")
-    assert here == [0, out, ""]
+    cached, elsewhere = run("owner/tiny", "owner/other", HF_ENDPOINT="http://127.0.0.1:9")
+    assert cached == [0, out, ""]
     assert_refused(elsewhere, "'owner/other'", "http://127.0.0.1:9", "HF_ENDPOINT", "folder")
+
+
+def test_an_adapter_is_merged_into_its_base(run, hub, tiny_llama, tmp_path):
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    network = lrcore.load(str(tiny_llama)).network
+    network.name_or_path = "owner/tiny"
+    config = peft.LoraConfig(r=4, init_lora_weights=False)
+    peft.get_peft_model(network, config).save_pretrained(tmp_path / "adapter")
+    hub.repositories["owner/adapter"] = tmp_path / "adapter"
+    code, out, err = run("owner/adapter")[0]
+    assert (code, err) == (0, "note: owner/adapter: LoRA adapter merged into tiny\n")
+    assert out.startswith("Once")
 
 
 def test_revisions_and_what_a_hub_refuses(run, hub):
@@ -123,21 +137,21 @@ def test_a_gguf_file_of_a_repository_is_downloaded_alone(run, hub, tiny_llama, t
     (folder / "large.bin").write_bytes(b"pickle")
     write_gguf(tiny_llama, folder / "tiny.Q8_0.gguf", "Q8_0")
     hub.repositories["owner/quantised"] = folder
-    found, none, elsewhere = run(
+    present, none, elsewhere = run(
         "owner/quantised/tiny.Q8_0.gguf",
         "owner/quantised/none.gguf",
         "owner/nothing/tiny.gguf",
     )
-    assert found[0] == 0
-    assert found[1].startswith("Once")
-    assert "Dequantised from 8 bits" in found[2]
+    assert present[0] == 0
+    assert present[1].startswith("Once")
+    assert "Dequantized from 8 bits" in present[2]
     assert not any(path.endswith(".bin") for path in hub.requests)
-    assert_refused(none, "'owner/quantised' is on the hub", "no file 'none.gguf'")
+    assert_refused(none, "'owner/quantised' on the hub", "no file 'none.gguf'")
     assert_refused(elsewhere, "'owner/nothing'", "smollm2-135m")
 
 
 def test_an_interrupted_download_says_so_and_can_be_taken_up_again(run, hub):
     hub.cut = "model.safetensors"
-    assert_refused(run("owner/tiny")[0], "'owner/tiny'", "did not finish", "Try again")
+    assert_refused(run("owner/tiny")[0], "'owner/tiny'", "failed", "Try again")
     hub.cut = None
     assert run("owner/tiny")[0][0] == 0

@@ -1,6 +1,4 @@
-"""Models of images and text are calibrated and asked with images: patches are tokens of their own,
-which the model reads just as it would read the image.
-"""
+"""Multimodal models are calibrated and evaluated with images, whose patches are tokens."""
 
 import base64
 import copy
@@ -19,27 +17,34 @@ from tiny_models import copy_tokenizer
 from transformers import AutoProcessor
 
 import lrcore
-from lrcore.cluster import pool
 from lrcore.data import load_texts
 from lrcore.evaluation.evaluate import window_losses
-from lrcore.evaluation.tasks import continuations, with_examples
-from lrcore.image_tokens import IGNORED, first_id, highest_token, is_patch, seeing, targets
-from lrcore.models.images import encoder_of, see
-from lrcore.units import worked_by
+from lrcore.evaluation.tasks import continuations, few_shot_items
+from lrcore.layers.image_tokens import (
+    IGNORED,
+    enable_patches,
+    first_id,
+    highest_token,
+    is_patch,
+    targets,
+)
+from lrcore.models.images import load_images, text_encoder
+from lrcore.runs.cluster import pool
+from lrcore.system.units import worked_by
 
 MARKER = re.compile("<image:([0-9a-f]{16})>")
 TEXTS = ("svd_llm", "a3", "modegpt", "latentllm", "fused")
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A file of a few bytes that claims so many pixels, all black."""
+    """Return a file of a few bytes that claims a large number of black pixels."""
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    written = (
+    exported = (
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
         for name, data in parts
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(exported)
 
 
 HUGE = base64.b64encode(png_of(9_000, 9_000)).decode()
@@ -59,10 +64,10 @@ def pictured(tiny_llama, tmp_path_factory):
 
 
 def of_transformers(model, text, images):
-    """What the model's own processor makes of a text with at most one image."""
+    """Return the output of the model's processor for a text with at most one image."""
     keys = MARKER.findall(text)
     image = Image.open(io.BytesIO(images[keys[0]])).convert("RGB") if keys else None
-    given = AutoProcessor.from_pretrained(model.folder)(
+    processed = AutoProcessor.from_pretrained(model.folder)(
         text=MARKER.sub("<image>", text),
         images=image,
         return_tensors="pt",
@@ -70,22 +75,22 @@ def of_transformers(model, text, images):
     )
     return {
         name: value.to(model.network.dtype) if value.is_floating_point() else value
-        for name, value in given.items()
+        for name, value in processed.items()
     }
 
 
 @pytest.mark.parametrize("kind", pictured_models.KINDS)
 def test_patches_as_tokens_give_the_logits_of_the_image(kind, pictured):
     model, texts = lrcore.load(pictured(kind), dtype="float64"), load_texts("shapes")
-    encode = encoder_of(model, texts.images)
-    for text in [one for one in texts.documents if MARKER.search(one)][:3]:
+    encode = text_encoder(model, texts.images)
+    for text in [element for element in texts.documents if MARKER.search(element)][:3]:
         tokens = torch.tensor([encode(text).input_ids])
-        see(encode, tokens)
-        given = of_transformers(model, text, texts.images)
-        assert tokens.shape == given["input_ids"].shape
+        load_images(encode, tokens)
+        processed = of_transformers(model, text, texts.images)
+        assert tokens.shape == processed["input_ids"].shape
         assert is_patch(tokens).sum() >= 4
         with torch.inference_mode():
-            ours, theirs = model.network(input_ids=tokens), model.network(**given)
+            ours, theirs = model.network(input_ids=tokens), model.network(**processed)
         assert torch.equal(ours.logits, theirs.logits)
 
 
@@ -95,7 +100,10 @@ def test_a_text_without_images_is_the_same_before_and_after(pictured):
     names = list(model.network.state_dict())
     with torch.inference_mode():
         before = model.network(input_ids=tokens).logits
-    see(encoder := encoder_of(model, texts.images), torch.tensor(encoder(texts.joined()).input_ids))
+    load_images(
+        encoder := text_encoder(model, texts.images),
+        torch.tensor(encoder(texts.joined()).input_ids),
+    )
     with torch.inference_mode():
         assert torch.equal(model.network(input_ids=tokens).logits, before)
     assert list(model.network.state_dict()) == names
@@ -103,15 +111,15 @@ def test_a_text_without_images_is_the_same_before_and_after(pictured):
 
 def test_copies_of_the_modules_know_images_that_came_later(pictured):
     model, texts = lrcore.load(pictured()), load_texts("shapes")
-    encode, two = encoder_of(model, texts.images), list(texts.images)[:2]
+    encode, two = text_encoder(model, texts.images), list(texts.images)[:2]
     ids = [torch.tensor([encode(f"<image:{key}> is").input_ids]) for key in two]
-    see(encode, ids[0])
+    load_images(encode, ids[0])
     copied = copy.deepcopy(model.network)
-    see(encode, ids[1])
+    load_images(encode, ids[1])
     with torch.inference_mode():
-        for one in ids:
-            own, other = (net(input_ids=one).logits for net in (model.network, copied))
-            assert torch.equal(own, other)
+        for element in ids:
+            actual, expected = (net(input_ids=element).logits for net in (model.network, copied))
+            assert torch.equal(actual, expected)
 
 
 def test_patches_are_no_targets():
@@ -120,26 +128,26 @@ def test_patches_are_no_targets():
     assert highest_token(tokens) == 9
 
 
-def recipe_of(model, data, **more):
-    given = {"samples": 6, "seq_len": 48, "ratio": 0.3, "sampling": "first"} | more
-    return lrcore.Recipe(model=model, data=data, **given)
+def recipe_of(model, data, **options):
+    processed = {"samples": 6, "seq_len": 48, "ratio": 0.3, "sampling": "first"} | options
+    return lrcore.Recipe(model=model, data=data, **processed)
 
 
 def test_calibration_sees_the_images(pictured):
-    """Its moments are those of the model on the images, as transformers runs it."""
+    """The moments equal those of a forward pass with images in transformers."""
     model = lrcore.load(pictured(), dtype="float64")
-    found = lrcore.calibrate(model, recipe_of(model.name, "shapes", dtype="float64"))
-    assert is_patch(found.tokens).any()
-    assert is_patch(found.aside).any()
+    calibrated = lrcore.calibrate(model, recipe_of(model.name, "shapes", dtype="float64"))
+    assert is_patch(calibrated.tokens).any()
+    assert is_patch(calibrated.unseen_tokens).any()
     texts = load_texts("shapes")
     (first, *_), length = texts.documents, 0
-    given, inputs = of_transformers(model, first, texts.images), []
+    processed, inputs = of_transformers(model, first, texts.images), []
     layer = model.network.model.language_model.layers[0]
     handle = layer.self_attn.q_proj.register_forward_pre_hook(lambda _m, a: inputs.append(a[0][0]))
     with torch.inference_mode():
-        model.network(**given)
+        model.network(**processed)
         length = len(inputs[0])
-        model.network(input_ids=found.tokens[:1, :length])
+        model.network(input_ids=calibrated.tokens[:1, :length])
     handle.remove()
     assert MARKER.search(first)
     assert torch.equal(*inputs)
@@ -166,25 +174,29 @@ def test_a_policy_measures_on_images(policy, pictured):
 
 def test_scores_are_those_of_transformers(pictured):
     model = lrcore.load(pictured(), dtype="float64")
-    chosen = with_examples(model, "shapes", 6, 0)
+    chosen = few_shot_items(model, "shapes", 6, 0)
     assert sum("images" in item for item in chosen) in range(2, 6)
     right = []
     for item in chosen:
         scores = []
         for context, choice in continuations(item):
-            given = of_transformers(model, context + choice, item.get("images", {}))
+            processed = of_transformers(model, context + choice, item.get("images", {}))
             begin = of_transformers(model, context, item.get("images", {}))["input_ids"].shape[1]
             with torch.inference_mode():
-                losses = model.network(**given).logits.log_softmax(-1)
-            own = given["input_ids"][0]
-            scores.append(sum(float(losses[0, at - 1, own[at]]) for at in range(begin, len(own))))
+                losses = model.network(**processed).logits.log_softmax(-1)
+            actual = processed["input_ids"][0]
+            scores.append(
+                sum(float(losses[0, at - 1, actual[at]]) for at in range(begin, len(actual)))
+            )
         right.append(max(range(len(scores)), key=scores.__getitem__) == item["label"])
     result = lrcore.score_choices(model, "shapes", items=6)
     assert result.accuracy == pytest.approx(sum(right) / 6)
     for name, share in result.groups.items():
-        own = [one for one, item in zip(right, chosen, strict=True) if name in item["groups"]]
-        assert share.items == len(own)
-        assert share.accuracy == pytest.approx(sum(own) / len(own))
+        actual = [
+            element for element, item in zip(right, chosen, strict=True) if name in item["groups"]
+        ]
+        assert share.items == len(actual)
+        assert share.accuracy == pytest.approx(sum(actual) / len(actual))
     assert {"IMG", "TXT"} <= result.groups.keys()
 
 
@@ -193,7 +205,7 @@ def test_images_of_a_task_are_forgotten_and_those_of_calibration_stay(pictured):
     windows = lrcore.calibrate(model, recipe_of(model.name, "shapes")).tokens
     with torch.inference_mode():
         before = model.network(input_ids=windows).logits
-    patches, texts = seeing(model.network.get_input_embeddings()), load_texts("shapes/test")
+    patches, texts = enable_patches(model.network.get_input_embeddings()), load_texts("shapes/test")
     lrcore.score_choices(model, "shapes", items=12)
     assert not any(first_id(key) in patches for key in texts.images)
     with torch.inference_mode():
@@ -207,7 +219,7 @@ def test_examples_keep_their_images(pictured):
 
 
 def test_questions_of_a_file_with_their_images(pictured, tmp_path):
-    """Images beside the file or in it; and the same file as calibration text."""
+    """Images are separate files or inside the data file, which also works as calibration text."""
     from lrcore.data import shapes
 
     lines = []
@@ -222,18 +234,20 @@ def test_questions_of_a_file_with_their_images(pictured, tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text("\n".join(lines))
     model = lrcore.load(pictured())
-    own, built_in = (lrcore.score_choices(model, str(one), items=12) for one in (file, "shapes"))
-    assert (own.accuracy, own.groups) == (built_in.accuracy, built_in.groups)
+    actual, built_in = (
+        lrcore.score_choices(model, str(element), items=12) for element in (file, "shapes")
+    )
+    assert (actual.accuracy, actual.groups) == (built_in.accuracy, built_in.groups)
     windows = lrcore.calibrate(model, recipe_of(model.name, str(file), samples=2)).tokens
     assert is_patch(windows).any()
 
 
 def test_losses_pass_over_patches(pictured):
     model, texts = lrcore.load(pictured()), load_texts("shapes")
-    encode = encoder_of(model, texts.images)
-    text = next(one for one in texts.documents if MARKER.search(one))
+    encode = text_encoder(model, texts.images)
+    text = next(element for element in texts.documents if MARKER.search(element))
     tokens = torch.tensor([encode(text).input_ids])
-    see(encode, tokens)
+    load_images(encode, tokens)
     losses = window_losses(model, tokens)[0]
     assert (losses[is_patch(tokens[0, 1:])] == 0).all()
     assert (losses[~is_patch(tokens[0, 1:])] > 0).all()
@@ -256,12 +270,12 @@ def test_a_table_has_a_row_for_every_group(pictured, tmp_path):
 
 def test_a_window_is_shown_with_its_images(pictured):
     model = lrcore.load(pictured())
-    shown = lrcore.calibrate(model, recipe_of(model.name, "shapes")).text(model.tokenizer)
-    assert shown.startswith("[image]")
-    assert "Question" in shown
+    text_shown = lrcore.calibrate(model, recipe_of(model.name, "shapes")).text(model.tokenizer)
+    assert text_shown.startswith("[image]")
+    assert "Question" in text_shown
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 def test_a_model_of_text_reads_no_images(tiny_llama):
@@ -274,15 +288,17 @@ def test_a_model_of_text_reads_no_images(tiny_llama):
 
 def test_perplexity_and_healing_need_text(pictured):
     model = lrcore.load(pictured())
-    with pytest.raises(lrcore.InputError, match="Perplexity, answers and healing need a data set"):
+    with pytest.raises(
+        lrcore.InputError, match="Use a data set of text for perplexity, answers and healing"
+    ):
         lrcore.evaluate(model, "shapes", seq_len=32, samples=2)
 
 
 def test_tokens_of_another_model(pictured):
     model, texts = lrcore.load(pictured()), load_texts("shapes")
-    tokens = torch.tensor([encoder_of(model, texts.images)(texts.documents[0]).input_ids])
-    seeing(model.network.get_input_embeddings())
-    with pytest.raises(lrcore.InputError, match="images that the model has not seen"):
+    tokens = torch.tensor([text_encoder(model, texts.images)(texts.documents[0]).input_ids])
+    enable_patches(model.network.get_input_embeddings())
+    with pytest.raises(lrcore.InputError, match="images that the model has not encoded"):
         model.network(input_ids=tokens)
 
 
@@ -301,28 +317,31 @@ def test_workers_elsewhere_read_no_images(pictured):
     model = lrcore.load(pictured())
     with (
         worked_by(pool.Pool(Elsewhere())),
-        pytest.raises(lrcore.InputError, match="Images are read on this machine alone"),
+        pytest.raises(lrcore.InputError, match="Workers of a cluster cannot read images"),
     ):
         lrcore.score_choices(model, "shapes", items=4)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("fields", "message"),
     [
-        ({"image": "nowhere.png"}, "no file 'nowhere.png' beside the questions"),
-        ({"image": "../outside.png"}, "lies outside the folder of the questions"),
-        ({"image": 3}, "image must be a file beside the questions"),
+        (
+            {"image": "nowhere.png"},
+            "'nowhere.png' is neither a file in the folder",
+        ),
+        ({"image": "../outside.png"}, "is outside the folder of the questions"),
+        ({"image": 3}, "image must be a file in the folder of the questions"),
         ({"image": base64.b64encode(b"no image").decode()}, "cannot be prepared"),
         ({"image": HUGE}, "it has 9,000 x 9,000 pixels"),
         ({"groups": "NAT"}, "groups must be a list of names"),
     ],
 )
-def test_a_question_that_cannot_be_read(more, message, pictured, tmp_path):
+def test_a_question_that_cannot_be_read(fields, message, pictured, tmp_path):
     (tmp_path / "outside.png").write_bytes(b"x")
     (tmp_path / "in").mkdir()
     file = tmp_path / "in" / "questions.jsonl"
     item = {"question": "What is it?", "choices": ["a cat", "a dog"], "label": 0}
-    file.write_text(json.dumps(item | more))
+    file.write_text(json.dumps(item | fields))
     with pytest.raises(lrcore.InputError, match=re.escape(message)):
         lrcore.score_choices(lrcore.load(pictured()), str(file))
 

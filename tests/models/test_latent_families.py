@@ -1,4 +1,4 @@
-"""Families with multi-head latent attention: what is factored there, and what is not."""
+"""Families with multi-head latent attention: factored and unchanged matrices."""
 
 import json
 
@@ -10,10 +10,13 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore import InputError
-from lrcore.evaluation.contributions import mixed
-from lrcore.models.counting import count_account
+from lrcore.compression.steps.step_settings import ExpertPruning
+from lrcore.evaluation.contributions import mix_models
+from lrcore.evaluation.local_errors import local_errors
+from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.models.layers import read_layer
-from lrcore.modules.projections import LowRankLinear
+from lrcore.models.model_size import count_account
+from lrcore.recipes.history import ExpertsPruned
 
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
 NAMES = {
@@ -39,7 +42,7 @@ def logits(network):
 
 @pytest.mark.parametrize("family", NAMES)
 def test_the_matrices_are_those_of_the_family(family):
-    """The cache holds one latent and one rotated key per token."""
+    """The cache holds a latent and a rotated key per token."""
     network = tiny(family)
     for index in range(2):
         layer = read_layer(network, index)
@@ -47,7 +50,7 @@ def test_the_matrices_are_those_of_the_family(family):
         assert layer.attention.kv_values == 16 + 4
         assert layer.components == (("mlp",) if layer.mlp else ())
     cache = network(TOKENS, use_cache=True).past_key_values
-    held = sum(t.numel() for one in cache.layers for t in (one.keys, one.values))
+    held = sum(t.numel() for element in cache.layers for t in (element.keys, element.values))
     assert held == 2 * TOKENS.numel() * (16 + 4)
 
 
@@ -55,23 +58,23 @@ def test_the_matrices_are_those_of_the_family(family):
 def test_plan_and_model_have_one_account(folder, recipe, method):
     model = lrcore.load(str(folder))
     order = "sequential" if method == "aa_svd" else "independent"
-    small = lrcore.compress(model, recipe.with_(method=method, calibration=order))
+    small = lrcore.compress(model, recipe.with_(method=method, calibration_mode=order))
     counted = count_account(small.network, recipe.seq_len)
     for name in ("parameters", "decoder_parameters", "kv_bytes_per_token", "flops_per_token"):
         assert getattr(small.account.model, name) == getattr(counted, name)
-    orders = [one for one in small.network.buffers() if not one.dtype.is_floating_point]
-    assert small.account.model.bytes == counted.bytes - sum(one.nbytes for one in orders)
+    orders = [element for element in small.network.buffers() if not element.dtype.is_floating_point]
+    assert small.account.model.bytes == counted.bytes - sum(element.nbytes for element in orders)
     assert small.size.kv_values == model.size.kv_values
     pairs = [m for m in small.network.modules() if isinstance(m, LowRankLinear)]
     assert pairs
     assert lrcore.generate(small, "Once", max_new_tokens=4)
-    again = lrcore.compress(small, recipe.with_(method="svd", ratio=0.1))
-    assert again.size.parameters < small.size.parameters
+    recompressed = lrcore.compress(small, recipe.with_(method="svd", ratio=0.1))
+    assert recompressed.size.parameters < small.size.parameters
 
 
 @pytest.mark.parametrize("scores", ["param_first", "taylor", "abs"])
 def test_neurons_of_dense_mlps_are_pruned_by_every_kind_of_score(folder, recipe, scores):
-    """Whose layers have matrices of latents too, which no neuron or head is a row or column of."""
+    """Rows and columns of the latents' matrices are neither neurons nor heads."""
     recipe = recipe.with_(method="llm_pruner", ratio=0.02, options={"scores": scores})
     small = lrcore.compress(lrcore.load(str(folder)), recipe)
     assert [(row.layer, row.component) for row in small.ranks] == [(0, "mlp")]
@@ -82,19 +85,19 @@ def test_neurons_of_dense_mlps_are_pruned_by_every_kind_of_score(folder, recipe,
 def test_where_no_layer_of_experts_is_left_none_can_go(folder, recipe):
     dense = lrcore.drop_layers(lrcore.load(str(folder)), [1])
     with pytest.raises(InputError, match="has no routed experts"):
-        lrcore.prune_experts(dense, recipe, lrcore.ExpertPruning(2))
+        lrcore.prune_experts(dense, recipe, ExpertPruning(2))
 
 
 def test_every_matrix_is_analysed_and_parts_are_exchanged(folder, recipe):
     model = lrcore.load(str(folder))
-    analysis = lrcore.analyse(model, lrcore.calibrate(model, recipe))
+    analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
     assert {*NAMES[model.network.config.model_type]} <= {*analysis.matrices}
     small = lrcore.compress(model, recipe.with_(method="svd_llm"))
-    whole = mixed(model, small, ("qk", "ov", "mlp"))
-    assert torch.allclose(logits(whole.network), logits(small.network), atol=1e-5)
-    one = mixed(model, small, ("ov",))
-    assert not torch.allclose(logits(one.network), logits(model.network), atol=1e-5)
-    errors = lrcore.local_errors(model, small, recipe.data, samples=2, seq_len=32)
+    complete = mix_models(model, small, ("qk", "ov", "mlp"))
+    assert torch.allclose(logits(complete.network), logits(small.network), atol=1e-5)
+    element = mix_models(model, small, ("ov",))
+    assert not torch.allclose(logits(element.network), logits(model.network), atol=1e-5)
+    errors = local_errors(model, small, recipe.data, samples=2, seq_len=32)
     assert all(row["attention"] > 0 for row in errors.errors)
 
 
@@ -108,51 +111,55 @@ def test_every_matrix_is_analysed_and_parts_are_exchanged(folder, recipe):
     ],
 )
 def test_what_would_replace_the_attention_is_refused(folder, recipe, fields):
-    with pytest.raises(InputError, match=r"stays as its family has it.*Methods that fit.*svd_llm"):
+    with pytest.raises(
+        InputError, match=r"keeps the form of its family.*Suitable methods.*svd_llm"
+    ):
         lrcore.prepare(lrcore.load(str(folder)), recipe.with_(**fields))
 
 
 def test_even_experts_and_mlps_load_without_code(folder, recipe, tmp_path):
     model = lrcore.load(str(folder))
-    small = lrcore.prune_experts(model, recipe, lrcore.ExpertPruning(2))
-    lrcore.export(small, tmp_path / "stock", stock=True)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", dtype=torch.float32)
+    small = lrcore.prune_experts(model, recipe, ExpertPruning(2))
+    lrcore.export(small, tmp_path / "standard", standard=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "standard", dtype=torch.float32)
     assert loaded.num_parameters() == small.size.parameters
     assert torch.allclose(logits(loaded), logits(small.network), atol=1e-5)
-    step = small.step(lrcore.ExpertsPruned)
-    assert sorted(number // 4 for _, number, _ in step.pruned) == [0, 1]  # one of every group
+    step = small.step(ExpertsPruned)
+    assert sorted(number // 4 for _, number, _ in step.pruned) == [0, 1]  # an expert per group
     for pruning in (
-        lrcore.ExpertPruning(1),
-        lrcore.ExpertPruning(6),
-        lrcore.ExpertPruning(2, by="loss"),
+        ExpertPruning(1),
+        ExpertPruning(6),
+        ExpertPruning(2, criterion="loss"),
     ):
         with pytest.raises(InputError, match="2 groups of 4"):
             lrcore.prune_experts(model, recipe, pruning)
 
 
-def test_weights_in_fp8_are_dequantised_on_loading(tiny_llama, tmp_path):
-    """As DeepSeek-V3 and R1 are published: float8 in square blocks with a scale each."""
+def test_weights_in_fp8_are_dequantized_on_loading(tiny_llama, tmp_path):
+    """DeepSeek-V3 and R1 are published in float8, with a scale per square block."""
     folder, side, expected = family_folder("deepseek_v3", tiny_llama, tmp_path / "fp8"), 4, {}
     stored = load_file(folder / "model.safetensors")
-    for name in [one for one in stored if "_proj" in one and one.endswith(".weight")]:
+    for name in [
+        element for element in stored if "_proj" in element and element.endswith(".weight")
+    ]:
         rows, columns = stored[name].shape
         blocks = stored[name].view(rows // side, side, columns // side, side)
         scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-        whole = scales.repeat_interleave(side, 0).repeat_interleave(side, 1)
-        stored[name] = (stored[name] / whole).to(torch.float8_e4m3fn)
+        complete = scales.repeat_interleave(side, 0).repeat_interleave(side, 1)
+        stored[name] = (stored[name] / complete).to(torch.float8_e4m3fn)
         stored[f"{name}_scale_inv"] = scales
-        expected[name] = stored[name].float() * whole
+        expected[name] = stored[name].float() * complete
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [side, side]}
-    config |= {"quantization_config": quantised | {"activation_scheme": "dynamic"}}
+    quantized = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [side, side]}
+    config |= {"quantization_config": quantized | {"activation_scheme": "dynamic"}}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     layer = read_layer(lrcore.load(str(folder)).network, 1)
     for name in NAMES["deepseek_v3"]:
-        own = "kv_a_proj_with_mqa" if name == "kv_a" else f"{name}_proj"
+        leaf = "kv_a_proj_with_mqa" if name == "kv_a" else f"{name}_proj"
         weight = layer.matrices()[name].weight
-        assert torch.equal(weight, expected[f"model.layers.1.self_attn.{own}.weight"])
+        assert torch.equal(weight, expected[f"model.layers.1.self_attn.{leaf}.weight"])
     for number, mlp in enumerate(layer.experts.mlps):
         for name, projection in mlp.matrices().items():
-            own = f"model.layers.1.mlp.experts.{number}.{name}_proj.weight"
-            assert torch.equal(projection.weight, expected[own])
+            leaf = f"model.layers.1.mlp.experts.{number}.{name}_proj.weight"
+            assert torch.equal(projection.weight, expected[leaf])

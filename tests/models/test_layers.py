@@ -1,6 +1,4 @@
-"""Reading and writing layers: bit for bit where nothing changed, really smaller where something
-did.
-"""
+"""Reading and writing of layers: bit-identical if unchanged, smaller if compressed."""
 
 import json
 
@@ -11,12 +9,13 @@ from through_caches import in_pieces
 from tiny_models import STRUCTURES
 from transformers import DynamicCache
 
+from lrcore.layers.modules.install import install
 from lrcore.methods import METHODS, truncate
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.load import load_model
+from lrcore.models.model_size import measure
 from lrcore.models.stream import LayerStream
-from lrcore.models.structure import measure, structure
-from lrcore.modules.install import install
+from lrcore.models.structure import structure
 
 FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]
 TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
@@ -33,7 +32,7 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 
 def compressed(model, method: str = "a3", keep: float = 0.6):
-    """Every slot of every layer at a share of its ranks, solved on the moments of TOKENS."""
+    """Factor each slot at a share of its ranks, with the moments of TOKENS."""
     network, row = clone(model.network), METHODS[method]
     stream = LayerStream(model.network, TOKENS)
     for index in range(model.network.config.num_hidden_layers):
@@ -44,7 +43,10 @@ def compressed(model, method: str = "a3", keep: float = 0.6):
             for name, f in factors.items()
             if name in one_form(method, factors, index)
         }
-        ranks = {name: own[int(keep * len(own))] for name, own in offered.items()}
+        ranks = {
+            name: ranks_offered[int(keep * len(ranks_offered))]
+            for name, ranks_offered in offered.items()
+        }
         write_layer(network, truncate(layer, factors, ranks))
     return network
 
@@ -85,9 +87,9 @@ def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
 @pytest.mark.parametrize("method", STRUCTURES)
 def test_with_and_without_cache_give_the_same_logits(model, method: str) -> None:
     small = compressed(model, method)
-    whole = logits(small)
+    full_logits = logits(small)
     sizes = [17, 1, 1, TOKENS.shape[1] - 19]
-    assert torch.allclose(in_pieces(small, TOKENS, sizes), whole, atol=2e-5)
+    assert torch.allclose(in_pieces(small, TOKENS, sizes), full_logits, atol=2e-5)
 
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
@@ -137,7 +139,7 @@ def test_a_written_layer_reads_back_as_it_was(model) -> None:
     small = compressed(model)
     layer = read_layer(small, 1)
     write_layer(small, layer)
-    again = read_layer(small, 1)
-    assert again.attention.qk_size == layer.attention.qk_size < layer.attention.head_size
+    reread = read_layer(small, 1)
+    assert reread.attention.qk_size == layer.attention.qk_size < layer.attention.head_size
     for name, projection in layer.matrices().items():
-        assert torch.equal(again.matrices()[name].weight, projection.weight)
+        assert torch.equal(reread.matrices()[name].weight, projection.weight)

@@ -1,4 +1,4 @@
-"""Local errors, contributions and costs on families whose layers are unlike Llama's."""
+"""Local errors, contributions and costs of families that differ from Llama."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import tiny
 
-from lrcore.evaluation.contributions import mixed
+from lrcore.evaluation.contributions import mix_models
 from lrcore.evaluation.cost import measure_cost
 from lrcore.evaluation.local_errors import _layer_errors
 from lrcore.methods import METHODS, truncate
@@ -19,7 +19,7 @@ TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(
 
 
 def pair(family):
-    """A tiny model, and the same with every slot of A3 at about 70 % of its ranks."""
+    """Return a tiny model, and the model with about 70 % of the ranks of A3."""
     network = tiny(family)
     small, stream = clone(network), LayerStream(network, TOKENS, batch=2)
     for index in range(len(decoder_layers(network))):
@@ -32,17 +32,22 @@ def pair(family):
         write_layer(
             small,
             truncate(
-                layer, factors, {name: own[int(0.7 * len(own))] for name, own in offered.items()}
+                layer,
+                factors,
+                {
+                    name: ranks_offered[int(0.7 * len(ranks_offered))]
+                    for name, ranks_offered in offered.items()
+                },
             ),
         )
-    return [LoadedModel(family, one, None, family, Path("nowhere")) for one in (network, small)]
+    return [LoadedModel(family, net, None, family, Path("nowhere")) for net in (network, small)]
 
 
 @pytest.mark.parametrize(
     ("family", "seen"),
     [
         ("gpt2", {"scores", "ov", "attention", "mlp"}),
-        ("gemma2", {"ov", "attention", "mlp"}),  # scores are capped, and not by torch's attention
+        ("gemma2", {"ov", "attention", "mlp"}),  # scores are capped, outside torch's attention
         ("bloom", {"ov", "attention", "mlp"}),
         ("phi3", {"scores", "ov", "attention", "mlp"}),
         ("mixtral", {"scores", "ov", "attention"}),  # experts
@@ -52,10 +57,10 @@ def pair(family):
 @torch.inference_mode()
 def test_a_family_is_measured_part_by_part(family, seen):
     dense, small = pair(family)
-    whole = mixed(dense, small, ("qk", "ov", "mlp"))
-    logits = [model.network(TOKENS).logits for model in (small, whole)]
+    complete = mix_models(dense, small, ("qk", "ov", "mlp"))
+    logits = [model.network(TOKENS).logits for model in (small, complete)]
     assert torch.allclose(*logits, atol=1e-4)
-    only, stream = mixed(dense, small, ("ov",)), LayerStream(dense.network, TOKENS, batch=2)
+    only, stream = mix_models(dense, small, ("ov",)), LayerStream(dense.network, TOKENS, batch=2)
     for index in range(len(decoder_layers(dense.network))):
         errors = _layer_errors([model.network for model in (dense, small, only)], index, stream)
         assert errors.keys() == seen

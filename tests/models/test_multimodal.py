@@ -1,6 +1,4 @@
-"""Models of images and text: the language model inside is found and compressed, the rest is left
-as it is to the bit.
-"""
+"""The language model of multimodal models is compressed; other weights stay bit-identical."""
 
 import json
 from dataclasses import replace
@@ -19,8 +17,10 @@ from transformers import (
 )
 
 import lrcore
-from lrcore.compression.shortening.depth import skipping
+from lrcore.checkpoints.standard.standard_fit import standard_fit
+from lrcore.compression.steps.layer_pruning.depth import skip_layers
 from lrcore.models.architectures import MULTIMODAL
+from lrcore.recipes.history import LayersDropped
 
 _TEXT = {
     "vocab_size": 300,
@@ -115,9 +115,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def folder(tiny_llama, tmp_path_factory):
-    """A folder with a tiny model of images and text, with the tokenizer of the tiny Llama and a
-    file of its own on images.
-    """
+    """Write a tiny multimodal model with the tokenizer of the tiny Llama and an image config."""
 
     def make(kind):
         path = tmp_path_factory.mktemp(kind)
@@ -148,7 +146,7 @@ def compressed(path, data, method):
 
 
 def outside(network):
-    """Every tensor that does not belong to a decoder layer of the language model."""
+    """Return all tensors outside the decoder layers of the language model."""
     return {
         name: tensor
         for name, tensor in network.state_dict().items()
@@ -191,7 +189,7 @@ def test_the_language_model_inside_is_compressed_and_the_rest_untouched(
 
 
 def seen(network):
-    """Logits of a text with an image of four patches in it."""
+    """Return the logits of a text with an image of four patches."""
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
     tokens = torch.tensor([[5, 6, *[IMAGE] * 4, 7, 8, 9]])
     with torch.inference_mode():
@@ -210,8 +208,8 @@ def test_images_go_through_a_compressed_llava(method, folder, story_file, tmp_pa
     full = replace(
         plan, ranks={slot: spectrum.cost.full for slot, spectrum in plan.spectra.items()}
     )
-    whole = lrcore.compress(dense, recipe, factors, full)
-    assert torch.equal(seen(whole.network), seen(dense.network))
+    small_model = lrcore.compress(dense, recipe, factors, full)
+    assert torch.equal(seen(small_model.network), seen(dense.network))
     assert not torch.equal(seen(small.network), seen(dense.network))
     lrcore.save(small, tmp_path / "small")
     assert torch.equal(seen(lrcore.load(str(tmp_path / "small")).network), seen(small.network))
@@ -237,12 +235,12 @@ def test_exports_of_a_llava_see_elsewhere(folder, story_file, tmp_path):
         model=dense.name, data=str(story_file), samples=4, seq_len=32, ratio=0.1, method="modegpt"
     )
     factors = lrcore.prepare(dense, recipe)
-    fit = lrcore.stock_fit(dense, lrcore.allocate(factors, recipe)).to_dict()
-    even = lrcore.compress(dense, recipe.with_(overrides=fit["ranks"]), factors)
-    lrcore.export(even, tmp_path / "stock", stock=True)
-    elsewhere(ELSEWHERE, str(tmp_path / "code"), str(tmp_path / "stock"), cwd=tmp_path)
+    fit = standard_fit(dense, lrcore.allocate(factors, recipe)).to_dict()
+    even = lrcore.compress(dense, recipe.with_(rank_overrides=fit["ranks"]), factors)
+    lrcore.export(even, tmp_path / "standard", standard=True)
+    elsewhere(ELSEWHERE, str(tmp_path / "code"), str(tmp_path / "standard"), cwd=tmp_path)
     assert torch.equal(torch.load(tmp_path / "code.pt"), seen(small.network))
-    assert torch.allclose(torch.load(tmp_path / "stock.pt"), seen(even.network), atol=1e-5)
+    assert torch.allclose(torch.load(tmp_path / "standard.pt"), seen(even.network), atol=1e-5)
     assert "pipeline_tag: image-text-to-text" in (tmp_path / "code" / "README.md").read_text()
 
 
@@ -253,22 +251,22 @@ def test_a_language_model_that_is_not_supported_is_named(tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(
         lrcore.InputError,
-        match="the language model inside this llava is a codegen, which is not supported",
+        match="the language model of this llava is a codegen, which is not supported",
     ):
         lrcore.load(str(tmp_path))
 
 
-# Gemma 4's layers have embeddings of their own: none can be dropped.
+# Gemma 4 has embeddings per layer, so no layer can be removed.
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "gemma4"])
 def test_a_layer_of_the_language_model_is_dropped_and_the_rest_comes_back(
     kind, folder, story_file, tmp_path
 ):
     model = lrcore.load(str(folder(kind)))
     tokens = torch.arange(3, 43).view(2, 20)
-    short = lrcore.shorten(
+    short = lrcore.prune_layers(
         model, lrcore.Recipe(model=model.name, data=str(story_file), samples=4, seq_len=32), 1
     )
-    with torch.inference_mode(), skipping(model.network, short.step(lrcore.Shortened).gone):
+    with torch.inference_mode(), skip_layers(model.network, short.step(LayersDropped).gone):
         expected = model.network(input_ids=tokens).logits
     back = lrcore.load(str(lrcore.save(short, tmp_path / "short")))
     for made in (short, back):

@@ -1,5 +1,5 @@
-"""Gemma 4 E2B and Gemma 3n in small: layers with embeddings of their own, and layers that read the
-keys and values of earlier ones, with wider MLPs; in Gemma 3n with several residual streams.
+"""Small Gemma 4 E2B and Gemma 3n: embeddings per layer, and layers that reuse keys and values of
+earlier layers, with wider MLPs; Gemma 3n has several residual streams.
 """
 
 import json
@@ -11,11 +11,12 @@ from tiny_models import CONFIGS, copy_tokenizer, noisy, structures_of
 
 import lrcore
 from lrcore.compression.evidence.divergence import DensePredictions
-from lrcore.errors import InputError
-from lrcore.layer import Linear
+from lrcore.evaluation.local_errors import local_errors
+from lrcore.layers.layer import Linear
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.partial import starting_at
 from lrcore.models.stream import LayerStream
+from lrcore.system.errors import InputError
 
 ALL = {
     "num_hidden_layers": 6,
@@ -52,26 +53,28 @@ def recipe_for(folder, story_file, **fields):
 
 
 def changed(layer, name):
-    """The layer with other numbers in one projection of its attention."""
-    shape = layer.attention.named[name].weight.shape
+    """Return the layer with other numbers in a projection of its attention."""
+    shape = layer.attention.projections[name].weight.shape
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    return replace(layer, attention=layer.attention.with_named({name: Linear(rows)}))
+    return replace(layer, attention=layer.attention.with_projections({name: Linear(rows)}))
 
 
 def test_a_layer_that_reads_other_keys_has_two_matrices_and_no_cache(model):
     layers = [read_layer(model.network, index) for index in range(6)]
-    assert [list(one.attention.named) for one in layers] == [list("qkvo")] * 3 + [["q", "o"]] * 3
-    assert [one.mlp.up.weight.shape[0] for one in layers] == [48] * 3 + [96] * 3
+    assert [list(decoder_layer.attention.projections) for decoder_layer in layers] == [
+        list("qkvo")
+    ] * 3 + [["q", "o"]] * 3
+    assert [decoder_layer.mlp.up.weight.shape[0] for decoder_layer in layers] == [48] * 3 + [96] * 3
     cache = model.network(TOKENS, use_cache=True).past_key_values
-    for one, kept in zip(layers[:3], cache.layers[:3], strict=True):
-        cached = kept.keys[0, :, 0].numel() + kept.values[0, :, 0].numel()
-        assert one.attention.kv_values == cached
-    assert all(one.attention.kv_values == 0 for one in layers[3:])
-    assert all(kept.keys is None for kept in cache.layers[3:])
+    for decoder_layer, layer_cache in zip(layers[:3], cache.layers[:3], strict=True):
+        cached = layer_cache.keys[0, :, 0].numel() + layer_cache.values[0, :, 0].numel()
+        assert decoder_layer.attention.kv_values == cached
+    assert all(decoder_layer.attention.kv_values == 0 for decoder_layer in layers[3:])
+    assert all(layer_cache.keys is None for layer_cache in cache.layers[3:])
 
 
 def logits_of(network, stream):
-    """By norm and head, of the states after the last layer."""
+    """Compute logits from the last hidden states by norm and head."""
     batches = zip(stream.hidden, TOKENS.split(stream.batch), strict=True)
     made = []
     for states, tokens in batches:
@@ -82,7 +85,7 @@ def logits_of(network, stream):
 
 @torch.inference_mode()
 def test_layer_by_layer_the_states_are_those_of_the_network(model):
-    stream = LayerStream(clone(model.network), TOKENS, 4)  # three batches, the last one smaller
+    stream = LayerStream(clone(model.network), TOKENS, 4)  # three batches, the last is smaller
     for index in range(6):
         stream.run(index)
     assert torch.allclose(logits_of(model.network, stream), model.network(TOKENS).logits, atol=1e-5)
@@ -90,7 +93,7 @@ def test_layer_by_layer_the_states_are_those_of_the_network(model):
 
 @torch.inference_mode()
 def test_a_layer_that_is_replaced_on_the_way_hands_on_its_own_keys(model):
-    """As in a sequential calibration."""
+    """A sequential calibration proceeds like this."""
     network = clone(model.network)
     stream = LayerStream(network, TOKENS, 4)
     for index in range(6):
@@ -98,27 +101,25 @@ def test_a_layer_that_is_replaced_on_the_way_hands_on_its_own_keys(model):
         if index == 1:
             write_layer(network, changed(read_layer(network, index), "k"))
         stream.run(index)
-    found = network(TOKENS).logits
-    assert torch.allclose(logits_of(network, stream), found, atol=1e-5)
-    assert not torch.allclose(found, model.network(TOKENS).logits, atol=1e-2)
+    result = network(TOKENS).logits
+    assert torch.allclose(logits_of(network, stream), result, atol=1e-5)
+    assert not torch.allclose(result, model.network(TOKENS).logits, atol=1e-2)
 
 
 @pytest.mark.parametrize("index", range(6))
 @torch.inference_mode()
 def test_a_probe_of_a_layer_is_the_divergence_of_the_whole_network(model, index):
-    """The layers after it read the keys and values of those before it, which do not run."""
+    """Layers after it read keys and values of layers before it, which do not run."""
     predictions, network = DensePredictions(model.network, TOKENS), clone(model.network)
     stream = LayerStream(clone(model.network), TOKENS)
     for before in range(index):
         stream.run(before)
     write_layer(network, changed(read_layer(network, index), "q"))
-    found = predictions.divergences(network, index, stream.hidden, shared=stream.shared)
-    dense, small = (
-        each(TOKENS).logits[:, :-1].log_softmax(-1) for each in (model.network, network)
-    )
+    result = predictions.divergences(network, index, stream.hidden, shared=stream.shared)
+    dense, small = (net(TOKENS).logits[:, :-1].log_softmax(-1) for net in (model.network, network))
     want = (dense.exp() * (dense - small)).sum(-1).mean(-1)
     assert want.min() > 1e-3
-    assert torch.allclose(found.float(), want, rtol=1e-4)
+    assert torch.allclose(result.float(), want, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", structures_of("gemma4_text"))
@@ -151,25 +152,25 @@ def test_policies_that_measure_find_their_evidence(model, story_file):
 
 def test_offloaded_layers_give_the_same_model(folder, model, story_file, tmp_path):
     recipe = recipe_for(folder, story_file, method="modegpt", ratio=0.3)
-    whole = lrcore.compress(model, recipe)
+    compressed_model = lrcore.compress(model, recipe)
     parts = lrcore.compress(lrcore.load(str(folder), offload=True), recipe)
     back = lrcore.load(lrcore.save(parts, tmp_path / "parts"))
     with torch.inference_mode():
-        assert torch.equal(back.network(TOKENS).logits, whole.network(TOKENS).logits)
+        assert torch.equal(back.network(TOKENS).logits, compressed_model.network(TOKENS).logits)
 
 
 def test_local_errors_are_of_one_layer(model, story_file):
     recipe = recipe_for(model.name, story_file, method="svd_llm", ratio=0.5)
     small = lrcore.compress(model, recipe)
-    errors = lrcore.local_errors(model, small, str(story_file), samples=2, seq_len=16)
-    assert all(0 < one["attention"] < 1 for one in errors.errors)
+    errors = local_errors(model, small, str(story_file), samples=2, seq_len=16)
+    assert all(0 < decoder_layer["attention"] < 1 for decoder_layer in errors.errors)
 
 
 @pytest.mark.parametrize("shared", [5, 6, 7])
 def test_keys_that_no_earlier_layer_has_are_refused(shared, folder, tmp_path):
     config = json.loads((folder / "config.json").read_text()) | {"num_kv_shared_layers": shared}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=f"num_kv_shared_layers is {shared}.*none of the kind"):
+    with pytest.raises(InputError, match=f"num_kv_shared_layers is {shared}.*of the type"):
         lrcore.load(str(tmp_path))
 
 
@@ -181,11 +182,11 @@ def test_shared_keys_without_embeddings_of_layers_are_refused(folder, tmp_path):
 
 
 def test_no_layer_can_be_dropped(model, story_file):
-    with pytest.raises(InputError, match=r"embeddings of their own.* none can be dropped"):
-        lrcore.shorten(model, recipe_for(model.name, story_file), layers=1)
+    with pytest.raises(InputError, match=r"cannot be dropped: they have separate embeddings"):
+        lrcore.prune_layers(model, recipe_for(model.name, story_file), layers=1)
 
 
-def test_a_stock_export_is_refused_with_the_reason(model, story_file, tmp_path):
+def test_a_standard_export_is_refused_with_the_reason(model, story_file, tmp_path):
     recipe = recipe_for(model.name, story_file, method="modegpt", target="transformers-stock")
-    with pytest.raises(InputError, match=r"differ in size .mlp of layer 3|widths of their own"):
+    with pytest.raises(InputError, match=r"differ in size .mlp of layer 3|differs by layer"):
         lrcore.compress(model, recipe)

@@ -1,6 +1,5 @@
-"""Tokenizers that would make texts of gigabytes are refused before they read any; those of known
-families are not.
-"""
+"""Tokenizers that would make texts of gigabytes are refused; those of supported families are
+not."""
 
 import base64
 import json
@@ -12,14 +11,20 @@ from transformers import PreTrainedTokenizerFast
 
 from lrcore import InputError
 from lrcore.data import tokens
-from lrcore.models.vocabulary import ADDED, GROWN, LONGEST, check_growth, check_vocabulary
-from lrcore.text_growth import LIGATURE, USUAL, growth, growth_of
+from lrcore.data.text_growth import LIGATURE, USUAL, growth, growth_of
+from lrcore.models.tokenizer_checks import (
+    MAX_ADDED_TOKENS,
+    MAX_GROWTH,
+    MAX_TOKEN_BYTES,
+    check_growth,
+    check_vocabulary,
+)
 
 SPACE = "▁"
 
 
 def charmap(longest: int) -> str:
-    """A map as SentencePiece compiles it, of an empty trie, with a text of so many bytes."""
+    """Return a precompiled SentencePiece map with an empty trie and a text of this length."""
     return base64.b64encode(
         struct.pack("<I", 4) + bytes(4) + b"a\0" + b"b" * longest + b"\0"
     ).decode()
@@ -30,7 +35,7 @@ def precompiled(longest: int) -> dict:
 
 
 def of(part) -> dict:
-    """A part of the library as it stands in a tokenizer.json."""
+    """Return a component of the library as in a tokenizer.json."""
     return json.loads(part.__getstate__())
 
 
@@ -39,11 +44,17 @@ def sequence(*steps) -> dict:
 
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-PUNCTUATION = [  # of Moses, as tokenizers of translation have it
-    *(normalizers.Replace(one, '"') for one in "„“”"),
-    *(normalizers.Replace(one, "'") for one in "‘’‚"),
-    *(normalizers.Replace(Regex(one), " ") for one in (r"\s+", r"\p{Zs}+", r" {2,}", r"[\p{C}\n]")),
-    *(normalizers.Replace(one, other) for one, other in (("…", "..."), ("–", " - "), ("``", '"'))),
+PUNCTUATION = [  # of Moses, used by tokenizers for translation
+    *(normalizers.Replace(pattern, '"') for pattern in "„“”"),
+    *(normalizers.Replace(pattern, "'") for pattern in "‘’‚"),
+    *(
+        normalizers.Replace(Regex(pattern), " ")
+        for pattern in (r"\s+", r"\p{Zs}+", r" {2,}", r"[\p{C}\n]")
+    ),
+    *(
+        normalizers.Replace(pattern, replacement)
+        for pattern, replacement in (("…", "..."), ("–", " - "), ("``", '"'))
+    ),
 ]
 KNOWN = {
     "BERT": (normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()),
@@ -78,19 +89,19 @@ KNOWN = {
 def test_tokenizers_of_known_families_make_texts_little_longer(name):
     parts = [of(part) for part in KNOWN[name] if part is not None]
     assert growth(*parts) <= USUAL
-    # NFKC of SentencePiece before it, as T5 and XLM-R have it
+    # preceded by NFKC of SentencePiece, as in T5 and XLM-R
     assert growth(precompiled(LIGATURE), *parts) <= USUAL
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_no_text_grows_by_more(name):
     normalizer, splitter = KNOWN[name]
-    most = growth(*(of(part) for part in KNOWN[name] if part is not None))
+    largest = growth(*(of(part) for part in KNOWN[name] if part is not None))
     for text in (" ", "a", "a b", "  ", "é", "―", "“`` ''", "日本", "…–\n\t"):
         grown = text if normalizer is None else normalizer.normalize_str(text)
         if splitter is not None:
             grown = "".join(piece for piece, _ in splitter.pre_tokenize_str(grown))
-        assert len(grown.encode()) <= most * len(text.encode())
+        assert len(grown.encode()) <= largest * len(text.encode())
 
 
 HOSTILE = {
@@ -137,39 +148,45 @@ HOSTILE = {
 }
 
 
-def written(tiny_llama, folder, **parts):
-    """A folder with the tokenizer of a model, but for these parts."""
-    whole = json.loads((tiny_llama / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps(whole | parts))
+def exported(tiny_llama, folder, **parts):
+    """Copy a model's tokenizer to a folder, with these components replaced."""
+    tokenizer_json = json.loads((tiny_llama / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json | parts))
     return folder
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_tokenizer_that_multiplies_texts_is_refused(case, tiny_llama, tmp_path):
     name, part = HOSTILE[case]
-    with pytest.raises(InputError, match="times as long, and no tokenizer has to") as told:
-        check_vocabulary(written(tiny_llama, tmp_path, **{name: part}))
-    assert "\n" not in str(told.value)
+    with pytest.raises(InputError, match="times as long, which is too much") as error_info:
+        check_vocabulary(exported(tiny_llama, tmp_path, **{name: part}))
+    assert "\n" not in str(error_info.value)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_tokenizer_of_a_known_family_is_read(name, tiny_llama, tmp_path):
-    own = dict(zip(("normalizer", "pre_tokenizer"), KNOWN[name], strict=True))
+    components = dict(zip(("normalizer", "pre_tokenizer"), KNOWN[name], strict=True))
     check_vocabulary(
-        written(tiny_llama, tmp_path, **{part: one and of(one) for part, one in own.items()})
+        exported(
+            tiny_llama,
+            tmp_path,
+            **{part: pattern and of(pattern) for part, pattern in components.items()},
+        )
     )
 
 
 def test_tokens_that_are_texts_and_templates_of_many_tokens_are_refused(tiny_llama, tmp_path):
-    whole = json.loads((tiny_llama / "tokenizer.json").read_text())
-    vocab = whole["model"] | {"vocab": whole["model"]["vocab"] | {"x" * (LONGEST + 1): 5}}
+    tokenizer_json = json.loads((tiny_llama / "tokenizer.json").read_text())
+    vocab = tokenizer_json["model"] | {
+        "vocab": tokenizer_json["model"]["vocab"] | {"x" * (MAX_TOKEN_BYTES + 1): 5}
+    }
     with pytest.raises(InputError, match="has a token of 10,001 bytes"):
-        check_vocabulary(written(tiny_llama, tmp_path, model=vocab))
+        check_vocabulary(exported(tiny_llama, tmp_path, model=vocab))
     mark = {"id": "[X]", "ids": [0] * 100, "tokens": ["a"] * 100}
     template = processors.TemplateProcessing(single="$A" + " [X]" * 20, special_tokens=[mark])
-    with pytest.raises(InputError, match="adds 2,000 tokens to every text"):
-        check_vocabulary(written(tiny_llama, tmp_path, post_processor=of(template)))
-    assert ADDED < 2000
+    with pytest.raises(InputError, match="adds 2,000 tokens to each text"):
+        check_vocabulary(exported(tiny_llama, tmp_path, post_processor=of(template)))
+    assert MAX_ADDED_TOKENS < 2000
 
 
 @pytest.mark.parametrize(
@@ -179,22 +196,22 @@ def test_tokens_that_are_texts_and_templates_of_many_tokens_are_refused(tiny_lla
 def test_what_is_no_part_is_left_to_the_library(part, tiny_llama, tmp_path):
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model", "added_tokens")
     for name in names:
-        check_vocabulary(written(tiny_llama, tmp_path, **{name: part}))
+        check_vocabulary(exported(tiny_llama, tmp_path, **{name: part}))
 
 
 def test_what_may_grow_further_takes_more_of_the_memory(monkeypatch):
-    """Below what is refused."""
+    """Growth below the limit is accepted."""
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.normalizer = normalizers.Replace("é", "a" * 400)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert USUAL < growth_of(tokenizer) == 200 < GROWN
+    assert USUAL < growth_of(tokenizer) == 200 < MAX_GROWTH
     text = "a " * 500
     monkeypatch.setattr(tokens, "free_memory", lambda: 2 * tokens.PER_CHARACTER * len(text))
     with pytest.raises(InputError, match="The tokens of 1,000 characters"):
-        tokens.tokenise(text, tokenizer)
+        tokens.tokenize(text, tokenizer)
     backend.normalizer = normalizers.Replace("é", "a")
-    assert len(tokens.tokenise(text, PreTrainedTokenizerFast(tokenizer_object=backend)).ids) == 500
+    assert len(tokens.tokenize(text, PreTrainedTokenizerFast(tokenizer_object=backend)).ids) == 500
 
 
 def test_a_tokenizer_of_other_files_is_looked_at_once_it_is_made(tmp_path):

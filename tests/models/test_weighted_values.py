@@ -1,6 +1,4 @@
-"""What the heads attend to in the values of all heads: measured on networks, and only where
-somebody asks.
-"""
+"""Attention-weighted values, measured on networks, and only for options that need them."""
 
 import copy
 
@@ -10,8 +8,7 @@ from tiny_models import tiny
 from transformers.pytorch_utils import Conv1D
 
 import lrcore
-from lrcore.calibration.calibrate import all_needs
-from lrcore.errors import InputError
+from lrcore.compression.calibration.calibrate import all_needs
 from lrcore.methods import METHODS
 from lrcore.models import weighted_values
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
@@ -19,6 +16,7 @@ from lrcore.models.layers import read_layer
 from lrcore.models.load import load_model
 from lrcore.models.native import head_sizes, rows_of
 from lrcore.models.stream import LayerStream
+from lrcore.system.errors import InputError
 
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 NEEDS = METHODS["latentllm"].extra_needs["vo", "attention"]
@@ -33,25 +31,27 @@ def test_what_a_head_makes_of_its_own_values_is_its_output(family):
     for index in range(len(decoder_layers(network))):
         a = read_layer(network, index).attention
         moments = stream.run(index, NEEDS | {("attn_out", "second"), ("attn_out", "mean")})
-        own = torch.arange(a.n_q) // a.group
-        places = (torch.arange(a.n_q).unsqueeze(1), own.unsqueeze(1), torch.arange(a.head_size))
-        mean = moments.mean("weighted_values").view(a.n_q, a.n_kv, a.head_size)[places].flatten()
+        kv_heads = torch.arange(a.n_q) // a.group
+        positions = (
+            torch.arange(a.n_q).unsqueeze(1),
+            kv_heads.unsqueeze(1),
+            torch.arange(a.head_size),
+        )
+        mean = moments.mean("weighted_values").view(a.n_q, a.n_kv, a.head_size)[positions].flatten()
         second = (
             moments.second("weighted_values")
-            .view(*2 * (a.n_q, a.n_kv, a.head_size))[places]
+            .view(*2 * (a.n_q, a.n_kv, a.head_size))[positions]
             .flatten(0, 1)
             .flatten(1)
         )
-        second = second.view(-1, a.n_q, a.n_kv, a.head_size)[:, *places].flatten(1)
+        second = second.view(-1, a.n_q, a.n_kv, a.head_size)[:, *positions].flatten(1)
         assert torch.allclose(mean, moments.mean("attn_out"), atol=1e-5)
         assert torch.allclose(second, moments.second("attn_out"), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", WITH_VALUES)
 def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(family):
-    """The exchange touches values alone, wherever a family keeps them: keys and queries that
-    moved along would change the weights.
-    """
+    """Only values are permuted; a permutation of keys or queries would change the weights."""
     network = copy.deepcopy(tiny(family))
     row = architecture_of(network)
     for index, layer in enumerate(decoder_layers(network)):
@@ -101,13 +101,13 @@ def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
         model=str(tiny_llama), method="latentllm", ratio=0.3, samples=4, seq_len=32
     )
     calibration = lrcore.calibrate(model, recipe)
-    plain = lrcore.factorise(model, calibration, "latentllm")
+    plain = lrcore.factorize(model, calibration, "latentllm")
     assert len(list((tmp_path / "moments").iterdir())) == 1
     stages: list[str] = []
     options = {"vo": "attention"}
     for expected in (True, False):
         stages.clear()
-        factors = lrcore.factorise(
+        factors = lrcore.factorize(
             model,
             calibration,
             "latentllm",
@@ -118,7 +118,9 @@ def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
     assert len(list((tmp_path / "moments").iterdir())) == 2
     assert factors.calibration is calibration is plain.calibration
     for mode in ("independent", "sequential"):
-        small = lrcore.compress(model, recipe.with_(options=options, calibration=mode), factors)
+        small = lrcore.compress(
+            model, recipe.with_(options=options, calibration_mode=mode), factors
+        )
         assert torch.isfinite(small.network(TOKENS).logits).all()
 
 

@@ -1,4 +1,4 @@
-"""A sweep, and how often the expensive things of it are done."""
+"""A sweep, and counters of its expensive operations."""
 
 import importlib
 
@@ -10,11 +10,11 @@ MODULES = {
     name: importlib.import_module(f"lrcore.{module}")
     for name, module in {
         "calibrate": "runs.sweep_store",
-        "factorise": "runs.sweep_store",
-        "compress": "compression.chain",
-        "shorten": "compression.chain",
-        "quantise": "compression.chain",
-        "heal": "compression.chain",
+        "factorize": "runs.sweep_store",
+        "compress": "compression.steps.chain",
+        "prune_layers": "compression.steps.chain",
+        "quantize": "compression.steps.chain",
+        "heal": "compression.steps.chain",
         "evaluate": "runs.sweep_store",
     }.items()
 }
@@ -34,7 +34,7 @@ def requested(tiny_llama, story_file):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often the expensive things are done."""
+    """Count the calls of the expensive operations."""
     counts = {}
     for name, module in MODULES.items():
         plain = getattr(module, name)

@@ -1,5 +1,5 @@
-"""Runs that somebody has edited, cut or mixed up: one that cannot be read hides no other, and a
-database that is none is named.
+"""Runs that were edited, truncated or mixed up: an unreadable run hides no readable run, and an
+invalid database is reported.
 """
 
 import json
@@ -27,7 +27,7 @@ def small(tiny_llama, story_file, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(small, tmp_path) -> Path:
-    """A folder with a run of its own."""
+    """Return a folder with a run."""
     runs = tmp_path / "runs"
     put(small, runs / OWN)
     assert [run.name for run in lrcore.Runs(runs).all()] == ["own"]
@@ -35,7 +35,7 @@ def folder(small, tmp_path) -> Path:
 
 
 def put(small: Path, folder: Path, **report: object) -> None:
-    """A run's folder whose report has these fields."""
+    """Write a run's folder whose report has these fields."""
     shutil.copytree(small, folder)
     values = json.loads((folder / "report.json").read_text()) | {"name": "own", "created": 1.0}
     (folder / "report.json").write_text(json.dumps(values | report))
@@ -54,16 +54,16 @@ def test_a_database_that_is_none_is_named_and_its_folders_are_taken_up_without_i
     how, folder, capsys
 ):
     file, content = folder / "runs.sqlite", DAMAGED[how]
-    whole = file.read_bytes()
-    file.write_bytes(whole[:5000] if content is None else content)
+    original = file.read_bytes()
+    file.write_bytes(original[:5000] if content is None else content)
     if how == "of another program":
-        with sqlite3.connect(file) as other:
-            other.execute("create table runs (mine text)")
-        other.close()
+        with sqlite3.connect(file) as database:
+            database.execute("create table runs (mine text)")
+        database.close()
     assert main(["runs", "--folder", str(folder)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: '{file}' cannot be used as the database of runs")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: '{file}' cannot be used as the database of runs")
+    assert output.count("\n") == 1
     file.unlink()
     assert [run.name for run in lrcore.Runs(folder).all()] == ["own"]
 
@@ -74,28 +74,28 @@ def test_what_is_no_file_in_the_place_of_the_database_is_named(kind, folder, cap
     file.unlink()
     (os.mkfifo if kind == "pipe" else os.mkdir)(file)
     assert main(["runs", "--folder", str(folder)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: '{file}' is no file.")
+    assert capsys.readouterr().err.startswith(f"error: '{file}' is not a file.")
 
 
 @pytest.mark.parametrize("column", ["recipe", "report"])
 @pytest.mark.parametrize("value", ["{", "[1]", "5", "[" * 100_000, b"\xff"], ids=range(5))
 def test_a_row_that_cannot_be_read_hides_no_other(column, value, folder, small):
     runs = lrcore.Runs(folder)
-    other = runs.add(small, "other")
+    second = runs.add(small, "other")
     with sqlite3.connect(folder / "runs.sqlite") as database:
         database.execute(f"update runs set {column} = ? where id = ?", (value, OWN))
     database.close()
     assert [run.name for run in lrcore.Runs(folder).all()] == ["other"]
     with pytest.raises(lrcore.InputError, match="No run"):
         runs.get(OWN)
-    runs.delete(other.id)
+    runs.delete(second.id)
 
 
 @pytest.mark.parametrize("value", ["{", "[]", "5", "null", '{"protocol": []}'])
 def test_results_and_samples_that_cannot_be_read_are_left_out(value, folder):
     with sqlite3.connect(folder / "runs.sqlite") as database:
-        kept = (OWN, "evaluation", "p", 1.0, value)
-        database.execute("insert into results values (?, ?, ?, ?, ?)", kept)
+        row = (OWN, "evaluation", "p", 1.0, value)
+        database.execute("insert into results values (?, ?, ?, ?, ?)", row)
         database.execute("insert into samples values (?, 1.0, 'p', '{', 't')", (OWN,))
     database.close()
     runs = lrcore.Runs(folder)
@@ -106,7 +106,7 @@ def test_results_and_samples_that_cannot_be_read_are_left_out(value, folder):
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        *(("created", one) for one in ("today", 1e308, -1.0)),
+        *(("created", time) for time in ("today", 1e308, -1.0)),
         *((name, b"\xff") for name in ("name", "folder", "id")),
     ],
     ids=str,
@@ -172,7 +172,7 @@ def test_another_program_that_holds_the_database_is_named(folder, monkeypatch):
     monkeypatch.setattr(sqlite3, "connect", lambda file, **more: connect(file, **more | IMPATIENT))
     holder = connect(folder / "runs.sqlite", isolation_level=None)
     holder.execute("begin exclusive")
-    with pytest.raises(lrcore.InputError, match="Another program may hold it"):
+    with pytest.raises(lrcore.InputError, match="locked by another program"):
         Database(folder / "runs.sqlite").rename(OWN, "mine")
     holder.close()
 

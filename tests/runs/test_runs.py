@@ -1,4 +1,4 @@
-"""The database of runs: what survives, what two processes see, and what earlier versions left."""
+"""The database of runs: persistence, concurrent processes, and data of earlier versions."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.recipe import Recipe
+from lrcore.recipes.recipe import Recipe
 from lrcore.runs.database import Database
 from lrcore.runs.differences import differences
-from lrcore.runs.runs import PARTIAL, Runs
+from lrcore.runs.runs import Runs
+from lrcore.system.errors import ResourceError
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def small(tiny_llama, story_file):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def stored_runs(tmp_path):
     return Runs(tmp_path / "runs")
 
 
@@ -35,58 +36,81 @@ def recipe_of(small, **changes):
     return small.recipe.with_(**changes)
 
 
-def test_all_of_a_run_survives_a_restart(kept, small):
+def test_all_of_a_run_survives_a_restart(stored_runs, small):
     recipe = recipe_of(small)
-    run = kept.write("first", recipe, small)
-    kept.rename(run.id, " better ")
-    kept.tag(run.id, "paper")
-    kept.tag(run.id, "old")
-    kept.untag(run.id, "old")
-    kept.add_evaluation(run.id, {"protocol": {"source": "a"}, "perplexity": 2.0})
-    kept.add_evaluation(run.id, {"protocol": {"source": "b"}, "perplexity": 3.0})
-    kept.add_evaluation(run.id, {"protocol": {"source": "a"}, "perplexity": 4.0})
-    kept.add_result(run.id, "cost", {}, {"parameters": 7})
-    kept.add_samples(run.id, [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}])
-    again = Runs(kept.folder)
-    got_result = again.get(run.id)
+    run = stored_runs.write("first", recipe, small)
+    stored_runs.rename(run.id, " better ")
+    stored_runs.tag(run.id, "paper")
+    stored_runs.tag(run.id, "old")
+    stored_runs.untag(run.id, "old")
+    stored_runs.add_evaluation(run.id, {"protocol": {"source": "a"}, "perplexity": 2.0})
+    stored_runs.add_evaluation(run.id, {"protocol": {"source": "b"}, "perplexity": 3.0})
+    stored_runs.add_evaluation(run.id, {"protocol": {"source": "a"}, "perplexity": 4.0})
+    stored_runs.add_result(run.id, "cost", {}, {"parameters": 7})
+    stored_runs.add_samples(run.id, [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}])
+    reopened = Runs(stored_runs.folder)
+    got_result = reopened.get(run.id)
     assert (got_result.name, got_result.tags, got_result.recipe) == ("better", ("paper",), recipe)
-    assert [one["perplexity"] for one in got_result.evaluations] == [3.0, 4.0]
-    assert again.results(run.id, "cost") == [{"parameters": 7}]
-    assert again.samples(run.id) == [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}]
+    assert [evaluation["perplexity"] for evaluation in got_result.evaluations] == [3.0, 4.0]
+    assert reopened.results(run.id, "cost") == [{"parameters": 7}]
+    assert reopened.samples(run.id) == [
+        {"prompt": "Once", "text": " upon", "settings": {"seed": 1}}
+    ]
     assert got_result.account.to_dict() == json.loads(json.dumps(small.account.to_dict()))
     assert lrcore.load(str(got_result.checkpoint)).size == small.size
     assert "rank" in got_result.ranks_csv
-    assert again.all("paper") == [got_result]
-    assert again.all("old") == []
+    assert reopened.all("paper") == [got_result]
+    assert reopened.all("old") == []
 
 
-def test_listing_reads_each_run_once_and_follows_every_change(kept, small, monkeypatch):
-    runs = [kept.write(name, recipe_of(small), small) for name in "ab"]
-    assert kept.all() == [kept.get(run.id) for run in runs]
-    monkeypatch.setattr(Recipe, "from_dict", None)  # a run that was read is not read again
-    assert [run.name for run in kept.all()] == [*"ab"]
+def test_listing_reads_each_run_once_and_follows_every_change(stored_runs, small, monkeypatch):
+    runs = [stored_runs.write(name, recipe_of(small), small) for name in "ab"]
+    assert stored_runs.all() == [stored_runs.get(run.id) for run in runs]
+    monkeypatch.setattr(Recipe, "from_dict", None)  # runs are read only once
+    assert [run.name for run in stored_runs.all()] == [*"ab"]
     monkeypatch.undo()
-    kept.rename(runs[0].id, "c")
-    kept.tag(runs[1].id, "new")
-    kept.add_evaluation(runs[1].id, {"protocol": {"source": "a"}, "perplexity": 2.0})
-    assert kept.all() == [kept.get(run.id) for run in runs]
-    kept.delete(runs[0].id)
-    assert kept.all() == [kept.get(runs[1].id)]
+    stored_runs.rename(runs[0].id, "c")
+    stored_runs.tag(runs[1].id, "new")
+    stored_runs.add_evaluation(runs[1].id, {"protocol": {"source": "a"}, "perplexity": 2.0})
+    assert stored_runs.all() == [stored_runs.get(run.id) for run in runs]
+    stored_runs.delete(runs[0].id)
+    assert stored_runs.all() == [stored_runs.get(runs[1].id)]
 
 
-def test_deleting_removes_folder_and_rows(kept, small):
-    run = kept.write("a", recipe_of(small), small)
-    kept.add_samples(run.id, [{"prompt": "x", "text": "y"}])
-    kept.delete(run.id)
-    assert kept.ids() == []
+def test_deleting_removes_folder_and_rows(stored_runs, small):
+    run = stored_runs.write("a", recipe_of(small), small)
+    stored_runs.add_samples(run.id, [{"prompt": "x", "text": "y"}])
+    stored_runs.delete(run.id)
+    assert stored_runs.ids() == []
     assert not run.folder.exists()
-    assert kept.samples(run.id) == []
+    assert stored_runs.samples(run.id) == []
     with pytest.raises(lrcore.InputError, match="No run"):
-        kept.get(run.id)
+        stored_runs.get(run.id)
 
 
-def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(kept, small):
-    old = kept.folder / "20250101-000000-a3-abcd"
+def test_a_discarded_run_is_restored_with_all_its_rows(stored_runs, small, tmp_path):
+    outside = lrcore.save(small, tmp_path / "outside")
+    runs = [stored_runs.write("a", recipe_of(small), small), stored_runs.add(outside, "b")]
+    for run in runs:
+        stored_runs.tag(run.id, "new")
+        stored_runs.add_samples(run.id, [{"prompt": "x", "text": "y"}])
+        before = stored_runs.get(run.id)
+        stored_runs.discard(run.id)
+        assert run.id not in stored_runs.ids()
+        assert [other.id for other in stored_runs.all()] == [r.id for r in runs if r is not run]
+        assert stored_runs.restore(run.id) == before
+        assert stored_runs.all() == [stored_runs.get(r.id) for r in runs]
+        assert stored_runs.samples(run.id)[0]["text"] == "y"
+    for run in runs:
+        stored_runs.discard(run.id)
+    assert not runs[0].folder.exists()
+    with pytest.raises(lrcore.InputError, match="permanently"):
+        stored_runs.restore(runs[0].id)  # the trash has room for one
+    assert stored_runs.restore(runs[1].id).checkpoint == outside
+
+
+def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(stored_runs, small):
+    old = stored_runs.folder / "20250101-000000-a3-abcd"
     old.mkdir()
     evaluations = [{"protocol": {"source": "s"}, "perplexity": 1.5}]
     (old / "report.json").write_text(
@@ -100,147 +124,154 @@ def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(kept, 
         )
     )
     (old / "recipe.json").write_text(json.dumps({"model": "demo-llama", "ratio": 0.3}))
-    before = kept.stamp()
-    assert kept.ids() == [old.name]
-    run = kept.get(old.name)
+    before = stored_runs.stamp()
+    assert stored_runs.ids() == [old.name]
+    run = stored_runs.get(old.name)
     assert (run.name, run.created, run.evaluations, run.recipe.ratio) == (
         "of old",
         5.0,
         evaluations,
         0.3,
     )
-    kept.rename(run.id, "renamed")
-    assert [one.name for one in Runs(kept.folder).all()] == ["renamed"]
+    stored_runs.rename(run.id, "renamed")
+    assert [listed.name for listed in Runs(stored_runs.folder).all()] == ["renamed"]
     shutil.rmtree(old)
-    assert kept.ids() == []
-    assert kept.stamp() != before
+    assert stored_runs.ids() == []
+    assert stored_runs.stamp() != before
 
 
-def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(kept, monkeypatch):
+def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(stored_runs, monkeypatch):
     for i in range(30):
-        folder = kept.folder / f"2025-a3-{i}"
+        folder = stored_runs.folder / f"2025-a3-{i}"
         folder.mkdir()
         (folder / "recipe.json").write_text("{}")
         (folder / "report.json").write_text(json.dumps({"name": str(i)}))
-    assert len(kept.ids()) == 30
-    stamp = kept.stamp()
+    assert len(stored_runs.ids()) == 30
+    stamp = stored_runs.stamp()
     monkeypatch.setattr(Path, "read_text", None)
     monkeypatch.setattr(Database, "folders", None)
-    assert kept.stamp() == stamp
-    assert len(kept.ids()) == 30
+    assert stored_runs.stamp() == stamp
+    assert len(stored_runs.ids()) == 30
     monkeypatch.undo()
-    shutil.rmtree(kept.folder / "2025-a3-7")
-    assert "2025-a3-7" not in kept.ids()
-    (kept.folder / "2025-a3-new").mkdir()
-    assert len(kept.ids()) == 29  # a folder that is being copied: its report comes last
+    shutil.rmtree(stored_runs.folder / "2025-a3-7")
+    assert "2025-a3-7" not in stored_runs.ids()
+    (stored_runs.folder / "2025-a3-new").mkdir()
+    assert len(stored_runs.ids()) == 29  # a folder during a copy: its report is written last
     for name in ("recipe.json", "report.json"):
-        shutil.copy(kept.folder / "2025-a3-8" / name, kept.folder / "2025-a3-new" / name)
-    assert len(kept.ids()) == 30
+        shutil.copy(
+            stored_runs.folder / "2025-a3-8" / name, stored_runs.folder / "2025-a3-new" / name
+        )
+    assert len(stored_runs.ids()) == 30
 
 
-def test_all_new_folders_are_taken_up_by_one_change(kept, monkeypatch):
-    """One for each, and its write to disk, takes minutes for thousands."""
-    changes, changing = [], Database._changing
-    monkeypatch.setattr(Database, "_changing", lambda own: changes.append(1) or changing(own))
+def test_all_new_folders_are_taken_up_by_one_change(stored_runs, monkeypatch):
+    """A change per folder, with a write to disk, would need minutes for thousands of folders."""
+    changes, transaction = [], Database._transaction
+    monkeypatch.setattr(
+        Database, "_transaction", lambda self: changes.append(1) or transaction(self)
+    )
     for i in range(30):
-        folder = kept.folder / f"2025-a3-{i}"
+        folder = stored_runs.folder / f"2025-a3-{i}"
         folder.mkdir()
         (folder / "recipe.json").write_text("{}" if i != 3 else "{")
         evaluations = [{"protocol": {"of": i}, "perplexity": float(i)}]
         report = {"name": str(i), "created": i, "evaluations": evaluations}
         (folder / "report.json").write_text(json.dumps(report | {"version": 2}))
-    assert len(kept.ids()) == 29
+    assert len(stored_runs.ids()) == 29
     assert len(changes) == 1
-    assert kept.results("2025-a3-7", "evaluation") == [{"protocol": {"of": 7}, "perplexity": 7.0}]
+    assert stored_runs.results("2025-a3-7", "evaluation") == [
+        {"protocol": {"of": 7}, "perplexity": 7.0}
+    ]
 
 
-def test_two_that_ask_for_all_runs_at_once_read_them_once(kept, small, monkeypatch):
-    kept.write("one", small.recipe, small)
-    entered, go_on, built, readings = threading.Event(), threading.Event(), Runs._built, []
+def test_two_that_ask_for_all_runs_at_once_read_them_once(stored_runs, small, monkeypatch):
+    stored_runs.write("one", small.recipe, small)
+    entered, go_on, built, readings = threading.Event(), threading.Event(), Runs._read_all, []
 
-    def slowly(own):
+    def slowly(self):
         entered.set()
         assert go_on.wait(30)
         readings.append(1)
-        return built(own)
+        return built(self)
 
-    monkeypatch.setattr(Runs, "_built", slowly)
-    found = []
-    asking = [threading.Thread(target=lambda: found.append(kept.all())) for _ in range(2)]
-    for one in asking:
-        one.start()
+    monkeypatch.setattr(Runs, "_read_all", slowly)
+    results = []
+    asking = [threading.Thread(target=lambda: results.append(stored_runs.all())) for _ in range(2)]
+    for thread in asking:
+        thread.start()
     assert entered.wait(30)
     go_on.set()
-    for one in asking:
-        one.join(30)
-    assert [len(runs) for runs in found] == [1, 1]
+    for thread in asking:
+        thread.join(30)
+    assert [len(runs) for runs in results] == [1, 1]
     assert readings == [1]
 
 
-def test_the_stamp_changes_with_every_change_of_any_process(kept, small):
-    seen = [kept.stamp()]
-    run = kept.write("a", recipe_of(small), small)
-    seen.append(kept.stamp())
-    code = f"import lrcore; lrcore.Runs({str(kept.folder)!r}).rename({run.id!r}, 'theirs')"
-    assert fresh.project().run(["-c", code], os.environ, kept.folder).returncode == 0
-    seen.append(kept.stamp())
+def test_the_stamp_changes_with_every_change_of_any_process(stored_runs, small):
+    seen = [stored_runs.stamp()]
+    run = stored_runs.write("a", recipe_of(small), small)
+    seen.append(stored_runs.stamp())
+    code = f"import lrcore; lrcore.Runs({str(stored_runs.folder)!r}).rename({run.id!r}, 'theirs')"
+    assert fresh.project().run(["-c", code], os.environ, stored_runs.folder).returncode == 0
+    seen.append(stored_runs.stamp())
     assert len(set(seen)) == 3
-    assert kept.get(run.id).name == "theirs"
-    assert kept.stamp() == seen[-1]
+    assert stored_runs.get(run.id).name == "theirs"
+    assert stored_runs.stamp() == seen[-1]
 
 
-def test_many_writers_lose_nothing(kept, small):
-    run = kept.write("a", recipe_of(small), small)
+def test_many_writers_lose_nothing(stored_runs, small):
+    run = stored_runs.write("a", recipe_of(small), small)
 
     def write(start):
-        own = Runs(kept.folder)
+        runs = Runs(stored_runs.folder)
         for i in range(10):
-            own.add_result(run.id, "count", {"i": start + i}, {"i": start + i})
+            runs.add_result(run.id, "count", {"i": start + i}, {"i": start + i})
 
     threads = [threading.Thread(target=write, args=(start,)) for start in (0, 100, 200, 300)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(one["i"] for one in kept.results(run.id, "count")) == sorted(
+    assert sorted(result["i"] for result in stored_runs.results(run.id, "count")) == sorted(
         s + i for s in (0, 100, 200, 300) for i in range(10)
     )
 
 
-def test_a_run_kept_while_another_takes_stock_keeps_its_figures(kept, small, monkeypatch):
-    other, listed = Runs(kept.folder), Database.folders
+def test_a_run_kept_while_another_takes_stock_keeps_its_figures(stored_runs, small, monkeypatch):
+    second, listed = Runs(stored_runs.folder), Database.folders
 
     def between(database):
-        """Another process keeps and measures a run as soon as this one reads the database."""
+        """A second process adds and measures a run as soon as this process reads the database."""
         monkeypatch.setattr(Database, "folders", listed)
-        run = other.write("a", recipe_of(small), small)
-        other.add_evaluation(run.id, {"protocol": {}, "perplexity": 2.0})
+        run = second.write("a", recipe_of(small), small)
+        second.add_evaluation(run.id, {"protocol": {}, "perplexity": 2.0})
         return listed(database)
 
     monkeypatch.setattr(Database, "folders", between)
-    kept.stamp()
-    assert [one["perplexity"] for run in kept.all() for one in run.evaluations] == [2.0]
+    stored_runs.stamp()
+    assert [
+        evaluation["perplexity"] for run in stored_runs.all() for evaluation in run.evaluations
+    ] == [2.0]
 
 
 def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes(
-    kept, small, monkeypatch
+    stored_runs, small, monkeypatch
 ):
-    left = [kept.folder / name for name in (f"{PARTIAL}999999999-x", ".x.0123abcd.tmp")]
-    for folder in left:
-        folder.mkdir()
+    leftover = stored_runs.folder / ".x.0123abcd.tmp"
+    leftover.mkdir()
 
     write = lrcore.save
 
     def save(model, folder):
-        """Somebody opens the same folder in the middle, in this process too."""
+        """The same folder is opened during the write, also in this process."""
         (folder.parent / "first").touch()
-        Runs(kept.folder)
+        Runs(stored_runs.folder)
         assert (folder.parent / "first").is_file()
         return write(model, folder)
 
     monkeypatch.setattr("lrcore.checkpoints.checkpoint.save", save)
-    run = kept.write("a", recipe_of(small), small)
-    assert not any(folder.exists() for folder in left)
+    run = stored_runs.write("a", recipe_of(small), small)
+    assert not leftover.exists()
     assert sorted(path.name for path in run.folder.iterdir()) == [
         "checkpoint",
         "first",
@@ -249,26 +280,26 @@ def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes
     ]
 
 
-def test_a_checkpoint_from_elsewhere_stays_where_it_is(kept, small, tmp_path):
+def test_a_checkpoint_from_elsewhere_stays_where_it_is(stored_runs, small, tmp_path):
     folder = lrcore.save(small, tmp_path / "elsewhere")
-    run = kept.add(folder, "theirs")
+    run = stored_runs.add(folder, "theirs")
     assert run.checkpoint == folder
-    assert [one.name for one in Runs(kept.folder).all()] == ["theirs"]
-    kept.delete(run.id)
+    assert [listed.name for listed in Runs(stored_runs.folder).all()] == ["theirs"]
+    stored_runs.delete(run.id)
     assert (folder / "model.safetensors").is_file()
-    with pytest.raises(lrcore.InputError, match="no compressed model"):
-        kept.add(tmp_path)
+    with pytest.raises(lrcore.InputError, match="not a compressed model"):
+        stored_runs.add(tmp_path)
 
 
-def test_only_the_differences(kept, small):
+def test_only_the_differences(stored_runs, small):
     runs = [
-        kept.write(name, recipe_of(small, ratio=ratio), small)
+        stored_runs.write(name, recipe_of(small, ratio=ratio), small)
         for name, ratio in (("a", 0.1), ("b", 0.2), ("c", 0.1))
     ]
     assert differences(runs) == [{"field": "ratio", "a": 0.1, "b": 0.2, "c": 0.1}]
     assert differences([runs[0], runs[2]]) == []
     for wrong in (runs[:1], runs * 3):
-        with pytest.raises(lrcore.InputError, match="two to 6"):
+        with pytest.raises(lrcore.InputError, match="two to 6 runs"):
             differences(wrong)
 
 
@@ -277,44 +308,45 @@ def run_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_command(kept, small, capsys, monkeypatch):
-    one, two = (
-        kept.write(name, recipe_of(small, seed=i), small) for i, name in enumerate(("a", "b"))
+def test_the_command(stored_runs, small, capsys, monkeypatch):
+    first, second = (
+        stored_runs.write(name, recipe_of(small, seed=i), small)
+        for i, name in enumerate(("a", "b"))
     )
-    base = ["runs", "--folder", kept.folder]
+    base = ["runs", "--folder", stored_runs.folder]
     listed = run_json(capsys, *base)
     assert [row["name"] for row in listed["runs"]] == ["b", "a"]
     assert run_json(capsys, *base, "rename", "a", "first")["name"] == "first"
-    assert run_json(capsys, *base, "tag", one.id, "x", "y")["tags"] == ["x", "y"]
-    assert run_json(capsys, *base, "tag", one.id, "x", "--remove")["tags"] == ["y"]
-    assert [row["id"] for row in run_json(capsys, *base, "--tag", "y")["runs"]] == [one.id]
+    assert run_json(capsys, *base, "tag", first.id, "x", "y")["tags"] == ["x", "y"]
+    assert run_json(capsys, *base, "tag", first.id, "x", "--remove")["tags"] == ["y"]
+    assert [row["id"] for row in run_json(capsys, *base, "--tag", "y")["runs"]] == [first.id]
     assert run_json(capsys, *base, "compare", "first", "b")["differences"] == [
         {"field": "seed", "first": 0, "b": 1}
     ]
-    assert run_json(capsys, *base, "show", two.id)["recipe"]["seed"] == 1
+    assert run_json(capsys, *base, "show", second.id)["recipe"]["seed"] == 1
     assert main([*map(str, base), "delete", "b", "--json"]) == 2
     assert "not deleted" in capsys.readouterr().err
-    assert run_json(capsys, *base, "delete", "b", "--yes") == {"deleted": two.id}
+    assert run_json(capsys, *base, "delete", "b", "--yes") == {"deleted": second.id}
     assert main([*map(str, base), "show", "nobody"]) == 2
-    assert "No run is called 'nobody'" in capsys.readouterr().err
-    monkeypatch.setenv("LRCORE_RUNS", str(kept.folder))
-    assert [row["id"] for row in run_json(capsys, "runs")["runs"]] == [one.id]
+    assert "No run matches 'nobody'" in capsys.readouterr().err
+    monkeypatch.setenv("LRCORE_RUNS", str(stored_runs.folder))
+    assert [row["id"] for row in run_json(capsys, "runs")["runs"]] == [first.id]
 
 
-def test_a_change_for_which_there_is_no_room_is_refused_and_changes_nothing(kept, small):
-    """No file may grow beyond what the database takes."""
-    run = kept.write("a", recipe_of(small), small)
+def test_a_change_for_which_there_is_no_room_is_refused_and_changes_nothing(stored_runs, small):
+    """Files cannot grow beyond the current size of the database."""
+    run = stored_runs.write("a", recipe_of(small), small)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(lrcore.Shortage, match="cannot be written: "):
-            kept.add_samples(run.id, [{"prompt": "x", "text": "y" * 10**6}])
-        with pytest.raises(lrcore.Shortage, match="cannot be written: "):
-            kept.write("b", recipe_of(small), small)
+        with pytest.raises(ResourceError, match="cannot be written: "):
+            stored_runs.add_samples(run.id, [{"prompt": "x", "text": "y" * 10**6}])
+        with pytest.raises(ResourceError, match="cannot be written: "):
+            stored_runs.write("b", recipe_of(small), small)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert kept.samples(run.id) == []
-    assert kept.ids() == [run.id]
-    assert sorted(path.name for path in kept.folder.glob(".*")) == []
-    kept.add_samples(run.id, [{"prompt": "x", "text": "y"}])
-    assert len(kept.samples(run.id)) == 1
+    assert stored_runs.samples(run.id) == []
+    assert stored_runs.ids() == [run.id]
+    assert sorted(path.name for path in stored_runs.folder.glob(".*")) == []
+    stored_runs.add_samples(run.id, [{"prompt": "x", "text": "y"}])
+    assert len(stored_runs.samples(run.id)) == 1

@@ -1,27 +1,32 @@
-"""Tables of papers that ship, every row of them on a tiny model: figures, or one sentence."""
+"""Included sweeps, the tables of papers: each row gives figures on a tiny model, or an error
+message.
+"""
 
 import pytest
 
 import lrcore
+from lrcore.runs.sweep import included_sweeps
 
 SMALL = {"samples": 2, "seq_len": 16, "steps": 1, "batch": 1}  # of healings
-# what a tiny Llama of three layers is refused, by the table
+# rejections of a tiny Llama of three layers, by table
 REFUSED = {
-    "care-table1": "4 rotary pairs make no whole groups of 8",
-    "modegpt-table2": "3 decoder layers; 3 of them",
+    "care-table1": "fold=8 does not divide the 4 rotary pairs",
+    "modegpt-table2": "Cannot drop 3 of the 3 decoder layers",
 }
-TABLES = [name for name in lrcore.shipped_sweeps() if name != "latentllm-table4"]  # of images
+TABLES = [name for name in included_sweeps() if name != "latentllm-table4"]  # of images
 
 
 def small(step):
-    """A step, or a list of them, with the least to do: of several shares the first."""
+    """Return a step, or a list of steps, with minimal settings; of several ratios only the
+    first.
+    """
     if isinstance(step, list):
-        return [small(one) for one in step]
-    ((kind, given),) = step.items()
-    given = {name: _first(name, value) for name, value in given.items()}
-    given |= SMALL if kind == "heal" else {}
-    given |= {"group": 16} if kind == "quantise" else {}
-    return {kind: given}
+        return [small(part) for part in step]
+    ((kind, settings),) = step.items()
+    settings = {name: _first(name, value) for name, value in settings.items()}
+    settings |= SMALL if kind == "heal" else {}
+    settings |= {"group": 16} if kind == "quantize" else {}
+    return {kind: settings}
 
 
 def _first(name, value):
@@ -43,7 +48,7 @@ def test_every_row_gives_figures_or_says_why_not(name, tiny_llama, story_file, t
         "evaluation": [{"data": text, "samples": 1, "seq_len": 32}],
     }
     if "tasks" in shipped:
-        values["tasks"] = [one | {"items": 2} for one in shipped["tasks"]]
+        values["tasks"] = [task | {"items": 2} for task in shipped["tasks"]]
     sweep = lrcore.Sweep.from_dict(values)
     rows = lrcore.run_sweep(lrcore.load(str(tiny_llama)), sweep, tmp_path)
     made = [row for row in rows if row.error is None]

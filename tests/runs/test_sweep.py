@@ -1,6 +1,4 @@
-"""Sweeps: what is shared, what a kill leaves, and that the table is the same with and without
-one.
-"""
+"""Sweeps: shared work, restart after a kill, and equal tables with and without a restart."""
 
 import csv
 import json
@@ -15,26 +13,27 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.compression import refit
-from lrcore.errors import InputError
+from lrcore.compression.solve import refit
 from lrcore.methods import find_method
-from lrcore.policies import find_policy
-from lrcore.runs.shipped import shipped_sweeps
-from lrcore.runs.sweep_page import cross_table, points, to_csv
-from lrcore.runs.sweep_rows import COLUMNS, SweepRow, named
-from lrcore.runs.sweep_store import cells
+from lrcore.ranks.policies import find_policy
+from lrcore.runs.sweep import cross_calibration, included_sweeps
+from lrcore.runs.sweep_report import cross_table, points, to_csv
+from lrcore.runs.sweep_report import tables as sweep_tables
+from lrcore.runs.sweep_rows import COLUMNS, SweepRow, column_names
+from lrcore.runs.sweep_store import CellFiles, SweepStore, cells
+from lrcore.system.errors import InputError
 
 
 def finished(model, sweep, folder):
-    """The rows that the folder has already."""
-    store = lrcore.CellFiles(folder)
+    """Return the rows that are already in the folder."""
+    store = CellFiles(folder)
     return [row for cell in cells(model, sweep) for row in store.finished(cell) or ()]
 
 
 def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_path):
     model = lrcore.load(requested.base.model)
     rows = lrcore.run_sweep(model, requested, tmp_path)
-    assert counted == {"calibrate": 2, "factorise": 2, "compress": 4, "evaluate": 5}
+    assert counted == {"calibrate": 2, "factorize": 2, "compress": 4, "evaluate": 5}
     assert [(row.method, row.ratio) for row in rows] == [
         ("dense", 0.0),
         ("a3", 0.2),
@@ -53,8 +52,8 @@ def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_
         evaluations=requested.evaluations,
     )
     assert lrcore.run_sweep(model, wider, tmp_path)[:5] == rows
-    # the dense model once more: new models have their standard error against its windows
-    assert counted == {"calibrate": 3, "factorise": 3, "compress": 6, "evaluate": 8}
+    # the dense model again, because standard errors of new models refer to its windows
+    assert counted == {"calibrate": 3, "factorize": 3, "compress": 6, "evaluate": 8}
 
 
 def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
@@ -74,15 +73,17 @@ def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
 
 
 def test_a_perplexity_has_the_standard_error_of_its_difference(requested, tmp_path):
-    model, one = lrcore.load(requested.base.model), requested.evaluations[0]
-    texts = (one, replace(one, samples=4, seq_len=24))
+    model, evaluation = lrcore.load(requested.base.model), requested.evaluations[0]
+    texts = (evaluation, replace(evaluation, samples=4, seq_len=24))
     rows = lrcore.run_sweep(model, replace(requested, evaluations=texts), tmp_path)
     assert [row.perplexity_error for row in rows[:2]] == [None, None]  # the dense model's
-    for method, ratio, own in (("a3", 0.2, rows[2:4]), ("svd", 0.4, rows[8:])):
+    for method, ratio, method_rows in (("a3", 0.2, rows[2:4]), ("svd", 0.4, rows[8:])):
         small = lrcore.compress(model, requested.base.with_(method=method, ratio=ratio))
-        for row, settings in zip(own, texts, strict=True):
-            found = lrcore.compare(model, small, settings)
-            assert row.perplexity_error == pytest.approx(found.small.perplexity * found.delta_error)
+        for row, settings in zip(method_rows, texts, strict=True):
+            comparison = lrcore.compare(model, small, settings)
+            assert row.perplexity_error == pytest.approx(
+                comparison.small.perplexity * comparison.delta_error
+            )
             assert row.perplexity_error > 0
 
 
@@ -116,25 +117,25 @@ def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(requested, tmp_path
     )
     assert [bool(row.error) for row in rows] == [False, False, False, True, True]
     assert "KV cache" in rows[3].error
-    names = [row["name"] for row in lrcore.methods() if row["supports"]["kv_budget"]]
+    names = [row["name"] for row in lrcore.list_methods() if row["supports"]["kv_budget"]]
     assert rows[3].error.endswith(f": {', '.join(names)}.")
     to_csv(rows)
 
 
 def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tmp_path):
-    other = tmp_path / "other.txt"
-    other.write_text(story_file.read_text()[::-1])
+    second_text = tmp_path / "other.txt"
+    second_text.write_text(story_file.read_text()[::-1])
     base = lrcore.Recipe(model=str(tiny_llama), samples=4, seq_len=32, ratio=0.4)
-    study = lrcore.cross_calibration(base, [str(story_file), str(other)], samples=2)
+    study = cross_calibration(base, [str(story_file), str(second_text)], samples=2)
     rows = lrcore.run_sweep(lrcore.load(str(tiny_llama)), study, tmp_path / "out")
     table = cross_table(rows)
     assert len(table) == 3
     for line in table:
-        assert all(isinstance(line[f"on {data}:test"], float) for data in (story_file, other))
-        errors = [line[f"± on {data}:test"] for data in (story_file, other)]
+        assert all(isinstance(line[f"on {data}:test"], float) for data in (story_file, second_text))
+        errors = [line[f"± on {data}:test"] for data in (story_file, second_text)]
         assert all(error is None if line["method"] == "dense" else error > 0 for error in errors)
     with pytest.raises(lrcore.InputError, match="at least two"):
-        lrcore.cross_calibration(base, ["stories"])
+        cross_calibration(base, ["stories"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tm
         ({"ratios": [2]}, "strictly between"),
         ({"evaluation": {"dat": "x"}}, "evaluation setting"),
         ({"evaluation": {"protocol": "nope"}}, "Unknown protocol"),
-        ({"evaluation": []}, "measures nothing"),
+        ({"evaluation": []}, "has no measurements"),
     ],
 )
 def test_wrong_sweeps_are_refused_before_any_work(values, words):
@@ -153,8 +154,8 @@ def test_wrong_sweeps_are_refused_before_any_work(values, words):
         lrcore.Sweep.from_dict(values)
 
 
-class Runs(lrcore.SweepStore):
-    """Keeps models, measures none itself."""
+class Runs(SweepStore):
+    """A store that saves models and does not measure."""
 
     def __init__(self):
         self.models, self.kept = {}, {}
@@ -178,17 +179,17 @@ def test_another_store_is_run_by_the_same_engine(requested, counted, tmp_path):
     assert len(rows) == 4
     store.kept.popitem()
     assert lrcore.run_sweep(model, requested, store) == rows
-    # the kept model was measured again, the dense one once for all
+    # the stored model was measured again, the dense model only once
     assert (counted["compress"], counted["evaluate"]) == (4, 6)
     files = lrcore.run_sweep(model, requested, tmp_path)[1:]
-    for own, other in zip(rows, files, strict=True):
-        for name in (*named("setting"), *named("planned"), "perplexity", "nll"):
-            assert getattr(own, name) == getattr(other, name), name
-        assert own.measured_flops_per_token is None
+    for row, file_row in zip(rows, files, strict=True):
+        for name in (*column_names("setting"), *column_names("planned"), "perplexity", "nll"):
+            assert getattr(row, name) == getattr(file_row, name), name
+        assert row.measured_flops_per_token is None
     unmeasured = Runs()
     assert lrcore.run_sweep(model, replace(requested, evaluations=()), unmeasured) == []
     assert len(unmeasured.models) == 4
-    with pytest.raises(lrcore.InputError, match="measures nothing"):
+    with pytest.raises(lrcore.InputError, match="has no measurements"):
         lrcore.run_sweep(model, replace(requested, evaluations=()), tmp_path)
 
 
@@ -207,7 +208,7 @@ def test_keys_of_refit_cells_follow_what_the_refit_is(monkeypatch):
     evaluations = (lrcore.EvaluationSettings("stories"),)
     sweep = lrcore.Sweep(lrcore.Recipe(), ["a3", "fused"], evaluations=evaluations)
     before = {cell.title: cell.key for cell in cells(model, sweep)}
-    monkeypatch.setattr(refit, "PER_FIRST", 8)
+    monkeypatch.setattr(refit, "TOKENS_PER_FIRST", 8)
     after = {cell.title: cell.key for cell in cells(model, sweep)}
     assert ["fused" in title for title in before] == [
         after[title] != key for title, key in before.items()
@@ -235,7 +236,7 @@ def test_tasks_and_what_a_model_costs_are_columns(tiny_llama, story_file, tmp_pa
         "data": str(story_file),
         "samples": 4,
         "seq_len": 32,
-        "rows": [["compress", {"quantise": {"bits": 4, "group": 8}}]],
+        "rows": [["compress", {"quantize": {"bits": 4, "group": 8}}]],
         "evaluation": {"data": str(story_file), "samples": 2, "seq_len": 16},
         "tasks": [{"task": "stories", "items": 3, "shots": 1}, {"items": 2}],
         "speed": True,
@@ -257,7 +258,7 @@ def test_tasks_and_what_a_model_costs_are_columns(tiny_llama, story_file, tmp_pa
     assert 0 < rows[3].megabytes < rows[0].megabytes
     assert (
         "stories, 1 shot"
-        not in lrcore.sweep_tables(rows, sweep.to_dict())["report.html"].split("All cells")[0]
+        not in sweep_tables(rows, sweep.to_dict())["report.html"].split("All cells")[0]
     )
     with pytest.raises(lrcore.InputError, match="Did you mean 'shots'"):
         lrcore.Sweep.from_dict({**values, "tasks": [{"shot": 2}]})
@@ -284,19 +285,19 @@ def test_killed_half_way_and_started_again_it_gives_the_same_table(requested, tm
             | {"ratios": [0.1, 0.2, 0.3, 0.4, 0.5], "methods": ["a3", "svd", "svd_llm", "modegpt"]}
         )
     )
-    whole = table(start(file, tmp_path / "whole"))
+    expected = table(start(file, tmp_path / "whole"))
     cells = tmp_path / "killed" / "cells"
     victim, began = start(file, tmp_path / "killed"), time.monotonic()
     while len(list(cells.glob("*.json"))) < 5 and time.monotonic() - began < 120:
         time.sleep(0.01)
     victim.send_signal(signal.SIGKILL)
     assert victim.wait(30) == -signal.SIGKILL
-    kept = {path: path.stat().st_mtime_ns for path in cells.glob("*.json")}
-    assert 5 <= len(kept) < 21
-    again = table(start(file, tmp_path / "killed"))
-    assert again == whole
-    assert len(again) == 21
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    times = {path: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    assert 5 <= len(times) < 21
+    restarted = table(start(file, tmp_path / "killed"))
+    assert restarted == expected
+    assert len(restarted) == 21
+    assert {path: path.stat().st_mtime_ns for path in times} == times
     assert not list((tmp_path / "killed").rglob("*.tmp")) or all(
         path.name.startswith(".") for path in cells.glob("*.tmp")
     )
@@ -321,14 +322,14 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
                 "a3,modegpt",
                 "--ratios",
                 "0.3",
-                "--speed",
+                "--measure-speed",
             ]
         )
         == 0
     )
-    shown = capsys.readouterr().out
-    assert "modegpt" in shown
-    assert "perplexity_error" in shown  # which the dense model, the first row, has not
+    output = capsys.readouterr().out
+    assert "modegpt" in output
+    assert "perplexity_error" in output  # not for the dense model, the first row
     lines = list(csv.DictReader((out / "table.csv").open()))
     assert list(lines[0]) == [name for name in COLUMNS if name in lines[0]]
     assert float(lines[1]["perplexity_error"]) > 0
@@ -349,18 +350,30 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
     assert main(["sweep", str(file), "--ratios", "a"]) == 2
 
 
+def test_a_sweep_file_has_anchors_and_numbers_with_an_exponent(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "x-heal: &heal {steps: 1, lr: 1e-4}\nratios: [1e-1, 2e-1]\n"
+        "rows:\n- [compress, heal: *heal]\n"
+    )
+    chains = list(lrcore.Sweep.read(tmp_path / "a.yaml").cells())
+    assert [chain[0].recipe.ratio for chain in chains] == [0.1, 0.2]
+    assert {chain[1].settings.lr for chain in chains} == {1e-4}
+
+
 def test_lists_vary_what_the_rows_do_not_name():
     base = lrcore.Recipe(method="modegpt", options={"x": 1})
     rows = [{"compress": {"method": "a3", "ratio": 0.3}}, "compress"]
     sweep = lrcore.Sweep(base, ratios=[0.1, 0.2], seeds=[1, 2], sample_counts=[4], rows=rows)
     made = [chain[0].recipe for chain in sweep.cells()]
-    assert sorted((one.method, one.ratio, one.seed, one.samples) for one in made) == [
+    assert sorted(
+        (recipe.method, recipe.ratio, recipe.seed, recipe.samples) for recipe in made
+    ) == [
         ("a3", 0.3, 1, 4),
         ("a3", 0.3, 2, 4),
         *(("modegpt", ratio, seed, 4) for ratio in (0.1, 0.2) for seed in (1, 2)),
     ]
-    assert [one.options for one in made if one.method == "a3"] == [{}, {}]
-    factors = [(one.seed, one.method) for one in made]
+    assert [recipe.options for recipe in made if recipe.method == "a3"] == [{}, {}]
+    factors = [(recipe.seed, recipe.method) for recipe in made]
     assert len(list(dict.fromkeys(factors))) == 4
     assert factors == sorted(factors, key=list(dict.fromkeys(factors)).index)
 
@@ -374,7 +387,7 @@ def test_temperatures_are_a_list_too():
         replace(sweep, temperatures=[-1.0])
 
 
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", included_sweeps())
 def test_the_tables_that_ship_are_read_and_planned(name):
     sweep = lrcore.Sweep.read(name)
     kv_heads = 32  # of the LLaVA of a table on images

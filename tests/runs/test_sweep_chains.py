@@ -1,24 +1,36 @@
-"""Sweeps whose rows are chains of steps: what is shared, what they achieve, what may not follow."""
+"""Sweeps whose rows are chains of steps: shared steps, achieved reduction, and rejected chains."""
 
 from dataclasses import replace
 
 import pytest
 
 import lrcore
-from lrcore.runs.sweep_page import cross_table, points
+from lrcore.runs.sweep_report import cross_table, points
 
-QUANTISE = {"quantise": {"bits": [8, 4], "group": 16}}
+QUANTIZE = {"quantize": {"bits": [8, 4], "group": 16}}
 HEALED = "heal 1 steps (samples=2, seq_len=16, batch=1)"
 HEAL = {"heal": {"steps": 1, "batch": 1, "samples": 2, "seq_len": 16, "test_samples": 0}}
 
 
 @pytest.fixture
 def chains(requested):
-    """One compression at two ratios, alone, quantised at two widths, and healed before."""
+    """Return a compression at two ratios, without further steps, quantized at two widths, and
+    healed before.
+    """
     compress = {"compress": {"method": "svd"}}
-    rows = [compress, [compress, QUANTISE], [compress, HEAL, {"quantise": {"group": 16}}]]
-    rows += [[{"shorten": {"layers": 1}}, compress, HEAL], [{"slice": {"ratio": 0.3}}]]
+    rows = [compress, [compress, QUANTIZE], [compress, HEAL, {"quantize": {"group": 16}}]]
+    rows += [[{"prune-layers": {"layers": 1}}, compress, HEAL], [{"slice": {"ratio": 0.3}}]]
     return replace(requested, methods=["a3"], rows=rows)
+
+
+def test_a_policy_without_a_temperature_has_one_cell_for_all_temperatures():
+    sweep = lrcore.Sweep(policies=["softmax", "uniform"], temperatures=[0.1, 0.2])
+    recipes = [cell[0].recipe for cell in sweep.cells()]
+    assert [(recipe.policy, recipe.temperature) for recipe in recipes] == [
+        ("softmax", 0.1),
+        ("softmax", 0.2),
+        ("uniform", None),
+    ]
 
 
 def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp_path):
@@ -35,17 +47,17 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
         ("svd", 0.4, "hqq 8 bit (group=16)"),
         ("svd", 0.4, "hqq 4 bit (group=16)"),
         ("svd", 0.4, f"{HEALED} > hqq 8 bit (group=16)"),
-        ("shorten 1", None, f"svd uniform 20% > {HEALED}"),
-        ("shorten 1", None, f"svd uniform 40% > {HEALED}"),
+        ("prune-layers 1", None, f"svd uniform 20% > {HEALED}"),
+        ("prune-layers 1", None, f"svd uniform 40% > {HEALED}"),
         ("slice", 0.3, None),
     ]
     assert counted == {
-        "calibrate": 2,  # of the whole model and of the shorter one
-        "factorise": 2,
+        "calibrate": 2,  # of the full model and of the shorter model
+        "factorize": 2,
         "compress": 4,
-        "quantise": 6,
+        "quantize": 6,
         "heal": 4,
-        "shorten": 1,
+        "prune_layers": 1,
         "evaluate": 12,
     }
     assert lrcore.run_sweep(model, chains, tmp_path) == rows
@@ -56,7 +68,7 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
 
 
 def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
-    """And not from the model before its last step."""
+    """It does not refer to the model before the last step."""
     model = lrcore.load(chains.base.model)
     several = [row for row in lrcore.run_sweep(model, chains, tmp_path) if row.then]
     assert len(several) == 8
@@ -66,11 +78,11 @@ def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
 
 
 def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_path):
-    """In every table, and where one line has the figures on several texts."""
+    """In all tables, also if a line has the figures of several texts."""
     by_part = [{"mlp": 0.2, "qk": 0, "ov": 0}, {"mlp": 0.3, "qk": 0, "ov": 0.1}]
     base = requested.base.with_(ratio=0.1)
     later = {"compress": {"method": "modegpt", "component_ratios": by_part}}
-    rows = [[{"slice": {"multiple": 2}}, later], [{"quantise": {"group": [16, 32]}}]]
+    rows = [[{"slice": {"multiple": 2}}, later], [{"quantize": {"group": [16, 32]}}]]
     heal = HEAL["heal"] | {"lr": [1e-3, 1e-4]}
     rows += [[{"compress": {"method": "svd"}}, {"heal": heal}]]
     sweep = lrcore.Sweep(base, rows=rows, evaluations=requested.evaluations)
@@ -87,7 +99,7 @@ def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path)
     model, data = lrcore.load(chains.base.model), chains.base.data
     rows = lrcore.run_sweep(model, replace(chains, rows=chains.rows[2:3], ratios=[0.2]), tmp_path)
     small = lrcore.compress(model, chains.base.with_(method="svd", ratio=0.2))
-    made = lrcore.quantise(lrcore.heal(small, teacher=model, **HEAL["heal"]), 8, 16)
+    made = lrcore.quantize(lrcore.heal(small, teacher=model, **HEAL["heal"]), 8, 16)
     by_hand = lrcore.evaluate(made, data, samples=2, seq_len=16).perplexity
     assert rows[1].perplexity == by_hand
     assert rows[1].parameters == made.size.parameters
@@ -98,14 +110,14 @@ def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path)
     ("rows", "words"),
     [
         (["compres"], "Did you mean 'compress'"),
-        ([{"quantise": {"bit": 4}}], "field of quantise"),
-        ([{"shorten": {}}], "needs layers"),
-        ([[]], "without a step"),
-        ([{"quantise": 4}], "fields of a step"),
+        ([{"quantize": {"bit": 4}}], "field of quantize"),
+        ([{"prune-layers": {}}], "needs layers"),
+        ([[]], "needs at least one step"),
+        ([{"quantize": 4}], "fields of a step"),
         ([{"compress": {"method": "a4"}}], "Did you mean 'a3'"),
         ([{"slice": {"rotations": "two"}}], "rotations"),
-        ([{"compress": {}, "quantise": {}}], "A step reads"),
-        ([3], "A step reads"),
+        ([{"compress": {}, "quantize": {}}], "A step must have the form"),
+        ([3], "A step must have the form"),
     ],
 )
 def test_wrong_rows_are_refused_before_any_work(rows, words):
@@ -114,8 +126,8 @@ def test_wrong_rows_are_refused_before_any_work(rows, words):
 
 
 def test_steps_that_may_not_follow_are_a_row_with_the_reason(requested, tmp_path):
-    rows = [["quantise", "compress"]]
+    rows = [["quantize", "compress"]]
     made = lrcore.run_sweep(
         lrcore.load(requested.base.model), replace(requested, rows=rows), tmp_path
     )
-    assert "is quantised" in made[1].error
+    assert "is quantized" in made[1].error

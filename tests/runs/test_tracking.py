@@ -1,5 +1,5 @@
-"""Figures in trackio's local store, written by the command line in a process that can reach no
-network.
+"""Figures in trackio's local store, written by the command line in a process without network
+access.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.runs.tracking import Tracker
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("trackio") is None, reason="trackio is not installed"
@@ -42,7 +43,7 @@ print("\\n@" + json.dumps(found, default=str))
 
 @pytest.fixture
 def tracked(tmp_path):
-    """Run a command alone and read back what a project holds: name, config and logs of each run."""
+    """Run a command and return the contents of a project: name, config and logs of each run."""
     elsewhere = {
         "TRACKIO_DIR": str(tmp_path / "store"),
         "TRACKIO_SPACE_ID": "somebody/space",
@@ -86,17 +87,17 @@ def test_a_sweep_is_one_run_per_cell_and_never_twice(tracked, tiny_llama, story_
         "--trackio",
         "study",
     )
-    result = {one["name"]: one for one in tracked(*words)}
+    result = {entry["name"]: entry for entry in tracked(*words)}
     rows = json.loads((out / "table.json").read_text())["rows"]
     assert list(result) == [
         f"dense on {story_file}",
         *(f"{name} uniform 30%, {story_file} on {story_file}" for name in ("a3", "svd")),
     ]
-    for row, one in zip(rows, result.values(), strict=True):
-        assert [log["perplexity"] for log in one["logs"]] == [row["perplexity"]]
-        assert one["logs"][0]["parameters"] == row["parameters"]
-        assert one["config"]["protocol"] == row["protocol"]
-    assert {one["name"]: one for one in tracked(*words)} == result
+    for row, entry in zip(rows, result.values(), strict=True):
+        assert [log["perplexity"] for log in entry["logs"]] == [row["perplexity"]]
+        assert entry["logs"][0]["parameters"] == row["parameters"]
+        assert entry["config"]["protocol"] == row["protocol"]
+    assert {entry["name"]: entry for entry in tracked(*words)} == result
 
 
 @installed
@@ -121,9 +122,9 @@ def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4
     )
-    kept = lrcore.Runs(tmp_path / "runs")
-    run = kept.write("first", recipe, lrcore.compress(lrcore.load(str(tiny_llama)), recipe))
-    kept.add_evaluation(
+    runs = lrcore.Runs(tmp_path / "runs")
+    run = runs.write("first", recipe, lrcore.compress(lrcore.load(str(tiny_llama)), recipe))
+    runs.add_evaluation(
         run.id,
         {
             "protocol": {"source": "stories", "name": "strided"},
@@ -131,16 +132,16 @@ def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
             "kl": float("nan"),
         },
     )
-    (result,) = tracked("runs", "--folder", kept.folder, "track", "study", "first")
+    (result,) = tracked("runs", "--folder", runs.folder, "track", "study", "first")
     assert (result["name"], result["config"]["ratio"]) == ("first", 0.4)
     assert result["logs"][0]["stories, strided/perplexity"] == 2.5
     assert not any(name.endswith("/kl") for name in result["logs"][0])
-    kept.add_evaluation(
+    runs.add_evaluation(
         run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 3.5}
     )
     assert [
         log["stories, strided/perplexity"]
-        for log in tracked("runs", "--folder", kept.folder, "track", "study")[0]["logs"]
+        for log in tracked("runs", "--folder", runs.folder, "track", "study")[0]["logs"]
     ] == [
         2.5,
         3.5,
@@ -150,7 +151,7 @@ def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
 @installed
 def test_names_that_trackio_refuses_are_told():
     with pytest.raises(lrcore.InputError, match="no name for a project"):
-        lrcore.Tracker("registry-mine")
+        Tracker("registry-mine")
 
 
 def test_without_trackio_it_is_said_before_any_work(monkeypatch, capsys):

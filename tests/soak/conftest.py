@@ -26,7 +26,7 @@ def commands(tiny_llama, story_file, tmp_path_factory) -> dict[str, list]:
     )
     return {
         "calibrate": ["calibrate", tiny_llama, *windows],
-        "factorise": ["allocate", tiny_llama, *windows, "--method", "modegpt"],
+        "factorize": ["allocate", tiny_llama, *windows, "--method", "modegpt"],
         "probe": ["allocate", tiny_llama, *windows, "--policy", "probed"],
         "search": ["allocate", tiny_llama, *windows, "--policy", "mix"],
         "compress": ["compress", tiny_llama, *windows, "--ratio", 0.3, "--out", "small"],
@@ -34,7 +34,7 @@ def commands(tiny_llama, story_file, tmp_path_factory) -> dict[str, list]:
         "offload": ["compress", tiny_llama, *windows, "--offload", "--out", "offloaded"],
         "evaluate": ["evaluate", "small", *measure],
         "heal": ["heal", "small", *train, "--out", "healed"],
-        "quantise": ["quantise", "small", "quantised", "--group", 8],
+        "quantise": ["quantize", "small", "quantised", "--group", 8],
         "export": ["export", "small", "exported"],
         "sweep": ["sweep", sweep, "--out", "sweep"],
     }

@@ -8,6 +8,7 @@ it.
 import errno
 import io
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def refused(what: str, done: subprocess.CompletedProcess) -> Iterator[str]:
     lines = error_lines(done)
     if done.returncode != 2 or len(lines) != 1 or "Traceback" in done.stderr:
         yield f"{what}: it ends with {done.returncode}: {done.stderr[-300:]}"
-    elif "cannot be written: the disk" not in lines[0] or "are free in '" not in lines[0]:
+    elif not re.search("cannot be written: the .*disk.* are free in '", lines[0]):
         yield f"{what}: it does not say what is full: {lines[0]}"
     if done.stdout:
         yield f"{what}: it prints {done.stdout[:80]}"

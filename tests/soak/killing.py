@@ -196,7 +196,7 @@ def interrupted(place: Place, job: Job, chance: random.Random) -> Outcome:
 def ends_well(stderr: str) -> bool:
     """Whether a command that was interrupted says so, and nothing of its inside."""
     *_, last = [line for line in stderr.splitlines() if not line[:1].isdigit()]
-    return last == "cancelled" and "Traceback" not in stderr and "Exception ignored" not in stderr
+    return last == "canceled" and "Traceback" not in stderr and "Exception ignored" not in stderr
 
 
 def harmed(place: Place, job: Job, before: Tree, what: str) -> list[str]:

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("killed_page.py")
 COLUMNS = ("name", "perplexity", "change", "size", "method", "policy", "removed", "parameters")
 MEASURED = (1, 2)  # of these, what a run lacks until it is measured
 POLL, NOTED = 0.05, 10.0  # seconds
-ANALYSIS = "<b>Analyse "  # how a job is called
+ANALYSIS = "<b>Analyze "  # how a job is called
 OFFER = "data-action='again'"  # a button of a job
 _ROW = re.compile(r"<tr role='row'.*?</tr>")
 _CELL = re.compile(r"<td role='gridcell'(?: class='number')?(?: title='[^']*')?>(.*?)</td>")

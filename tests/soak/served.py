@@ -17,7 +17,7 @@ PATIENCE = 300  # seconds
 
 
 def ended(store, record) -> None:
-    from workbench.job_record import ENDED
+    from workbench.state.job_record import ENDED
 
     end = time.monotonic() + PATIENCE
     while record.state not in ENDED:
@@ -28,14 +28,14 @@ def ended(store, record) -> None:
 def serve(job: Path) -> dict:
     """Do what is to be done; the states of all records, and the runs."""
     from workbench.jobs import KINDS
-    from workbench.store import Store
+    from workbench.state.store import Store
 
     store = Store(Path("runs"), KINDS)
     left = store.jobs.all()
     assert all(record.state in ("done", "interrupted") for record in left), left
     again = [record for record in left if record.state == "interrupted"]
     if left:
-        started = [store.jobs.again(record.id) for record in again]
+        started = [store.jobs.restart(record.id) for record in again]
     else:
         values = json.loads(job.read_text(encoding="utf-8"))
         started = [store.jobs.submit(KINDS[values["kind"]].from_dict(values))]

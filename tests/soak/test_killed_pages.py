@@ -53,7 +53,7 @@ def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
         page.fills({"sweep-methods": ["svd", "a3"], "sweep-ratios": "0.2, 0.4"})
         page.does("start-sweep", "click")
 
-    def quantises(page: Visitor) -> None:
+    def quantizes(page: Visitor) -> None:
         opens(page)
         page.does("quantise", "click")
 
@@ -72,7 +72,7 @@ def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
         page.fills({"measure-samples": 4})
         page.does("measure-runs", "click")
 
-    later = {"evaluate": measures, "heal": heals, "quantise": quantises, "export": exports}
+    later = {"evaluate": measures, "heal": heals, "quantise": quantizes, "export": exports}
     made = {name: Act(name, starts, place.folder) for name, starts in later.items()}
     return {"compress": compression, "sweep": Act("sweep", sweeps)} | made
 

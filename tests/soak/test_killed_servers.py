@@ -16,8 +16,8 @@ import pytest
 from killing import Place, without_times
 
 import lrcore
-from workbench.job import Job
-from workbench.jobs import CompressJob, ExportJob, HealJob, QuantiseJob, SweepJob
+from workbench.jobs import CompressJob, ExportJob, HealJob, QuantizeJob, SweepJob
+from workbench.state.job import Job
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
@@ -49,7 +49,7 @@ class Task:
 @pytest.fixture(scope="module")
 def jobs(tiny_llama, story_file) -> list[Task]:
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16, ratio=0.3)
-    measured = lrcore.EvaluationSettings(str(story_file), 2, 16).apart_from([recipe.data])
+    measured = lrcore.EvaluationSettings(str(story_file), 2, 16).held_out_from([recipe.data])
     sweep = SweepJob(recipe, ("svd", "a3"), (0.2, 0.4), evaluation=measured)
     probed = CompressJob(recipe.with_(policy="probed"), "its name", measured)
     return [Task(one) for one in (CompressJob(recipe, "its name", measured), probed, sweep)]
@@ -65,7 +65,7 @@ def later_jobs(jobs, tmp_path_factory) -> list[Task]:
     shutil.rmtree(place.folder / "runs" / ".jobs")
     (run,) = [file.parent.name for file in place.folder.glob("runs/[!.]*/report.json")]
     healing = lrcore.Healing(samples=8, seq_len=16, steps=40, batch=2, test_samples=0)
-    made = [QuantiseJob(run, 8), HealJob(run, healing)]
+    made = [QuantizeJob(run, 8), HealJob(run, healing)]
     made += [ExportJob(run, target) for target in ("transformers", "llama.cpp")]
     return [Task(one, place.folder) for one in made]
 

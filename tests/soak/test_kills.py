@@ -15,7 +15,7 @@ SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 ROUNDS, KILLS = 70, 3  # per command, kills in a row before it may end
 COMMANDS = (  # of conftest.py, in that order
     "calibrate",
-    "factorise",
+    "factorize",
     "probe",
     "search",
     "compress",

@@ -54,7 +54,7 @@ def narrowed(place: Place, job: Job, at: int) -> tuple[int, list[str]]:
     wrong, ended = [], any(words in done.stderr for words in ENDED)
     if done.returncode and not ended and (done.returncode, len(lines), done.stdout) != (2, 1, ""):
         wrong.append(f"{what}: it ends with {done.returncode}: {done.stderr[-600:]}")
-    elif done.returncode and not ended and "memory does not suffice" not in lines[0]:
+    elif done.returncode and not ended and "Not enough memory" not in lines[0]:
         wrong.append(f"{what}: it does not say what lacks: {lines[0]}")
     wrong += harmed(place, job, before, what)
     wrong += [f"{what}: {path} is left" for path in place.temporary()]

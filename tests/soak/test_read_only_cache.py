@@ -12,7 +12,7 @@ from killing import error_lines, harmed, undisturbed
 
 SENTENCE = (
     r"error: The cache '.*/cache' cannot be written: Read-only file system\. "
-    r"Set LRCORE_CACHE to a folder that may be written\."
+    r"Set LRCORE_CACHE to a writable folder\."
 )
 
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lrcore.cli import main
 
 SIZE = 700 * 2**20
-WIDTHS = {"calibrate": 10_000, "factorise": 7_000}  # of the MLP: whose moments do not fit
+WIDTHS = {"calibrate": 10_000, "factorize": 7_000}  # of the MLP: whose moments do not fit
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_what_a_control_group_does_not_hold_is_refused_in_a_sentence(
         (tmp_path / "wide" / file.name).write_bytes(file.read_bytes())
     windows = [tmp_path / "wide", "--data", story_file, "--samples", 2, "--seq-len", 16]
     arguments = ["calibrate", *windows]
-    if command == "factorise":
+    if command == "factorize":
         monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
         assert main([*map(str, arguments)]) == 0  # without a limit
         arguments = ["allocate", *windows, "--method", "aa_svd"]

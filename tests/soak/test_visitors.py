@@ -19,10 +19,10 @@ SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 PEOPLE, SECONDS = 30, 3600
 WARM = 900  # seconds after which the caches are full
 GROWTH = 1.05  # of the memory after that
-REST = 0.2  # seconds, see assets/told.js
+REST = 0.2  # seconds, see assets/change-listener.js
 SIGHTS = ("network-sight", "policies-sight", "ranking-sight")  # below the plan
 SLIDER = "field-ratio input"
-FULL = "jobs wait already"  # on a machine that is busy otherwise, jobs come faster than they end
+FULL = "jobs are waiting"  # on a machine that is busy otherwise, jobs come faster than they end
 LOOK = 300  # looks at the memory, one a second
 
 

@@ -14,7 +14,7 @@ from stream import PATIENCE, Refused, Stream
 DEEPEST = 4  # changes that follow a change, and so on
 CONFIG = "window.gradio_config = "  # what the page says of itself
 _TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
-_HEARS = re.compile(r'const name of (\["workbench:.*?\])')  # of assets/told.js
+_HEARS = re.compile(r'const name of (\["workbench:.*?\])')  # of assets/change-listener.js
 _WATCHED = "let seen = !true"
 _LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
 

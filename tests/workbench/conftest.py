@@ -6,7 +6,7 @@ import pytest
 from kinds_of_job import TEST_KINDS
 
 import lrcore
-from workbench.job_queue import Jobs
+from workbench.state.job_queue import JobQueue
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def bench(tmp_path):
             gate.wait(5)
         return ["run-1"]
 
-    return Jobs(tmp_path, TEST_KINDS, work), gate, order
+    return JobQueue(tmp_path, TEST_KINDS, work), gate, order

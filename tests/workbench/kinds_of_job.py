@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from workbench.job import Job
-from workbench.job_record import ENDED
+from workbench.state.job import Job
+from workbench.state.job_record import ENDED
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class Steps(Job):
 @dataclass(frozen=True)
 class Once(Steps):
     kind: ClassVar[str] = "once"
-    once: ClassVar[bool] = True
+    is_unique: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Unkept(Steps):
     kind: ClassVar[str] = "unkept"
-    kept: ClassVar[bool] = False
+    is_stored: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Yielding(Steps):
     kind: ClassVar[str] = "yielding"
-    yields: ClassVar[bool] = True
+    is_preemptible: ClassVar[bool] = True
 
-    def serves(self, other):
+    def is_prerequisite_of(self, other):
         return other.n == self.n
 
 

@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 
-def click(**data: Any) -> SimpleNamespace:
-    """The event of a component that reports `data`."""
-    return SimpleNamespace(_data=data)
+
+def click(**data: Any) -> gr.EventData:
+    """Return the event of a component that reports `data`."""
+    return gr.EventData(None, data)
 
 
 BROWSER = SimpleNamespace(session_hash="one")

@@ -7,8 +7,9 @@ import socket
 import pytest
 
 import lrcore
-from workbench import access
-from workbench.gate import Names
+from lrcore.system.path_access import restrict_paths
+from workbench.server import access
+from workbench.server.host_names import HostNames
 
 PASSWORD = "correct horse"
 
@@ -31,10 +32,10 @@ def test_alone_on_this_machine_nothing_is_asked_and_everything_read(read):
 
 
 @pytest.mark.parametrize(
-    "flags", [("--share",), ("--host", "0.0.0.0"), ("--host", "desk"), ("--name", "bench.example")]
+    "flags", [("--host", "0.0.0.0"), ("--host", "desk"), ("--name", "bench.example")]
 )
 def test_others_are_asked_for_a_password_unless_told_otherwise(read, flags, tmp_path):
-    with pytest.raises(lrcore.InputError, match="set LRCORE_PASSWORD or give --password-file"):
+    with pytest.raises(lrcore.InputError, match="Set LRCORE_PASSWORD or give --password-file"):
         read(*flags)
     assert read(*flags, LRCORE_PASSWORD=PASSWORD).password == PASSWORD
     assert PASSWORD not in repr(read(*flags, LRCORE_PASSWORD=PASSWORD))
@@ -59,7 +60,7 @@ def test_a_password_comes_from_a_file_or_the_environment(read, tmp_path):
 
 def test_a_space_is_let_be(read):
     here = read("--host", "0.0.0.0", SPACE_ID="owner/name")
-    assert here.names.hold("owner-name.hf.space")
+    assert here.names.accepts("owner-name.hf.space")
     assert here.roots
 
 
@@ -72,7 +73,7 @@ def test_names_and_folders_come_from_the_environment_too(read, tmp_path):
         LRCORE_PASSWORD=PASSWORD,
     )
     assert [root.name for root in given.roots] == ["a", "b", "c", "runs"]
-    assert given.names == Names("127.0.0.1", ("one.example", "two.example"))
+    assert given.names == HostNames("127.0.0.1", ("one.example", "two.example"))
 
 
 def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
@@ -87,13 +88,13 @@ def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
     assert not waits
     for wrong in ("", PASSWORD[:-1], PASSWORD + " ", "ä"):
         assert not asyncio.run(right("anybody", wrong))
-    assert waits == [access.WAIT] * 4
+    assert waits == [access.WRONG_PASSWORD_DELAY] * 4
 
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "x", "1.5", "\u0661", "9" * 5000])
 @pytest.mark.parametrize("where", ["--port", "GRADIO_SERVER_PORT"])
 def test_what_is_no_port_is_refused_in_one_sentence(where, port, monkeypatch, capsys):
-    from workbench import start
+    from workbench.app import start
 
     flags = [f"--port={port}"] if where == "--port" else []
     monkeypatch.setenv("GRADIO_SERVER_PORT", "7860" if flags else port)
@@ -101,31 +102,34 @@ def test_what_is_no_port_is_refused_in_one_sentence(where, port, monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         start.main()
     assert ended.value.code == 2
-    assert "a port is a whole number from 1 to 65535" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "is not a valid port; enter a whole number from 1 to 65535"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "192.0.2.1", "no.such.host.invalid", "a b", "x" * 99]
 )
 def test_where_nobody_can_listen_is_said_before_the_page_is_built(host):
-    from workbench import start
+    from workbench.app import start
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(lrcore.InputError, match=f"cannot listen on '{host}', port {port}"):
-            start.check_free(host, port)
-    start.check_free("127.0.0.1", port)
+            start.check_port(host, port)
+    start.check_port("127.0.0.1", port)
 
 
 def test_an_empty_name_of_a_port_is_taken_out_before_gradio_reads_it():
-    from workbench import start
+    from workbench.app import start
 
     environment = {"GRADIO_SERVER_PORT": ""}
-    assert start.named_port(environment) == "7860"
+    assert start.default_port(environment) == "7860"
     assert environment == {}
-    assert start.named_port({"GRADIO_SERVER_PORT": "80"}) == "80"
+    assert start.default_port({"GRADIO_SERVER_PORT": "80"}) == "80"
 
 
 def test_a_password_file_of_nobody_is_refused(read):
@@ -133,16 +137,21 @@ def test_a_password_file_of_nobody_is_refused(read):
         read("--password-file", "~nobody_is_called_so/password")
     for roots in (["~nobody_is_called_so/models"], ["/no/such/place"]):
         with pytest.raises(lrcore.InputError):
-            lrcore.confine(roots)
+            restrict_paths(roots)
 
 
 def test_the_command_says_it_in_one_sentence(monkeypatch, capsys):
-    from workbench import start
+    from workbench.app import start
 
-    monkeypatch.setattr("sys.argv", ["low-rank-workbench", "--share"])
+    monkeypatch.setattr("sys.argv", ["low-rank-workbench", "--name", "bench.example"])
     monkeypatch.delenv("LRCORE_PASSWORD", raising=False)
     with pytest.raises(SystemExit) as ended:
         start.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("low-rank-workbench: error: Others can reach the page at 127.0.0.1 and")
+    assert said.startswith("low-rank-workbench: error: Other machines can reach the page at 127")
+
+
+def test_share_names_the_replacement(read):
+    with pytest.raises(lrcore.InputError, match="cloudflared tunnel"):
+        read("--share")

@@ -6,12 +6,13 @@ import pytest
 from tiny_models import family_folder
 
 import lrcore
-from workbench import selection, text
-from workbench.form import input_values
-from workbench.jobs import AnalyseJob
-from workbench.keys import calibration_key
-from workbench.store import Store
+from workbench import words
+from workbench.jobs import AnalyzeJob
+from workbench.state.keys import calibration_key
+from workbench.state.store import Store
 from workbench.tabs import spectra
+from workbench.widgets import selection
+from workbench.widgets.form import input_values
 
 CONTROLS = [-1, "log", []]
 
@@ -68,12 +69,15 @@ def test_what_is_drawn_is_of_the_model_on_show(experts, selected):
 
 def test_a_job_on_another_model_does_not_promise_a_result(tmp_path, monkeypatch):
     store, recipe = Store(tmp_path), lrcore.Recipe(samples=4, seq_len=32)
-    waits = SimpleNamespace(job=AnalyseJob(recipe))
+    waits = SimpleNamespace(job=AnalyzeJob(recipe))
     monkeypatch.setattr(store.jobs, "waiting", lambda: [waits])
-    assert store.awaited(recipe.with_(ratio=0.4)) == [waits]
-    assert store.awaited(recipe.with_(model="demo-opt")) == []
-    assert store.awaited(None) == []
+    assert store.waiting_jobs(recipe.with_(ratio=0.4)) == [waits]
+    assert store.waiting_jobs(recipe.with_(model="demo-opt")) == []
+    assert store.waiting_jobs(None) == []
     controls = ["effective_rank", 0.9, "aware"]
-    for model, said in (("demo-llama", text.WORKING), ("demo-opt", text.NOT_ANALYSED)):
+    for model, said in (
+        ("demo-llama", words.spectra.WORKING),
+        ("demo-opt", words.spectra.NOT_ANALYZED),
+    ):
         values = input_values(recipe.with_(model=model))
         assert said in spectra.draw_heatmap(store, controls, None, *values)[2]

@@ -1,45 +1,49 @@
 """Perplexity against budget: the curve is that of the core, and a click sets the budget."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
+from page_values import click
 
 import lrcore
-from lrcore.compression.evidence import probing
-from workbench import polling
-from workbench.figures.budget_curve import FLOOR, BudgetCurves, budget_curves
-from workbench.form import input_values
-from workbench.store import Store
-from workbench.tabs.allocation import budget_curve
+from lrcore.compression.evidence import layer_probes
+from lrcore.compression.pipeline.choose_plan import CurvePoint
+from lrcore.ranks import prediction
+from workbench.figures.budget_curve import MIN_RISE, BudgetCurves, budget_curves
+from workbench.state.store import Store
+from workbench.tabs.allocation import budget_curve, measured_cells
+from workbench.widgets import polling
+from workbench.widgets.form import input_values
+from workbench.words.allocation import NOT_PREDICTED
 
-POINTS = (lrcore.CurvePoint(0.1, 8.5, 8.0, 9.0), lrcore.CurvePoint(0.5, 20.0, None, None))
+POINTS = (CurvePoint(0.1, 8.5, 8.0, 9.0), CurvePoint(0.5, 20.0, None, None))
 
 
 def test_the_figure_has_the_curve_its_band_and_the_dense_model() -> None:
-    beyond = lrcore.CurvePoint(0.9, 1e9, None, None)
+    beyond = CurvePoint(0.9, 1e9, None, None)
     uniform, others = {"fused, uniform": POINTS}, {"a3, probed": POINTS[:1]}
-    drawn = BudgetCurves((*POINTS, beyond), "fused, probed", 8.0, uniform, others, now=(0.3, 7.9))
+    drawn = BudgetCurves(
+        (*POINTS, beyond), "fused, probed", 8.0, uniform, others, current=(0.3, 7.9)
+    )
     figure = json.loads(budget_curves(drawn))
     even, of_other, other, band, own, dense, now = figure["data"]
     assert [even["name"], other["name"], own["name"]] == [*uniform, *others, "fused, probed"]
-    assert (dense["name"], dense["mode"], dense["y"]) == ("dense: 8.0000", "lines", [FLOOR] * 2)
+    assert (dense["name"], dense["mode"], dense["y"]) == ("dense: 8.0000", "lines", [MIN_RISE] * 2)
     assert figure["layout"]["yaxis"]["ticktext"][0] == "dense"
     assert of_other["fill"] == band["fill"] == "toself"  # each method has a band of its own
-    assert of_other["y"] == [FLOOR, 0.125]
+    assert of_other["y"] == [MIN_RISE, 0.125]
     assert (own["x"], own["y"]) == ([0.1, 0.5], [0.0625, 1.5])  # without what lies beyond
     assert own["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
-    assert band["y"] == [FLOOR, 0.125]  # where it is known
-    assert (now["x"], now["y"]) == ([0.3], [FLOOR])  # no rise
+    assert band["y"] == [MIN_RISE, 0.125]  # where it is known
+    assert (now["x"], now["y"]) == ([0.3], [MIN_RISE])  # no rise
     assert figure["layout"]["yaxis"]["type"] == "log"
 
 
 def test_a_click_sets_the_budget_and_makes_the_tabs_follow() -> None:
-    click = SimpleNamespace(_data={"custom": [0.35]})
-    ratio, choice = budget_curve.set_budget(click, ["fused", "probed", 1.0])
+    ratio, choice = budget_curve.set_budget(click(custom=[0.35]), ["fused", "probed", 1.0])
     assert (ratio, choice[:2]) == (0.35, ["fused", "probed"])
     assert choice[2] != 1.0
-    nothing = budget_curve.set_budget(SimpleNamespace(_data={}), ["fused", "probed", 1.0])
+    nothing = budget_curve.set_budget(click(), ["fused", "probed", 1.0])
     assert all(isinstance(one, dict) for one in nothing)  # gr.skip()
 
 
@@ -67,6 +71,20 @@ def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
     assert "Click a point" in words
 
 
+def test_a_plan_beyond_the_range_of_predictions_has_no_figure(store, monkeypatch) -> None:
+    store, recipe = store
+    budget_curve.curve(store, recipe)  # with trustworthy points
+    monkeypatch.setattr(prediction, "WIDEST", -1.0)  # no interval is narrow enough
+    beyond = recipe.with_(ratio=0.37)
+    figure, _ = budget_curve.draw(store, *input_values(beyond))
+    assert "svd, probed" in figure
+    assert "this plan" not in figure
+    size = store.plan(beyond).summary()
+    assert size["predicted_perplexity"] is None
+    assert NOT_PREDICTED in measured_cells.predicted_cell(store.plan(beyond))
+    assert lrcore.predicted_curve(store.peek_factors(recipe), recipe) == ()
+
+
 def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
     store, recipe = store
     dense = store.dense(recipe)
@@ -83,8 +101,10 @@ def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
     assert points["marker"]["symbol"] == ["circle"]
     assert "measured on stories" in words
     even = recipe.with_(policy="uniform")
-    (found,) = budget_curve.runs_of(store.runs.all(), even, run.account.budget)
-    assert not budget_curve.point(*found, even).own  # a run by another policy
+    (found,) = budget_curve.measured_runs(store.runs.all(), even, run.account.budget)
+    assert not budget_curve.measured_point(
+        *found, even
+    ).is_displayed_policy  # a run by another policy
 
 
 def test_without_probes_it_says_what_to_press(store) -> None:
@@ -93,7 +113,7 @@ def test_without_probes_it_says_what_to_press(store) -> None:
     store.factors(uniform)
     figure, words = budget_curve.draw(store, *input_values(uniform))
     assert figure == ""
-    assert "press Run" in words
+    assert "data-action='measure'" in words
 
 
 def test_probes_on_disk_draw_the_curve_of_a_policy_that_needs_none(
@@ -101,7 +121,7 @@ def test_probes_on_disk_draw_the_curve_of_a_policy_that_needs_none(
 ) -> None:
     """As on a server that starts again, or with what ships with the page."""
     _, recipe = store
-    monkeypatch.setattr(probing.Probing, "_divergences", None)  # nothing is measured for it
+    monkeypatch.setattr(layer_probes.Probing, "_divergences", None)  # nothing is measured for it
     fresh, even = Store(tmp_path), recipe.with_(policy="marginal")
     fresh.factors(even)
     figure, _ = budget_curve.draw(fresh, *input_values(even))

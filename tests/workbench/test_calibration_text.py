@@ -5,10 +5,12 @@ from html import escape
 import pytest
 
 import lrcore
-from workbench import calibration_text
-from workbench.form import input_values
-from workbench.polling import state
-from workbench.store import Store
+from lrcore.compression.calibration.calibrate import preview_text
+from lrcore.system.path_access import restrict_paths
+from workbench.state.store import Store
+from workbench.widgets import calibration_text
+from workbench.widgets.form import input_values
+from workbench.widgets.polling import state
 
 RECIPE = lrcore.Recipe("demo-llama", samples=2, seq_len=16)
 
@@ -17,33 +19,47 @@ def test_tokens_and_how_the_text_begins_at_once_and_the_first_window_once_it_was
     store = Store(tmp_path / "runs")
     (shown,) = [one for one in state(store, input_values(RECIPE)) if "32 tokens" in str(one)]
     assert "2 windows of 16" in shown
-    head = lrcore.text_head(RECIPE)
-    assert f"<b>{calibration_text.BEGINS}</b> {escape(calibration_text.shortened(head))}" in shown
+    head = preview_text(RECIPE).beginning
+    assert (
+        f"<b>{calibration_text.BEGINNING}</b> {escape(calibration_text.shortened(head))}" in shown
+    )
     assert store.peek_dense(RECIPE) is None  # no model was loaded for it
     tokens = store.calibration(RECIPE).tokens
     window = store.dense(RECIPE).tokenizer.decode(tokens[0].tolist())
-    shown = calibration_text.note(store, RECIPE)
+    shown = calibration_text.text_note(store, RECIPE)
     assert escape(calibration_text.shortened(window)) in shown
     assert "2 windows of 16" in shown
-    assert calibration_text.note(store, None) == ""
+    assert calibration_text.text_note(store, None) == ""
 
 
 def test_the_first_window_of_windows_in_order_is_known_before_anything_is_calibrated(
     tmp_path, story_file
 ):
-    store, recipe = Store(tmp_path), RECIPE.with_(data=str(story_file), sampling="first")
-    before = calibration_text.note(store, recipe)
-    assert calibration_text.FIRST in before
+    store = Store(tmp_path)
+    recipe = RECIPE.with_(data=str(story_file), sampling="first", method="svd")
+    before = calibration_text.text_note(store, recipe)
+    assert calibration_text.FIRST_WINDOW in before
     store.calibration(recipe)
-    assert calibration_text.note(store, recipe) == before
+    assert calibration_text.text_note(store, recipe) == before
 
 
 @pytest.mark.parametrize(
     "changed", [{"data": "owner/name"}, {"model": "owner/name"}, {"data": "no such.txt"}]
 )
 def test_of_what_is_not_here_nothing_is_fetched_and_the_tokens_are_told(tmp_path, changed):
-    shown = calibration_text.note(Store(tmp_path), RECIPE.with_(**changed))
+    shown = calibration_text.text_note(Store(tmp_path), RECIPE.with_(**changed))
     assert shown == "<div class='note about'>32 tokens: 2 windows of 16</div>"
+
+
+def test_too_few_tokens_are_reported_beside_their_number(tmp_path):
+    store, recipe = Store(tmp_path / "runs"), RECIPE.with_(method="svd_llm")
+    assert "class='few'" not in calibration_text.text_note(store, recipe)  # no model is loaded
+    store.dense(recipe)
+    note = calibration_text.text_note(store, recipe)
+    assert "<p class='few'>The calibration has 32 tokens" in note
+    assert "Use at least 688 tokens" in note
+    for changes in ({"method": "svd"}, {"samples": 43}, {"options": {"none": 1}}):
+        assert "class='few'" not in calibration_text.text_note(store, recipe.with_(**changes))
 
 
 def test_html_in_a_text_stays_text(tmp_path):
@@ -51,36 +67,60 @@ def test_html_in_a_text_stays_text(tmp_path):
     text.write_text("<img src=x onerror='alert(1)'> it's \"so\". " * 50)
     store, recipe = Store(tmp_path / "runs"), RECIPE.with_(data=str(text), sampling="first")
     store.calibration(recipe)
-    shown = calibration_text.note(store, recipe)
+    shown = calibration_text.text_note(store, recipe)
     assert "<img" not in shown
     assert "&lt;img" in shown
+
+
+def test_a_text_shorter_than_its_windows_says_how_many_tokens_it_has(tmp_path):
+    store, text = Store(tmp_path / "runs"), tmp_path / "short.txt"
+    text.write_text("Once upon a time there was a cat. " * 3, encoding="utf-8")
+    recipe = RECIPE.with_(data=str(text))
+    tokens = preview_text(recipe).tokens
+    assert 16 < tokens < 32
+    sizes = [
+        (recipe, f"2 windows of 16, from {tokens} tokens"),  # they overlap
+        (recipe.with_(sampling="first"), "16 tokens: 1 window of 16"),
+        (recipe.with_(seq_len=64), f"{tokens} tokens, fewer than one window of 64"),
+    ]
+    for number, (chosen, size) in enumerate(sizes):
+        assert f"short.txt · {size}" in calibration_text.text_note(store, chosen)
+        if number < 2:
+            store.calibration(chosen)
+            assert f"short.txt · {size}" in calibration_text.text_note(store, chosen)
+    with pytest.raises(lrcore.InputError) as refused:
+        store.calibration(chosen)
+    assert f"windows of at most {tokens} tokens" in str(refused.value)
+    assert not {"/", "_"} & set(str(refused.value))  # neither a path nor a field's name
 
 
 def test_a_dropped_text_is_kept_and_chosen(tmp_path):
     store, given = Store(tmp_path / "runs"), tmp_path / "my <b> story.txt"
     given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
-    chosen, left = calibration_text.take(store, str(given))
+    chosen, left = calibration_text.store_upload(store, str(given))
     assert left is None
     assert chosen.startswith(str(tmp_path / "runs"))
     assert chosen.endswith("my-b-story.txt")
-    assert "my-b-story.txt · 32 tokens" in calibration_text.note(store, RECIPE.with_(data=chosen))
+    assert "my-b-story.txt · 32 tokens" in calibration_text.text_note(
+        store, RECIPE.with_(data=chosen)
+    )
     given.unlink()  # Gradio's own copy goes with the server
     assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
     given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
-    assert calibration_text.take(store, str(given))[0] == chosen
+    assert calibration_text.store_upload(store, str(given))[0] == chosen
     assert not store.runs.ids()  # it is no run
 
 
 def test_where_others_reach_the_page_the_place_of_the_runs_stays_unknown(tmp_path):
     store, given = Store(tmp_path / "runs"), tmp_path / "story.txt"
     given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
-    lrcore.confine([tmp_path / "runs"])
+    restrict_paths([tmp_path / "runs"])
     try:
-        chosen, _ = calibration_text.take(store, str(given))
+        chosen, _ = calibration_text.store_upload(store, str(given))
         assert not chosen.startswith("/")
         assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
     finally:
-        lrcore.confine([])
+        restrict_paths([])
 
 
 @pytest.mark.parametrize(
@@ -95,5 +135,5 @@ def test_what_holds_no_text_is_refused(name, content, said, tmp_path):
     given.write_bytes(content)
     store = Store(tmp_path / "runs")
     with pytest.raises(lrcore.InputError, match=said):
-        calibration_text.take(store, str(given))
+        calibration_text.store_upload(store, str(given))
     assert not (store.runs.folder / calibration_text.FOLDER).exists()

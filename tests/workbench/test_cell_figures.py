@@ -1,19 +1,30 @@
 """Several layers in one plot, and every head in one of its own."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from page_values import click
 
 import lrcore
-from workbench.figures.cell import ALL_LAYERS, EVERY_HEAD, Cell, cell_figures
+from workbench.figures.base import tick_label
+from workbench.figures.cell import (
+    ALL_LAYERS,
+    EVERY_HEAD,
+    MAX_NAMED_LAYERS,
+    HeatmapCell,
+    cell_figures,
+    layer_curves,
+)
 from workbench.figures.curves import Curves, curves
-from workbench.figures.overlay import NAMED, of_layers
-from workbench.form import input_values
-from workbench.keys import calibration_key
-from workbench.store import Store
+from workbench.figures.head_grid import head_grid
+from workbench.figures.sensitivity import against_energy
+from workbench.state.keys import calibration_key
+from workbench.state.sensitivity import ProbedSlot
+from workbench.state.store import Store
 from workbench.tabs import spectra
+from workbench.widgets.form import input_values
 
 RECIPE = lrcore.Recipe(samples=4, seq_len=32)
 KEY = list(calibration_key(RECIPE))
@@ -33,7 +44,9 @@ def names(figure: str) -> list[str]:
 
 def test_all_layers_of_a_component_are_drawn_beside_the_chosen_one(store):
     analysis = store.analysis(RECIPE)
-    values, lost, _ = cell_figures(analysis, Cell(2, "ov", beside=[ALL_LAYERS]), log=True)
+    values, lost, _ = cell_figures(
+        analysis, HeatmapCell(2, "ov", compared_layers=[ALL_LAYERS]), log=True
+    )
     assert sorted(names(values)) == [f"layer {i}" for i in range(analysis.layers)]
     chosen = json.loads(values)["data"][-1]  # in front
     assert chosen["name"] == "layer 2"
@@ -43,18 +56,18 @@ def test_all_layers_of_a_component_are_drawn_beside_the_chosen_one(store):
 
 
 def test_many_layers_have_the_colours_of_a_scale():
-    layers = {i: np.array([2.0, 1.0]) for i in range(NAMED + 1)}
-    *lines, scale = json.loads(curves(of_layers(Curves("value", []), layers, 3)))["data"]
-    assert len({line["line"]["color"] for line in lines}) == NAMED + 1
+    layers = {i: np.array([2.0, 1.0]) for i in range(MAX_NAMED_LAYERS + 1)}
+    *lines, scale = json.loads(curves(layer_curves(Curves("value", []), layers, 3)))["data"]
+    assert len({line["line"]["color"] for line in lines}) == MAX_NAMED_LAYERS + 1
     assert not any(line["showlegend"] for line in lines)
-    assert scale["marker"]["cmax"] == NAMED
+    assert scale["marker"]["cmax"] == MAX_NAMED_LAYERS
 
 
 def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
     analysis = store.analysis(RECIPE)
     heads = analysis.heads(1, "qk")
-    values, lost, heading = cell_figures(analysis, Cell(1, "qk", EVERY_HEAD, 8), log=True)
-    assert "every head" in heading
+    values, lost, heading = cell_figures(analysis, HeatmapCell(1, "qk", EVERY_HEAD, 8), log=True)
+    assert "each head" in heading
     for figure in map(json.loads, (values, lost)):
         layout, drawn = figure["layout"], figure["data"]
         assert {trace["yaxis"] for trace in drawn} == {
@@ -65,7 +78,7 @@ def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
         assert [cut["x0"] for cut in layout["shapes"]] == [8] * heads
     third = next(t for t in json.loads(values)["data"] if t["yaxis"] == "y3")
     assert third["y"] == pytest.approx(analysis.values(1, "qk", "aware", 2).tolist())
-    whole, *_ = cell_figures(analysis, Cell(1, "mlp", EVERY_HEAD), log=True)  # has no heads
+    whole, *_ = cell_figures(analysis, HeatmapCell(1, "mlp", EVERY_HEAD), log=True)  # has no heads
     assert len(names(whole)) == 2
 
 
@@ -77,7 +90,7 @@ def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out
     *_, beside, values, _, _ = press(3, "ov", [])
     assert beside == [3]
     assert names(values) == ["layer 3", "layer 1"]
-    assert "Layer 1 · ov, beside layers 3 · demo" in json.loads(values)["caption"]
+    assert "Layer 1 · ov, compared with layers 3 · demo" in json.loads(values)["caption"]
     assert press(3, "ov", [3])[3] == []
     assert press(1, "ov", [3])[3] == [3]  # the selected one stays
     slot, *_, values, _, _ = press(3, "qk", [2])
@@ -94,10 +107,31 @@ def test_the_choices_follow_the_analysis(store):
 
 def test_the_axis_of_energy_lost_ends_where_nothing_is_lost():
     lost = [("energy", np.array([0.5, 1e-3, 1e-9, 0.0]))]
-    axis = json.loads(curves(Curves("energy lost", lost, log=True, share=True)))["layout"]["yaxis"]
+    axis = json.loads(curves(Curves("energy lost", lost, is_log=True, is_share=True)))["layout"][
+        "yaxis"
+    ]
     assert axis["range"][0] == pytest.approx(-6)  # "0%" would stand beside what is below
     values = [("value", np.array([10.0, 1e-4]))]
-    assert json.loads(curves(Curves("value", values, log=True)))["layout"]["yaxis"]["dtick"] == 1
+    assert json.loads(curves(Curves("value", values, is_log=True)))["layout"]["yaxis"]["dtick"] == 1
+
+
+def test_a_short_log_axis_labels_each_tick_with_its_complete_value(store):
+    """Plotly labels 50, 20 and 10 as 5, 2 and 10."""
+    values = [("value", np.array([60.0, 8.0]))]
+    layouts = [json.loads(curves(Curves("value", values, is_log=True)))["layout"]]
+    heads = [values + values]
+    layouts.append(json.loads(head_grid(heads, Curves("value", [], is_log=True)))["layout"])
+    slot = ProbedSlot(0, "qk", 4, 8, 0.5, 0.3, 0.03, 0.001)
+    layouts.append(json.loads(against_energy([slot, replace(slot, increase=0.15)]))["layout"])
+    for layout, ticks in zip(layouts, ([10, 20, 50], [10, 20, 50], [0.05, 0.1]), strict=True):
+        axis = layout["yaxis"]
+        labels = dict(zip(axis["tickvals"], axis["ticktext"], strict=True))
+        assert [labels[tick] for tick in ticks] == [f"{tick:g}" for tick in ticks]
+    assert [tick_label(tick) for tick in (5e-5, 1e-6, 2e5)] == [
+        "5·10<sup>−5</sup>",
+        "10<sup>−6</sup>",
+        "2·10<sup>5</sup>",
+    ]
 
 
 def note_of(figure: str) -> dict:
@@ -108,7 +142,7 @@ def test_the_rank_on_show_is_named_where_no_curve_runs(store):
     analysis = store.analysis(RECIPE)
     full = len(analysis.values(2, "ov"))
     for rank, place in ((2, "bottom"), (full, "top")):
-        values, lost, heading = cell_figures(analysis, Cell(2, "ov", rank=rank), log=True)
+        values, lost, heading = cell_figures(analysis, HeatmapCell(2, "ov", rank=rank), log=True)
         assert {note_of(one)["yanchor"] for one in (values, lost)} == {place}
         words = "loses nothing" if rank == full else "loses at least"
         assert f"rank {rank} {words}" in note_of(lost)["text"]

@@ -11,18 +11,23 @@ import pytest
 from page_values import click
 
 import lrcore
-from lrcore.account import ModelAccount, SizeAndCost
-from lrcore.provenance import Provenance
-from workbench import run_text, sweeps, text
-from workbench.evaluation_controls import read_settings
+from lrcore.evaluation.evaluation_settings import PROTOCOLS
+from lrcore.layers.account import ModelAccount, SizeAndCost
+from lrcore.recipes.history import Compressed
+from lrcore.recipes.provenance import Provenance
+from lrcore.runs.runs import Run
+from workbench import words
 from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto, ratios, title
-from workbench.job_record import JobRecord
 from workbench.jobs import SweepJob
 from workbench.jobs.models import run_name
-from workbench.jobs.sweep import tables
-from workbench.store import Store
-from workbench.tabs.compare import chart, choice, differences, forms, metrics, points, protocols
+from workbench.jobs.sweep import table_files
+from workbench.state import sweep_runs
+from workbench.state.job_record import JobRecord
+from workbench.state.store import Store
+from workbench.tabs.compare import chart, chart_files, chosen_runs, comparison_table, metrics
 from workbench.tabs.compare import runs as runs_handlers
+from workbench.views import answer_markup, run_text
+from workbench.widgets.evaluation_controls import read_settings
 
 PROTOCOL = {"source": "stories/test", "windows": 2, "seq_len": 8}
 DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
@@ -30,8 +35,8 @@ DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
 
 def run_of(name, recipe, parameters=8, megabytes=1.0):
     model = replace(DENSE, parameters=parameters, bytes=megabytes * 1e6, flops_per_token=5)
-    provenance = Provenance((lrcore.Compressed(recipe),), account=SizeAndCost(model, DENSE))
-    return lrcore.Run(name, name, 0.0, None, recipe, provenance, (), [])
+    provenance = Provenance((Compressed(recipe),), account=SizeAndCost(model, DENSE))
+    return Run(name, name, 0.0, None, recipe, provenance, (), [])
 
 
 def measure(run, perplexity, dense, **more):
@@ -55,8 +60,10 @@ def three_runs():
 
 def test_each_dense_model_has_its_table_and_its_runs_beside_it():
     runs = three_runs()
-    wanted = protocols.protocol_of(runs[0], runs[0].evaluations[0])
-    first, second = forms.html(metrics.tables(runs, wanted, metrics.Known())).split("<table>")[1:]
+    wanted = chosen_runs.protocol_of(runs[0], runs[0].evaluations[0])
+    first, second = comparison_table.html(metrics.tables(runs, wanted, metrics.Results())).split(
+        "<table>"
+    )[1:]
     assert "dense · demo-llama" in first
     assert first.count("<th scope='col'>") == 3
     assert "<td>3.0000 ± 0.0300<i>+100.0% vs dense</i></td>" in first
@@ -73,9 +80,9 @@ def test_of_a_run_measured_on_another_text_the_change_is_the_one_there():
     here, there = run_of("here", lrcore.Recipe()), run_of("there", lrcore.Recipe())
     measure(here, 3.0, 1.5)
     measure(there, 2.2, 2.0, protocol=PROTOCOL | {"source": "other/test"})
-    wanted = protocols.protocol_of(here, here.evaluations[0])
-    (table,) = metrics.tables([here, there], wanted, metrics.Known())
-    shown = forms.html([table])
+    wanted = chosen_runs.protocol_of(here, here.evaluations[0])
+    (table,) = metrics.tables([here, there], wanted, metrics.Results())
+    shown = comparison_table.html([table])
     assert table.dense.values["perplexity"] == 1.5
     assert "<td>2.2000<i>+10.0% vs dense</i></td>" in shown
     assert "<b>" not in shown.partition("</table>")[0]  # perplexities of two texts have no best
@@ -85,23 +92,23 @@ def test_a_run_without_a_measurement_hides_no_other_run_s_dense_model():
     """The protocol chosen is that of another base model."""
     bare, measured = run_of("bare", lrcore.Recipe()), run_of("measured", lrcore.Recipe())
     measure(measured, 3.0, 1.5)
-    (table,) = metrics.tables([bare, measured], "demo-opt: stories/test", metrics.Known())
+    (table,) = metrics.tables([bare, measured], "demo-opt: stories/test", metrics.Results())
     assert table.dense.values["perplexity"] == 1.5
 
 
 def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
     one, other, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
-    shown = metrics.tables([one, other, third], None, metrics.Known())
-    assert "<i>&" not in forms.html(shown)
-    rows = list(csv.reader(io.StringIO(forms.as_csv(shown))))
+    shown = metrics.tables([one, other, third], None, metrics.Results())
+    assert "<i>&" not in comparison_table.html(shown)
+    rows = list(csv.reader(io.StringIO(comparison_table.as_csv(shown))))
     assert rows[0][1:] == ["dense · demo-llama", *["a_b|c & <i>"] * 2, "dense · demo-opt", one.name]
     by_name = {row[0]: row[1:] for row in rows}
     assert by_name["Perplexity"] == ["1.5", "3.0", "2.0", "9.0", "18.0"]
     assert by_name["Perplexity: standard error"] == ["", "0.03", "", "", ""]
-    markdown = forms.as_markdown(shown[:1])
+    markdown = comparison_table.as_markdown(shown[:1])
     assert "| Perplexity | 1.5000 | 3.0000 ± 0.0300 | **2.0000** |" in markdown
     assert "a_b\\|c" in markdown
-    latex = forms.as_latex(shown[:1])
+    latex = comparison_table.as_latex(shown[:1])
     assert "a\\_b|c \\& <i>" in latex
     assert "Perplexity & 1.5000 & 3.0000 $\\pm$ 0.0300 & \\textbf{2.0000} \\\\" in latex
     assert latex.count("\\\\\n") == len(shown[0].rows) + 1
@@ -109,7 +116,7 @@ def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
 
 def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
     runs = three_runs()
-    wanted = protocols.protocol_of(runs[1], runs[1].evaluations[0])
+    wanted = chosen_runs.protocol_of(runs[1], runs[1].evaluations[0])
     drawn = chart.panels(runs, wanted, "megabytes", {}, ["third"])
     assert [(panel.model, len(panel.runs)) for panel in drawn] == [
         ("demo-opt", 1),
@@ -126,6 +133,21 @@ def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
     assert rings == [[], [2.0]]
     assert [figure["layout"][axis]["type"] for axis in ("yaxis", "yaxis2")] == ["log", "log"]
     assert "demo-opt" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_each_entry_of_the_legend_has_a_color():
+    def point(method, policy, x):
+        run = f"{method} {policy}"
+        return Point(run, method, x, 2.0, "", run, 0.1, policy=policy, label="20%")
+
+    dense = Point("dense", "dense", 10, 1.5, "", "")
+    pairs = [("a3", "uniform"), ("a3", "marginal"), ("svd", "uniform"), ("svd", "marginal")]
+    runs = [point(*pair, x) for x, pair in enumerate(pairs)]
+    data = json.loads(pareto([Panel("tiny", "", [dense, *runs])], "size", ["a3 uniform"]))["data"]
+    shown = [trace for trace in data if trace["showlegend"]]
+    colors = [(trace.get("line") or trace["marker"])["color"] for trace in shown[1:]]
+    colors.append(shown[0]["marker"]["color"])  # the rings have no line
+    assert len(shown) == len(set(colors)) == len(pairs) + 3
 
 
 def test_of_points_above_each_other_one_says_the_ratio_of_all():
@@ -159,9 +181,7 @@ def test_a_run_better_than_dense_stands_at_the_foot_of_the_log_axis():
 def test_a_click_on_a_point_adds_its_run_or_takes_it_out():
     run = run_of("one", lrcore.Recipe())
     known = SimpleNamespace(all=lambda: [run], ids=lambda: ["one"])
-    store = SimpleNamespace(
-        runs=known, chosen_runs=lambda ids: [run for one in ids if one == "one"]
-    )
+    store = SimpleNamespace(runs=known, runs_by_id=lambda ids: [run for one in ids if one == "one"])
     point = click(custom=["one", "", "one", "", ""])
     assert runs_handlers.toggle_clicked(store, [], point)["value"] == ["one"]
     assert runs_handlers.toggle_clicked(store, ["one"], point)["value"] == []
@@ -173,14 +193,14 @@ def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(
     known = {run.id: run for run in made}
     store = SimpleNamespace(
         runs=SimpleNamespace(all=lambda: made, ids=lambda: [*known], get=known.get),
-        chosen_runs=lambda ids: [known[one] for one in ids or [] if one in known],
+        runs_by_id=lambda ids: [known[one] for one in ids or [] if one in known],
     )
     linked = {"runs": "old,gone,middle"}
-    assert choice.list_runs(store, {}, [], None)[0]["value"] == ["new"]
-    assert choice.list_runs(store, linked, [], None)[0]["value"] == ["old", "middle"]
-    assert "value" not in choice.list_runs(store, linked, ["middle"], None)[0]
-    assert choice.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
-    assert "value" not in choice.add_newest(store, ["new"])[0]
+    assert chosen_runs.list_runs(store, {}, [], None)[0]["value"] == ["new"]
+    assert chosen_runs.list_runs(store, linked, [], None)[0]["value"] == ["old", "middle"]
+    assert "value" not in chosen_runs.list_runs(store, linked, ["middle"], None)[0]
+    assert chosen_runs.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
+    assert "value" not in chosen_runs.add_newest(store, ["new"])[0]
 
 
 def test_a_run_that_nobody_named_has_its_model_in_its_name():
@@ -193,10 +213,10 @@ def test_a_run_that_nobody_named_has_its_model_in_its_name():
 def test_differences_of_recipes_and_of_what_came_out():
     one = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
     two = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
-    rows = differences.all_differences([one, two])
+    rows = chosen_runs.all_differences([one, two])
     assert rows[:2] == [["ratio", "0.2", "0.4"], ["parameters", "10,000", "8,000"]]
     assert "megabytes" not in {name for name, *_ in rows}
-    assert differences.all_differences([one, one]) == []
+    assert chosen_runs.all_differences([one, one]) == []
 
 
 def test_the_protocol_stands_by_the_figure():
@@ -208,14 +228,16 @@ def test_the_protocol_stands_by_the_figure():
         "sampling": "first",
         "seed": None,
     }
-    assert text.protocol(plain) == text.protocol(plain | {"name": "windows"})
-    assert "gptq-2048" in text.protocol(plain | {"name": "gptq-2048"})
-    assert "stride 64" in text.protocol(plain | {"name": "strided", "stride": 64})
+    assert words.compare_and_runs.protocol(plain) == words.compare_and_runs.protocol(
+        plain | {"name": "windows"}
+    )
+    assert "gptq-2048" in words.compare_and_runs.protocol(plain | {"name": "gptq-2048"})
+    assert "stride 64" in words.compare_and_runs.protocol(plain | {"name": "strided", "stride": 64})
 
 
 def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_file):
     model = lrcore.load(str(tiny_llama))
-    for protocol in lrcore.PROTOCOLS:
+    for protocol in PROTOCOLS.keys() - {"assistant"}:  # reads conversations
         settings = read_settings(True, str(story_file), 1, 32, protocol)
         assert lrcore.evaluate(model, settings).protocol["name"] == protocol
     assert read_settings(True, "stories", 1, 32).protocol == "windows"
@@ -233,11 +255,11 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     assert len(cells) == 16
     # as earlier versions stored the settings: only what was chosen
     stored = {"settings": {"data": "stories", "samples": 2}}
-    history = (lrcore.Compressed(cells[3]),)
+    history = (Compressed(cells[3]),)
     there = SimpleNamespace(recipe=cells[3], evaluations=[stored], history=history)
-    assert sweeps.made([there], cells[3]) is there
-    assert sweeps.made([there], cells[4]) is None
-    assert [sweeps.evaluation_of(there, one) for one in settings] == [stored, None]
+    assert sweep_runs.find_run([there], cells[3]) is there
+    assert sweep_runs.find_run([there], cells[4]) is None
+    assert [sweep_runs.find_evaluation(there, one) for one in settings] == [stored, None]
 
 
 def test_a_cross_calibration_study_measures_every_run_on_every_text():
@@ -256,7 +278,7 @@ def test_a_cross_calibration_study_measures_every_run_on_every_text():
     assert replace(job, cross=False).evaluations() == (settings,)
     with pytest.raises(lrcore.InputError, match="at least two"):
         replace(job, calibration_sets=("stories",)).check()
-    with pytest.raises(lrcore.InputError, match="measures every run"):
+    with pytest.raises(lrcore.InputError, match="evaluates all runs"):
         replace(job, evaluation=None).check()
 
 
@@ -267,7 +289,7 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
     store, record = Store(tmp_path / "runs"), JobRecord(job)
     record.result = job.run(store, record)
     expected = lrcore.run_sweep(lrcore.load(str(tiny_llama)), job.sweep(), tmp_path / "sweep")
-    got_result = json.loads(tables(record, store.runs)["table.json"])["rows"]
+    got_result = json.loads(table_files(record, store.runs)["table.json"])["rows"]
     assert len(got_result) == len(expected) == 3
     for ours, theirs in zip(got_result, expected, strict=True):
         for name in (
@@ -292,14 +314,14 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
         assert "measured_context" not in ours
     again = JobRecord(job)
     assert job.run(store, again) == record.result  # what is there is not made again
-    assert sum("there already" in line for line in again.log) == 2
+    assert sum("already saved" in line for line in again.log) == 2
     longer = replace(job, evaluation=replace(settings, seq_len=8))
     assert longer.run(store, JobRecord(longer)) == record.result  # nor compressed, only measured
     assert all(len(run.evaluations) == 2 for run in store.runs.all())
     store.delete(record.result[0])
-    assert len(json.loads(tables(record, store.runs)["table.json"])["rows"]) == 2
-    with pytest.raises(lrcore.InputError, match="no table"):
-        tables(JobRecord(job), store.runs)
+    assert len(json.loads(table_files(record, store.runs)["table.json"])["rows"]) == 2
+    with pytest.raises(lrcore.InputError, match="no evaluated runs"):
+        table_files(JobRecord(job), store.runs)
 
 
 def test_a_sweep_leaves_out_what_cannot_be_made_and_may_measure_nothing(
@@ -310,9 +332,9 @@ def test_a_sweep_leaves_out_what_cannot_be_made_and_may_measure_nothing(
     )
     job, store = SweepJob(recipe, ("care", "svd"), (0.4,)), Store(tmp_path / "runs")
     record = JobRecord(job)
-    (run,) = store.chosen_runs(job.run(store, record))
+    (run,) = store.runs_by_id(job.run(store, record))
     assert (run.recipe.method, run.evaluations) == ("care", [])
-    assert any("left out" in line for line in record.log)
+    assert any("skipped" in line for line in record.log)
     alone = replace(job, methods=("svd",))
     with pytest.raises(lrcore.InputError, match="KV"):
         alone.run(store, JobRecord(alone))
@@ -332,7 +354,7 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
         return Point(name, "a", x, y, "", "" if name == "dense" else name)
 
     dense = point("dense", 5, 1)
-    assert chart.conclusion([dense, point("a", 2, 3)]) == text.FEW_POINTS
+    assert chart.conclusion([dense, point("a", 2, 3)]) == words.compare_and_runs.FEW_POINTS
     message = chart.conclusion(
         [dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)]
     )
@@ -353,9 +375,12 @@ def timed(dense, small, **more):
 def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
     one, two, three = (run_of(name, lrcore.Recipe()) for name in "abc")
     runs = [measure(run, 2.0, 1.5) for run in (one, two, three)]
-    wanted = protocols.protocol_of(one, one.evaluations[0])
+    wanted = chosen_runs.protocol_of(one, one.evaluations[0])
     cpu, gpu = {"device": "cpu"}, {"device": "cuda"}
-    speeds = {"b": timed(100.0, 125.0, where=cpu), "c": timed(200.0, 250.0, where=cpu)}
+    speeds = {
+        "b": timed(100.0, 125.0, where=cpu),
+        "c": timed(200.0, 250.0, where=cpu),
+    }
     found = [
         [(point.name, point.x) for point in chart.points(runs, wanted, axis, speeds)]
         for axis in ("decode", "parameters")
@@ -366,13 +391,15 @@ def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
     ]
     assert chart.points([one], wanted, "decode", {}) == []
     drawn = chart.panels(runs, wanted, "decode", speeds, [])
-    said = chart.of_times(drawn, runs, speeds, "decode")
-    assert "on cpu in turns with the dense model, which took 5 to 10 ms per token" in said
-    assert "Left out, without a time measured there: a." in said
+    said = chart.describe_times(drawn, runs, speeds, "decode")
+    assert "on cpu, alternating with the dense model, which took 5 to 10 ms per token" in said
+    assert "no time was measured on this device: a." in said
     assert "1 to 2 ms (x), 3 ms (y) per token" in run_text.times({"x": [1, 2], "/of/y": [3]}, "")
     moved = speeds | {"c": timed(1.0, 1.0, where=gpu)}
     assert {*chart.on_one_device(runs, moved)} == {"c"}
-    table = forms.html(metrics.tables([two], None, metrics.Known({"b": timed(100.0, 125.0)})))
+    table = comparison_table.html(
+        metrics.tables([two], None, metrics.Results({"b": timed(100.0, 125.0)}))
+    )
     assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table
 
 
@@ -381,7 +408,7 @@ def test_the_chart_says_model_text_and_seeds_of_every_panel():
     third = replace(third, recipe=third.recipe.with_(seed=7))
     drawn = chart.panels([one, other, third], None, "megabytes", {}, ["one"])
     said = chart.caption(drawn, [one, other, third])
-    on = "stories/test · 2 windows × 8 tokens · first windows"
+    on = "stories/test · 2 windows × 8 tokens · from the start of the text"
     assert said == (
         f"demo-llama, measured on {on}, calibrated on stories, seeds 0, 7; "
         f"demo-opt, measured on {on}, calibrated on stories, seed 0"
@@ -392,7 +419,7 @@ def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_m
     one, other, third = three_runs()
     one = replace(one, name="a_b|c & <i>")
     drawn = chart.panels([one, other, third], None, "megabytes", {}, ["one"])
-    rows = list(csv.DictReader(io.StringIO(points.as_csv(drawn, "size (MB)"))))
+    rows = list(csv.DictReader(io.StringIO(chart_files.as_csv(drawn, "size (MB)"))))
     assert [(row["model"], row["run"], row["size (MB)"]) for row in rows] == [
         ("demo-llama", "dense", "2.0"),
         ("demo-llama", one.name, "1.0"),
@@ -403,10 +430,10 @@ def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_m
     assert [row["not dominated"] for row in rows] == ["0", "1", "1", "0", "1"]
     assert float(rows[1]["excess loss (nats/token)"]) == pytest.approx(math.log(2))
     assert [row["standard error"] for row in rows] == ["", "0.01", "", "", ""]
-    markdown = points.as_markdown(drawn[:1], "size (MB)")
+    markdown = chart_files.as_markdown(drawn[:1], "size (MB)")
     assert "| **a_b\\|c & <i>** | a3 | uniform | 0% | 1 | 3.0000 | 0.6931 | 0.0100 |" in markdown
     assert "| dense |  |  |  | 2 | 1.5000 |" in markdown
-    latex = points.as_latex(drawn[:1], "size (MB)")
+    latex = chart_files.as_latex(drawn[:1], "size (MB)")
     assert "\\textbf{a\\_b|c \\& <i>} & a3 & uniform & 0\\% & 1 & 3.0000 &" in latex
     assert latex.count("\\\\\n") == 4
 
@@ -423,4 +450,4 @@ def test_tokens_that_differ_in_white_space_alone_are_shown_with_it():
         return [("One", 0.0, 0.0), (token, 1.0, 1.5), (" had", 1.0, 1.0)]
 
     said = SimpleNamespace(tokens=continued("\nTom"), dense=continued(" Tom"), begin=1, first=1)
-    assert "then “↵Tom” in place of “␣Tom”" in run_text.divergence(said)
+    assert "“↵Tom” instead of “␣Tom”" in answer_markup.divergence(said)

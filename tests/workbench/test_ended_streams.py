@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.responses import StreamingResponse
 
-from workbench.ended_streams import EndedStreams
+from workbench.server.ended_streams import EndedStreams
 
 CLOSE = b'data: {"msg":"close_stream"}\n\n'
 SCOPE = {"type": "http", "method": "GET", "path": "/gradio_api/queue/data"}

@@ -9,12 +9,15 @@ import pytest
 from elsewhere import elsewhere
 
 import lrcore
-from workbench import sweeps, target_text, text
-from workbench.job_record import ENDED
-from workbench.jobs import CompressJob, ExportJob, HealJob, PushJob, QuantiseJob
-from workbench.store import Store
-from workbench.tabs.compare import chart, differences, forms, metrics, protocols
+from lrcore.recipes.history import Healed, StandardFit
+from workbench import words
+from workbench.jobs import CompressJob, ExportJob, HealJob, PushJob, QuantizeJob
+from workbench.state import sweep_runs
+from workbench.state.job_record import ENDED
+from workbench.state.store import Store
+from workbench.tabs.compare import chart, chosen_runs, comparison_table, metrics
 from workbench.tabs.runs import derive, details
+from workbench.views import run_text
 
 LOAD = """
 import sys, torch
@@ -56,11 +59,11 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     )
     fit = run.history[-1].stock
     assert not fit.qualifies
-    assert text.stock(fit).endswith(
-        f"with {fit.ranks[0, 'mlp']} neurons in every MLP and everything else uncompressed."
+    assert run_text.standard_fit(fit).endswith(
+        words.compare_and_runs.STANDARD_WIDTH.format(fit.ranks[0, "mlp"])
     )
     filled = done(store, ExportJob(run.id, "transformers-stock"))
-    assert any("filled with zeros to their full size" in line for line in filled.log)
+    assert any("padded with zeros to their full size" in line for line in filled.log)
     assert done(store, ExportJob(run.id, "transformers")).state == "done"
     _, written = store.runs.results(run.id, "export")
     card = (run.folder / "export" / "README.md").read_text()
@@ -69,11 +72,11 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert "value: 5.0" in card
     assert "| parameters | " in card
 
-    again = recipe.with_(overrides=fit.to_dict()["ranks"])
+    again = recipe.with_(rank_overrides=fit.to_dict()["ranks"])
     even = store.runs.write("even", again, lrcore.compress(model, again))
-    assert text.stock(even.history[-1].stock) == text.STOCK_YES
+    assert run_text.standard_fit(even.history[-1].stock) == words.compare_and_runs.STANDARD_YES
     assert done(store, ExportJob(even.id, "transformers-stock")).state == "done"
-    assert details.as_target(store, even.id)["value"] == "transformers"
+    assert details.target_format(store, even.id)["value"] == "transformers"
     elsewhere(
         LOAD,
         str(run.folder.absolute() / "export"),
@@ -99,10 +102,10 @@ def test_the_format_of_an_export_follows_the_target(
         model=str(tiny_llama), data=str(story_file), samples=2, seq_len=32, ratio=0.2, method=method
     ).with_(target=target)
     run = store.runs.write(target, recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
-    chosen = details.as_target(store, run.id)
+    chosen = details.target_format(store, run.id)
     assert chosen["value"] == format
-    assert details.as_target(store, "gone")["value"] == "transformers"
-    assert format in target_text.FORMATS
+    assert details.target_format(store, "gone")["value"] == "transformers"
+    assert format in words.compare_and_runs.FORMATS
 
 
 def test_a_run_is_exported_as_latent_attention_and_as_a_file_for_llama_cpp(
@@ -130,7 +133,7 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
         store,
         CompressJob(recipe, evaluation=measured),
     ).result
-    job = done(store, QuantiseJob(first, 4))
+    job = done(store, QuantizeJob(first, 4))
     assert job.state == "done", job.error
     run, made = store.runs.get(first), store.runs.get(job.result[0])
     assert made.name.endswith("4 bit")
@@ -142,26 +145,26 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     assert made.account.model.megabytes <= files[1] / 1e6 < 1.2 * made.account.model.megabytes
     assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
     assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
-    shown = forms.html(metrics.tables([run, made], None, metrics.Known()))
+    shown = comparison_table.html(metrics.tables([run, made], None, metrics.Results()))
     assert all(f"{one.evaluations[0]['perplexity']:.4f}" in shown for one in (run, made))
-    fields = [row[0] for row in differences.all_differences([run, made])]
+    fields = [row[0] for row in chosen_runs.all_differences([run, made])]
     assert {"megabytes", "bits"} <= set(fields)
     assert not {"parameters", "method", "ratio"} & set(fields)
     assert (
         len(
             chart.points(
-                [run, made], protocols.protocol_of(run, run.evaluations[0]), "megabytes", {}
+                [run, made], chosen_runs.protocol_of(run, run.evaluations[0]), "megabytes", {}
             )
         )
         == 3
     )
-    assert sweeps.made([made], recipe) is None  # a sweep still makes the run itself
-    assert sweeps.made([made, run], recipe) is run
-    again = done(store, QuantiseJob(made.id, 8))
-    assert "is quantised already" in again.error
+    assert sweep_runs.find_run([made], recipe) is None  # a sweep still makes the run itself
+    assert sweep_runs.find_run([made, run], recipe) is run
+    again = done(store, QuantizeJob(made.id, 8))
+    assert "is already quantized" in again.error
     count = len(store.jobs.all())
-    with pytest.raises(lrcore.InputError, match="is quantised already"):
-        derive.quantise(store, made.id, 8)
+    with pytest.raises(lrcore.InputError, match="is already quantized"):
+        derive.quantize(store, made.id, 8)
     assert len(store.jobs.all()) == count
 
 
@@ -192,9 +195,9 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
 
 
 def test_what_is_said_of_stock_architectures():
-    assert text.stock(None) == text.STOCK_UNKNOWN
-    fit = lrcore.StockFit(False, ("a", "b"), None)
-    assert text.stock(fit) == text.STOCK_NO.format("a; b")
+    assert run_text.standard_fit(None) == words.compare_and_runs.STANDARD_UNKNOWN
+    fit = StandardFit(False, ("a", "b"), None)
+    assert run_text.standard_fit(fit) == words.compare_and_runs.STANDARD_NOT.format("a; b")
 
 
 def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(
@@ -216,20 +219,20 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
         time.sleep(0.005)
     store.jobs.cancel(job.id)
     ended(job)
-    again = ended(store.jobs.again(job.id)) if job.state == "cancelled" else job
+    again = ended(store.jobs.restart(job.id)) if job.state == "cancelled" else job
     assert again.state == "done", again.error
     made = store.runs.get(again.result[0])
     assert made.name == f"{run.name} · healed"
     assert not (run.folder / "healing.safetensors").exists()
-    output = made.step(lrcore.Healed)
+    output = made.step(Healed)
     assert output.last_loss < output.first_loss
     assert len(output.cross_entropy) == 60
     assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
-    assert text.healed(made.history).startswith("Healed in 60 steps on ")
+    assert run_text.healed(made.history).startswith("Healed for 60 steps on ")
     assert again.curve == list(output.cross_entropy)
     assert again.outcome.startswith("a3 30% healed → ")
-    assert "<polyline" in details.described(made)[0]
-    assert text.healed(run.history) == ""
+    assert "<polyline" in details.description(made)[0]
+    assert run_text.healed(run.history) == ""
     assert {"healing: steps", "healing: lr"} <= {
-        row[0] for row in differences.all_differences([run, made])
+        row[0] for row in chosen_runs.all_differences([run, made])
     }

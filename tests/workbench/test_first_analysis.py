@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import lrcore
-from workbench import build_app, first_analysis
-from workbench.keys import DEFAULTS, calibration_key
-from workbench.store import Store
+from lrcore.compression.analyze import Analysis
+from workbench import build_app
+from workbench.state.keys import DEFAULTS, calibration_key
+from workbench.state.store import FIRST_ANALYSIS, Store
 from workbench.tabs import spectra
 
 
@@ -25,7 +26,7 @@ def values(page):
 
 
 def test_heatmap_and_curves_stand_before_any_listener_has_run(values):
-    shipped = lrcore.Analysis.read(first_analysis.FILE)
+    shipped = Analysis.read(FIRST_ANALYSIS)
     heat = json.loads(values["heatmap"])["data"][0]
     assert len(heat["x"]) == shipped.layers
     assert {*heat["y"]} >= {*shipped.components, *shipped.matrices}
@@ -38,8 +39,8 @@ def test_heatmap_and_curves_stand_before_any_listener_has_run(values):
 
 def test_the_first_analysis_is_of_the_defaults(tmp_path):
     store = Store(tmp_path)
-    assert tuple(first_analysis.put(store)) == calibration_key(DEFAULTS)
-    shipped = store.analysis_shown(calibration_key(DEFAULTS))
+    assert tuple(store.add_first_analysis()) == calibration_key(DEFAULTS)
+    shipped = store.analysis_by_key(calibration_key(DEFAULTS))
     assert shipped.protocol["samples"] == DEFAULTS.samples
     assert shipped.protocol["seq_len"] == DEFAULTS.seq_len
     assert shipped.protocol["source"].startswith(DEFAULTS.data)
@@ -52,10 +53,10 @@ def test_the_first_analysis_is_of_the_defaults(tmp_path):
 
 def test_an_analysis_that_a_store_has_already_stays(tmp_path):
     store = Store(tmp_path)
-    own = lrcore.Analysis({}, [], {}, 0)
+    own = Analysis({}, [], {}, 0)
     store.objects.put("analysis", calibration_key(DEFAULTS), own)
-    first_analysis.put(store)
-    assert store.analysis_shown(calibration_key(DEFAULTS)) is own
+    store.add_first_analysis()
+    assert store.analysis_by_key(calibration_key(DEFAULTS)) is own
 
 
 def test_the_controls_begin_with_what_is_drawn(values):

@@ -10,27 +10,33 @@ import pytest
 from page_values import BROWSER, click
 
 import lrcore
-from workbench import hand, markup, numbers, text
-from workbench.figures import contrast
+from lrcore.ranks.policies.softmax import HIGHEST_SUGGESTED
+from workbench import words
+from workbench.base import numbers
+from workbench.figures import base
 from workbench.figures.allocation import CHOSEN_LINE
-from workbench.figures.cell import Cell, cell_figures
-from workbench.form import FIELD_NAMES, Form, input_values
-from workbench.keys import calibration_key
-from workbench.shown import CONTEXT
-from workbench.store import Store
+from workbench.figures.cell import HeatmapCell, cell_figures
+from workbench.state import manual_ranks
+from workbench.state.browsers import CONTEXT
+from workbench.state.keys import calibration_key
+from workbench.state.store import Store
 from workbench.tabs import spectra
 from workbench.tabs.allocation import (
     budget_curve,
     handlers,
-    network,
+    measured_cells,
     options,
+    plan_figures,
     rank_editor,
-    ranks,
+    ranks_table,
 )
+from workbench.views import markup
+from workbench.widgets.form import FIELD_NAMES, NAMES, Form, input_values
+from workbench.widgets.page import put_recipe
 
 RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
 KEY = list(calibration_key(RECIPE))
-MADE_OF = "demo-llama · calibrated on stories: 4 random windows × 32 tokens, seed 0"
+MADE_OF = "demo-llama · calibrated on stories: 4 windows × 32 tokens (random, seed 0)"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,12 @@ def store(tmp_path_factory):
     store.analysis(RECIPE)
     store.factors(RECIPE)
     return store
+
+
+@pytest.fixture(scope="module")
+def form():
+    with gr.Blocks():
+        return Form()
 
 
 @pytest.fixture
@@ -58,13 +70,20 @@ def test_the_heatmap_needs_an_analysis(store, empty):
     controls = ["effective_rank", 0.9, "aware"]
     figure, _, note = spectra.draw_heatmap(empty, controls, KEY, *input_values(RECIPE))
     assert figure == ""
-    assert text.NOT_ANALYSED in note
+    assert words.spectra.NOT_ANALYZED in note
+
+
+@pytest.mark.parametrize("measure", sorted(words.spectra.MEASURES.keys() - {spectra.LOSS}))
+def test_the_note_of_a_spectral_measure_names_the_measure_of_the_loss(store, measure):
+    """The cell with the lowest rank can be the cell whose removal ruins the model."""
+    *_, note = spectra.draw_heatmap(store, [measure, 0.9, "aware"], KEY)
+    assert words.spectra.MEASURES[spectra.LOSS][0] in note
 
 
 def test_a_measure_shows_the_controls_that_it_uses():
     shown = {
-        measure: [part["visible"] for part in spectra.controls_of(measure)]
-        for measure in text.MEASURES
+        measure: [part["visible"] for part in spectra.show_controls(measure)]
+        for measure in words.spectra.MEASURES
     }
     assert shown.pop("energy_rank") == [True, True]
     assert shown.pop(spectra.LOSS) == [False, False]
@@ -87,17 +106,30 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     assert len(set(map(str, again))) == 1  # drawn already
 
 
-@pytest.mark.parametrize(("typed", "drawn"), [(2.0, 0.95), (-1.0, 0.01), (None, 0.01)])
+@pytest.mark.parametrize(("typed", "drawn"), [(2.0, 0.995), (-1.0, 0.005), (None, 0.005)])
 def test_of_a_ratio_beyond_the_slider_its_end_is_drawn_and_said(store, typed, drawn):
     values, nearest = input_values(RECIPE), input_values(RECIPE.with_(ratio=drawn))
     values[0][FIELD_NAMES.index("ratio")] = typed
     for draw in (handlers.draw_plan, handlers.draw_plan_by_temperature):
-        bars, caption, summary, *_ = draw(store, BROWSER, *values)
-        assert (bars, caption) == draw(store, BROWSER, *nearest)[:2]
-        assert f"the slider goes from 0.01 to 0.95, so these are the ranks for {drawn}" in summary
-    assert Form()["ratio"].preprocess(2.0) == 2.0  # Gradio's own refusal names no remedy
+        widgets, expected = draw(store, BROWSER, *values), draw(store, BROWSER, *nearest)
+        assert (widgets.bars, widgets.caption) == (expected.bars, expected.caption)
+        assert f"outside the range 0.005 to 0.995; the plan uses {drawn}" in widgets.summary
     with pytest.raises(lrcore.InputError, match="threshold"):
         store.analysis(RECIPE).table(2.0)
+
+
+@pytest.mark.parametrize("ratio", [0.99, 0.999])
+def test_a_recipe_of_any_ratio_is_one_that_the_slider_shows(form, ratio):
+    recipe = put_recipe(lrcore.Recipe(ratio=ratio))[NAMES.index("ratio")]
+    assert recipe == min(ratio, 0.995) <= form["ratio"].maximum
+
+
+def test_the_slider_has_uneven_ranks_where_the_rule_gives_uniform_ones(store):
+    plan = store.plan(RECIPE.with_(policy="softmax", ratio=0.85))
+    assert plan.suggested_temperature >= HIGHEST_SUGGESTED
+    slider = plan_figures.temperature_slider(plan, is_automatic=True)
+    assert slider["minimum"] < 0.01
+    assert slider["value"] == slider["maximum"] == plan.temperature
 
 
 @pytest.mark.parametrize("typed", [0, -3, None])
@@ -106,15 +138,15 @@ def test_in_the_place_of_a_temperature_that_is_not_positive_comes_the_rule_of_th
     values[0][FIELD_NAMES.index("temperature")] = typed
     drawn = handlers.draw_plan_by_temperature(store, BROWSER, *values)
     by_rule = input_values(RECIPE.with_(policy="softmax"))
-    assert drawn[0] == handlers.draw_plan(store, BROWSER, *by_rule)[0]
-    assert "must be positive: these are the ranks by the rule of thumb" in drawn[2]
-    assert drawn[-2]["value"] > 0  # the slider follows the rule
-    assert drawn[-1] is True
+    assert drawn.bars == handlers.draw_plan(store, BROWSER, *by_rule).bars
+    assert "must be positive; the plan uses the automatic temperature" in drawn.summary
+    assert drawn.slider["value"] > 0
+    assert drawn.rule is True
 
 
 def test_the_slider_reaches_as_far_as_the_temperature_that_was_typed(store):
     values = input_values(RECIPE.with_(policy="softmax", temperature=1000.0))
-    slider = handlers.draw_plan_by_temperature(store, BROWSER, *values)[-2]
+    slider = handlers.draw_plan_by_temperature(store, BROWSER, *values).slider
     assert slider["value"] == 1000
     assert slider["maximum"] > 1000
 
@@ -122,42 +154,67 @@ def test_the_slider_reaches_as_far_as_the_temperature_that_was_typed(store):
 def test_a_number_that_is_no_number_of_windows_is_said_in_the_place_of_the_plan(store):
     values = input_values(RECIPE)
     values[0][FIELD_NAMES.index("samples")] = -4
-    bars, _, note, *_ = handlers.draw_plan(store, BROWSER, *values)
-    assert bars == ""
-    assert "samples" in note
+    widgets = handlers.draw_plan(store, BROWSER, *values)
+    assert widgets.bars == ""
+    assert "samples" in widgets.summary
 
 
-def test_of_an_option_out_of_range_the_box_shows_that_of_the_plan_again():
-    rows = (row for method in lrcore.methods() for row in method["options"])
-    row = next(row for row in rows if "low" in row and not isinstance(row["default"], bool))
-    owner, wrong, kept = options.OWNERS[0], row["low"] - 1, {row["name"]: row["low"]}
-    assert not options.out_of_range(row, row["default"])
-    choice = ["this", "uniform", 0.0]
-    assert options.keep(owner, "this", row, wrong, choice, kept) == gr.skip()  # half typed
-    with pytest.warns(UserWarning, match=f"Option {row['name']}"):
-        assert options.put_back(row, wrong, kept) == row["low"]
-    assert options.put_back(row, None, {}) == row["default"]
-    assert options.put_back(row, row["low"], {}) == gr.skip()
+def option_sets(owner):
+    """The components of one owner's options, outside of a page."""
+    with gr.Blocks():
+        parts = options.layout()
+    return [group for group in parts.sets if group.owner is owner]
+
+
+def option_values(sets, name, **changed):
+    """The values of all components, with changed ones for one method or policy."""
+    return [
+        changed.get(option["name"], option["default"]) if group.name == name else option["default"]
+        for group in sets
+        for option in group.options
+    ]
+
+
+def test_the_box_of_an_option_out_of_range_shows_the_option_of_the_plan_again():
+    owner, choice = options.OWNERS[0], ["aa_svd", "uniform", 0.0]
+    sets = option_sets(owner)
+    option = next(
+        option for group in sets for option in group.options if option["name"] == "anchor"
+    )
+    assert not options.out_of_range(option, option["default"])
+    half_typed = option_values(sets, "aa_svd", anchor=-1.0)
+    stored = {"anchor": 0.25}
+    assert options.store_options(sets, choice, choice, half_typed, stored) == gr.skip()
+    with pytest.warns(UserWarning, match="Option anchor must be from 0 to 1"):
+        updates = options.restore(sets, choice, choice, half_typed, stored)
+    assert [update for update in updates if update != gr.skip()] == [0.25]
+    empty = option_values(sets, "aa_svd", anchor=None)
+    updates = options.restore(sets, choice, choice, empty, {})
+    assert [update for update in updates if update != gr.skip()] == [option["default"]]
+    valid = option_values(sets, "aa_svd", anchor=0.5)
+    assert set(map(str, options.restore(sets, choice, choice, valid, stored))) == {str(gr.skip())}
 
 
 def test_a_narrow_page_draws_the_energy_from_rank_one(store):
-    _, energy, _ = cell_figures(store.analysis(RECIPE), Cell(1, "ov", rank=20), log=False)
+    _, energy, _ = cell_figures(store.analysis(RECIPE), HeatmapCell(1, "ov", rank=20), log=False)
     assert json.loads(energy)["layout"]["xaxis"]["range"][0] == 1
 
 
 def test_numbers_in_the_heatmap_can_be_read(store):
     figure, *_ = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     *_, written = json.loads(figure)["data"]
-    assert {*written["textfont"]["color"]} == {contrast.BLACK, contrast.WHITE}
+    assert {*written["textfont"]["color"]} == {base.BLACK, base.WHITE}
     for i in range(101):
-        light = contrast.luminance(contrast.viridis(i / 100))
+        light = base.luminance(base.viridis(i / 100))
         on_black, on_white = (light + 0.05) / 0.05, 1.05 / (light + 0.05)
-        ratio = {contrast.BLACK: on_black, contrast.WHITE: on_white}[contrast.ink(i / 100)]
+        ratio = {base.BLACK: on_black, base.WHITE: on_white}[base.ink(i / 100)]
         assert ratio >= 4.5
 
 
 def test_the_energy_lost_is_what_the_ranks_leave_out(store):
-    _, energy, heading = cell_figures(store.analysis(RECIPE), Cell(1, "ov", rank=20), log=True)
+    _, energy, heading = cell_figures(
+        store.analysis(RECIPE), HeatmapCell(1, "ov", rank=20), log=True
+    )
     drawn = json.loads(energy)
     squares = store.analysis(RECIPE).values(1, "ov") ** 2
     assert drawn["layout"]["yaxis"]["type"] == "log"
@@ -171,7 +228,7 @@ def test_the_energy_lost_is_what_the_ranks_leave_out(store):
 def test_a_budget_that_cannot_be_met_draws_no_rank(store):
     slot = [0, "qk"]
     assert spectra.planned_rank(store, RECIPE, slot) == store.plan(RECIPE).ranks[0, "qk"]
-    assert spectra.planned_rank(store, RECIPE.with_(overrides={"0.qk": 10**6}), slot) is None
+    assert spectra.planned_rank(store, RECIPE.with_(rank_overrides={"0.qk": 10**6}), slot) is None
     assert spectra.planned_rank(store, None, slot) is None
 
 
@@ -181,52 +238,52 @@ def test_heads_and_table_are_of_the_analysis(store, empty):
     assert {"layer", "name", "effective_rank"} <= {*spectra.fill_table(store, 0.9, KEY).columns}
     file = json.loads(spectra.download_table(store, 0.9, KEY))
     assert file["name"] == "spectra.csv"
-    with pytest.raises(lrcore.InputError, match="Analyse"):
+    with pytest.raises(lrcore.InputError, match="Analyze"):
         spectra.download_table(empty, 0.9, KEY)
 
 
 def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
-    bars, caption, summary, _, about, key, _, rule = handlers.draw_plan(
-        store, BROWSER, *input_values(RECIPE)
-    )
-    assert text.UNIFORM_BARS in caption
-    assert "requested 30.0%" in summary
-    assert "a3" in about
-    assert key == store.live_key(RECIPE)
-    assert json.loads(bars)["layout"]["meta"]["mark"] == "bar"
+    widgets = handlers.draw_plan(store, BROWSER, *input_values(RECIPE))
+    assert words.allocation.UNIFORM_BARS in widgets.caption
+    assert "requested 30.0%" in widgets.summary
+    assert "a3" in widgets.about
+    assert widgets.plan_key == store.live_key(RECIPE)
+    assert json.loads(widgets.bars)["layout"]["meta"]["mark"] == "bar"
     plan = "a3, uniform, 30.0% of decoder parameters removed"
-    assert json.loads(bars)["caption"] == f"{plan} · {MADE_OF}"
-    assert rule["__type__"] == "update"
-    assert "value" not in rule  # the rule of thumb stays as it is
+    assert json.loads(widgets.bars)["caption"] == f"{plan} · {MADE_OF}"
+    assert widgets.rule == gr.skip()
     softmax = RECIPE.with_(policy="softmax", temperature=0.2)
-    *_, rule = handlers.draw_plan_by_temperature(store, BROWSER, *input_values(softmax))
-    assert rule is False
+    widgets = handlers.draw_plan_by_temperature(store, BROWSER, *input_values(softmax))
+    assert widgets.rule is False
 
 
 def test_a_budget_that_cannot_be_met_is_said_in_place(store):
-    values = input_values(RECIPE.with_(overrides={"0.qk": 10**6}))
-    _, _, summary, *_ = handlers.draw_plan(store, BROWSER, *values)
+    values = input_values(RECIPE.with_(rank_overrides={"0.qk": 10**6}))
+    summary = handlers.draw_plan(store, BROWSER, *values).summary
     assert "<div class='stale'><div class='note error'" in summary  # the bars of before are dimmed
 
 
 def test_without_factors_the_page_says_how_to_get_them_and_the_plots_of_before_stay_dimmed(empty):
     values = input_values(RECIPE)
-    bars, caption, summary, *_ = handlers.draw_plan(empty, BROWSER, *values)
-    assert markup.stale(markup.note(text.NO_FACTORS, "hint")) == summary
-    drawn = [bars, caption, handlers.draw_survey(empty, *values)[0]]
-    drawn += [budget_curve.draw(empty, *values)[0], network.draw_network(empty, BROWSER, *values)]
+    widgets = handlers.draw_plan(empty, BROWSER, *values)
+    assert markup.stale(markup.note(words.spectra.NO_FACTORS, "hint")) == widgets.summary
+    drawn = [widgets.bars, widgets.caption, handlers.draw_policies(empty, *values)[0]]
+    drawn += [
+        budget_curve.draw(empty, *values)[0],
+        plan_figures.draw_network(empty, BROWSER, *values),
+    ]
     assert drawn == [gr.skip()] * 5
 
 
 def test_live_figures_arrive_for_the_plan_on_show(store):
     recipe = RECIPE.with_(policy="softmax")
-    handlers.ask(store, BROWSER, True, "One day", *input_values(recipe))
-    key = handlers.draw_plan(store, BROWSER, *input_values(recipe))[5]
+    measured_cells.request_continuation(store, BROWSER, True, "One day", *input_values(recipe))
+    key = handlers.draw_plan(store, BROWSER, *input_values(recipe)).plan_key
     end = time.monotonic() + 120
 
     async def last() -> dict[str, str]:
         cells = {}
-        async for sent in handlers.stream_figures(store, BROWSER):
+        async for sent in measured_cells.stream_cells(store, BROWSER):
             cells = json.loads(sent)
             assert time.monotonic() < end
         return cells
@@ -235,23 +292,41 @@ def test_live_figures_arrive_for_the_plan_on_show(store):
     assert len(cells) == 3
     assert "data-known='True'" in cells[key]
     assert f"data-of='{key}'" in cells["continuation"]
-    handlers.ask(store, BROWSER, False, "One day", *input_values(recipe))  # folded away
+    measured_cells.request_continuation(
+        store, BROWSER, False, "One day", *input_values(recipe)
+    )  # folded away
     assert len(asyncio.run(last())) == 2
 
 
+def test_a_prompt_that_is_cut_says_so(store, monkeypatch):
+    said, values = [], input_values(RECIPE)
+    monkeypatch.setattr(measured_cells, "warn", said.append)
+    longest = measured_cells.MAX_PROMPT
+    for length, sentences in ((longest, 0), (longest + 1, 1)):
+        measured_cells.request_continuation(store, BROWSER, True, length * "a", *values)
+        assert store.browsers.prompt(BROWSER.session_hash) == longest * "a"
+        assert len(said) == sentences
+    assert numbers.count(longest + 1) in said[0]
+    measured_cells.request_continuation(store, BROWSER, False, "", *values)
+
+
 def test_the_survey_names_what_is_missing(store):
-    figure, note = handlers.draw_survey(store, *input_values(RECIPE))
+    figure, note = handlers.draw_policies(store, *input_values(RECIPE))
     lines = {trace["name"]: trace["line"] for trace in json.loads(figure)["data"]}
     assert {name for name, line in lines.items() if line == CHOSEN_LINE} == {RECIPE.policy}
     assert len(lines) > 5
-    assert "Not factorised yet" in note
+    assert "Not factorized yet" in note
 
 
 def test_a_rank_typed_into_the_table_is_set_by_hand(store):
-    rows, shown = ranks.fill_table(store, *input_values(RECIPE))
-    assert shown == {hand.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()}
+    rows, shown = ranks_table.fill_table(store, *input_values(RECIPE))
+    assert shown == {
+        manual_ranks.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()
+    }
     rows.loc[0, "rank"] = shown["0.qk"] + 2
-    typed, history, _ = ranks.edit_table(store, rows, shown, hand.EMPTY, *input_values(RECIPE))
+    typed, history, _ = ranks_table.edit_table(
+        store, rows, shown, manual_ranks.EMPTY, *input_values(RECIPE)
+    )
     assert typed == {"0.qk": shown["0.qk"] + 2}
     assert history["past"] == [{}]
 
@@ -261,12 +336,12 @@ def test_a_rank_typed_into_the_table_is_set_by_hand(store):
     [("many", "whole number"), ("3.7", "whole number"), ("inf", "whole number"), ("9999", "0.qk")],
 )
 def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, typed, why):
-    before, shown = ranks.fill_table(store, *input_values(RECIPE))
+    before, shown = ranks_table.fill_table(store, *input_values(RECIPE))
     rows = before.astype({"rank": object})
     rows.loc[0, "rank"] = typed
     with pytest.warns(UserWarning, match=why):
-        by_hand, history, table = ranks.edit_table(
-            store, rows, shown, hand.EMPTY, *input_values(RECIPE)
+        by_hand, history, table = ranks_table.edit_table(
+            store, rows, shown, manual_ranks.EMPTY, *input_values(RECIPE)
         )
     assert by_hand == history == gr.skip()
     pd.testing.assert_frame_equal(table, before)
@@ -274,7 +349,7 @@ def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, ty
 
 def test_a_bar_is_dragged_released_and_cleared():
     event = click(layer=1, component="ov", rank=6, gesture="g")
-    now, history = rank_editor.drag(event, hand.EMPTY, {"0.qk": 4})
+    now, history = rank_editor.drag(event, manual_ranks.EMPTY, {"0.qk": 4})
     assert now == {"0.qk": 4, "1.ov": 6}
     assert rank_editor.release([1, "ov"], history, now)[0] == {"0.qk": 4}
     assert rank_editor.clear(history, now)[0] == {}
@@ -284,12 +359,12 @@ def test_a_bar_is_dragged_released_and_cleared():
 
 def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
     values = input_values(RECIPE)
-    then, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], hand.EMPTY, *values)
+    then, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], manual_ranks.EMPTY, *values)
     assert then == {"0.qk": 8}
     with pytest.warns(UserWarning, match="ranks go from"):
-        refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], hand.EMPTY, *values)
+        refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], manual_ranks.EMPTY, *values)
     assert refused == (gr.skip(), gr.skip(), 10)  # the box shows the rank of the plan again
-    assert rank_editor.type_rank(store, None, 10, [0, "qk"], hand.EMPTY, *values)[2] == 10
+    assert rank_editor.type_rank(store, None, 10, [0, "qk"], manual_ranks.EMPTY, *values)[2] == 10
 
 
 def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
@@ -297,8 +372,8 @@ def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
     try:
         for tokens in (CONTEXT, 32768):
             handlers.choose_context(store, BROWSER, tokens)
-            summary = handlers.draw_plan(store, BROWSER, *values)[2]
-            assert text.CACHE.format(numbers.count(tokens)) in summary
+            summary = handlers.draw_plan(store, BROWSER, *values).summary
+            assert words.allocation.CACHE.format(numbers.count(tokens)) in summary
             for one in (account.model, account.dense):
                 assert numbers.megabytes(tokens * one.kv_bytes_per_token / 1e6) in summary
     finally:
@@ -306,22 +381,64 @@ def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
 
 
 def test_the_editor_shows_rank_and_changes(store):
-    recipe = RECIPE.with_(overrides={"0.qk": 4})
+    recipe = RECIPE.with_(rank_overrides={"0.qk": 4})
     box, undo, _, release, clear, changes, in_box = rank_editor.show(
-        store, [0, "qk"], hand.EMPTY, *input_values(recipe)
+        store, [0, "qk"], manual_ranks.EMPTY, *input_values(recipe)
     )
     assert box.value == in_box == 4
     assert [part["interactive"] for part in (undo, release, clear)] == [False, True, True]
-    assert "1 set by hand" in changes
+    assert "1 set manually" in changes
 
 
-def test_options_that_are_left_at_their_default_are_not_kept():
-    row = next(row for row in lrcore.methods() if row["options"])
-    option = row["options"][0]
-    name, default = option["name"], option["default"]
-    owner, choice = options.OWNERS[0], [row["name"], "uniform", 0.0]
-    kept = options.keep(owner, row["name"], option, default, choice, {name: 1, "x": 2})
-    assert kept == {"x": 2}
-    skipped = options.keep(owner, "another", option, default, choice, {})
-    assert skipped["__type__"] == "update"
-    assert options.other_method("care", ["a3", "uniform", 0.0])[-1] == ["care", "uniform", 0.0]
+def test_options_with_their_default_are_not_stored():
+    owner, choice = options.OWNERS[0], ["a3", "uniform", 0.0]
+    sets = option_sets(owner)
+    values = option_values(sets, "a3", qk="weights")
+    assert options.store_options(sets, choice, choice, values, {"seed": 3}) == {"qk": "weights"}
+    assert options.store_options(sets, choice, choice, values, {"qk": "weights"}) == gr.skip()
+    previous = ["care", "uniform", 0.0]  # its options are still visible
+    assert options.store_options(sets, previous, choice, values, {}) == gr.skip()
+
+
+def test_a_press_replaces_worse_ranks_by_uniform_ones():
+    choice, ranks = ["a3", "marginal", 0.0], {"0.qk": 3}
+    other = handlers.use_uniform(click(action="measure"), manual_ranks.EMPTY, ranks, choice)
+    assert other == gr.skip()
+    policy, settings, overrides, history, choice = handlers.use_uniform(
+        click(action=markup.USE_UNIFORM), manual_ranks.EMPTY, ranks, choice
+    )
+    assert (policy, settings, overrides) == ("uniform", {}, {})
+    assert choice[:2] == ["a3", "uniform"]
+    assert manual_ranks.undo(history, overrides)[0] == ranks
+
+
+def test_manual_ranks_return_with_their_method(monkeypatch):
+    said, history = [], {"past": [{}], "future": [], "gesture": None}
+    monkeypatch.setattr(options, "warn", said.append)
+    settings = [{"joint": True}, {"0.qk": 3}, history, ["a3", "uniform", 0.0]]
+    former, ratios, *new = options.choose_method("care", {}, *settings)
+    assert (ratios, *new) == ("", {}, {}, manual_ranks.EMPTY, ["care", "uniform", 0.0])
+    assert "a3" in said[0]
+    former, _, *again = options.choose_method("a3", former, *new)
+    assert again == settings
+    assert len(said) == 1  # care had no manual ranks
+    assert options.choose_method("a3", former, *again) == gr.skip()
+
+
+def test_the_options_of_the_choice_are_visible_with_their_values():
+    sets = [group for owner in options.OWNERS for group in option_sets(owner)]
+    shown, choice = ["a3", "uniform", 0.0], ["care", "softmax", 1.0]
+    visible_choice, *updates = options.show(sets, shown, choice, {"joint": True}, {"cap": 0.5})
+    assert visible_choice == choice
+    rows, values = updates[: len(sets)], iter(updates[len(sets) :])
+    visible = {group.name: row.get("visible") for group, row in zip(sets, rows, strict=True)}
+    assert {name for name, is_visible in visible.items() if is_visible} == {"care", "softmax"}
+    assert visible["a3"] is False
+    assert visible["svd"] is None  # it was hidden before
+    by_option = {
+        (group.name, option["name"]): next(values).get("value")
+        for group in sets
+        for option in group.options
+    }
+    assert (by_option["care", "joint"], by_option["softmax", "cap"]) == (True, 0.5)
+    assert by_option["care", "whitening"] == "covariance"

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import gradio as gr
@@ -10,32 +11,27 @@ import pytest
 from page_values import click
 
 import lrcore
-from workbench import (
-    job_markup,
-    numbers,
-    polling,
-    run_markup,
-    saving_text,
-    selection,
-    sidebar,
-    text,
-)
-from workbench.evaluation_controls import EvaluationControls, read_settings
-from workbench.events import bind
-from workbench.form import input_values
-from workbench.job_record import ENDED, JobRecord
-from workbench.jobs import KINDS, AnalyseJob, CompressJob
-from workbench.store import Store
+from workbench import words
+from workbench.base import numbers
+from workbench.jobs import KINDS, AnalyzeJob, CompressJob
+from workbench.state.job_record import ENDED, JobRecord
+from workbench.state.store import Store
 from workbench.tabs.compare import (
     answers,
-    choice,
+    chosen_runs,
     divergence,
     prompt_set,
     runs,
     token_losses,
 )
-from workbench.tabs.compress import dropping, one_run, slicing, sweep
-from workbench.tabs.runs import derive, details, exports, table
+from workbench.tabs.compress import one_run, pruning, slicing, sweep
+from workbench.tabs.runs import derive, details, exports
+from workbench.tabs.runs import runs_table as table
+from workbench.views import job_markup
+from workbench.widgets import polling, selection, sidebar
+from workbench.widgets.evaluation_controls import EvaluationControls, read_settings
+from workbench.widgets.events import bind
+from workbench.widgets.form import input_values
 
 EVALUATION = [True, "stories", 2, 16, "windows"]
 
@@ -73,7 +69,7 @@ def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
     run = store.runs.all()[0]
     assert run.name == "first"
     description, command = one_run.describe(store, *input_values(recipe), evaluation)
-    assert "**a3** will remove **40.0%**" in description
+    assert "**a3** will compress" in description
     assert command == recipe.command()
     wrong, command = one_run.describe(
         store, *input_values(recipe), [True, "stories", 2, 1, "windows"]
@@ -84,7 +80,7 @@ def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
 
 def test_a_window_beyond_the_context_is_refused_before_anything_runs(store, recipe):
     before = len(store.jobs.all()), len(store.runs.all())
-    too_long = [True, text.AS_CALIBRATED, 2, 4096, "windows"]
+    too_long = [True, words.compress.AS_CALIBRATED, 2, 4096, "windows"]
     with pytest.raises(lrcore.InputError, match="4,096"):
         one_run.start(store, "", *input_values(recipe), too_long)
     # also where the model is not loaded yet: by the job, before it compresses
@@ -110,39 +106,41 @@ def test_the_evaluation_follows_the_model_and_its_text(recipe):
 
 def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
     rest = ["0.1, 0.2", "", False, *input_values(recipe), evaluation]
-    with pytest.raises(lrcore.InputError, match="no methods"):
+    with pytest.raises(lrcore.InputError, match="No method is selected"):
         sweep.start(store, [], [], *rest)
 
 
 def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
     store.analysis(recipe)
-    figure, caption = dropping.draw(store, [1, "influence"], *input_values(recipe))
-    assert json.loads(figure)["caption"] == saving_text.source(recipe, saving_text.INFLUENCE)
-    assert "would be dropped" in caption
+    figure, caption = pruning.draw(store, [1, "influence"], *input_values(recipe))
+    assert json.loads(figure)["caption"] == words.spectra.source_caption(
+        recipe, words.compress.INFLUENCE
+    )
+    assert "would be pruned" in caption
     assert len(json.loads(figure)["data"]) == 2
-    assert "hidden size goes from" in slicing.describe(store, [0.3, "block"], *input_values(recipe))
-    assert dropping.fit_range(store, [9, "influence"], *input_values(recipe)).value == 2
+    assert "Hidden size: 32 to" in slicing.describe(store, [0.3, "block"], *input_values(recipe))
+    assert pruning.fit_range(store, [9, "influence"], *input_values(recipe)).value == 2
 
 
 def test_runs_are_listed_compared_and_drawn(store):
     (run,) = store.runs.all()
-    chosen, protocol = choice.list_runs(store, {}, [], None)
+    chosen, protocol = chosen_runs.list_runs(store, {}, [], None)
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
-    again = choice.list_runs(store, {}, [run.id], measured)
+    again = chosen_runs.list_runs(store, {}, [run.id], measured)
     # what was chosen meanwhile must not be overwritten
     assert not [part for part in again if "value" in part]
     cards, _, note = runs.draw_runs(store, [run.id], measured)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
-    assert text.ONE_RECIPE in note
+    assert words.compare_and_runs.SELECT_TWO in note
     figure, caption = runs.draw_chart(store, [run.id], measured, "size (MB)")
     assert [t["name"] for t in json.loads(figure)["data"]] == ["chosen", "dense", "a3 · uniform"]
-    file = json.loads(runs.save(store, [run.id], measured, click(form="CSV")))
+    file = json.loads(runs.save_table(store, [run.id], measured, click(form="CSV")))
     assert file["name"] == "comparison.csv"
     assert "first" in file["text"]
-    assert text.FEW_POINTS in caption
+    assert words.compare_and_runs.FEW_POINTS in caption
     _, caption = runs.draw_chart(store, [], measured, "decode time per token (ms)")
-    assert text.NO_SPEED in caption
+    assert words.compare_and_runs.NO_SPEED in caption
     with pytest.raises(lrcore.InputError, match="No run"):
         runs.measure_runs(store, [], EVALUATION)
 
@@ -156,7 +154,7 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
     assert all(column["value"].startswith("Once") for column in own)
     frame, csv, said = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
     assert "first: " in said
-    assert "of 2 answers as the dense model" in said
+    assert "of 2 answers are the same as the dense model" in said
     assert list(frame["model"]) == ["dense", "first"] * 2
     assert len(csv.splitlines()) >= 5
     assert "second" not in csv  # how fast is measured in turns alone
@@ -165,7 +163,7 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
         assert said.count(f"<summary>{prompt}</summary>") == 1
     assert said.count("<div class='tokens'>") == 2
     assert said.count("class='scale'") == 1
-    with pytest.raises(lrcore.InputError, match="no prompts"):
+    with pytest.raises(lrcore.InputError, match="No prompts"):
         prompt_set.answer_all(store, " ", 4, 0, 1, *values)
 
 
@@ -192,22 +190,22 @@ def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):
     )
     assert other.count("class='first'") == 1
     assert "class='same'" in other
-    assert "then “Tom” in place of “there”" in other
+    assert "then “Tom” instead of “there”" in other
     assert "class='scale'" in other
     same = divergence.diverge(store, prompt, [run.id], said, said, *blank, *form)
-    assert "The same answer" in same
+    assert "Same answer" in same
     assert "class='first'" not in same
     nothing = divergence.diverge(store, prompt, [run.id], "", "", *blank, *form)
-    assert nothing == divergence.NOTHING_YET
+    assert nothing == divergence.NO_ANSWERS
     long = divergence.diverge(store, prompt, [run.id], said, said * 99, *blank, *form)
     assert "context" in long  # said, and no failure
 
 
 def test_tokens_are_coloured_by_their_loss(store):
     (run,) = store.runs.all()
-    html = token_losses.paint(store, "Once upon a time", [run.id])
+    html = token_losses.color_passage(store, "Once upon a time", [run.id])
     assert "nats per token" in html
-    assert token_losses.mean_rise([("a", 9.0, 9.0), ("b", 1.0, 2.0), ("c", 1.0, 1.0)]) == 0.5
+    assert token_losses.mean_change([("a", 9.0, 9.0), ("b", 1.0, 2.0), ("c", 1.0, 1.0)]) == 0.5
 
 
 def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
@@ -218,13 +216,15 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     assert column["visible"]
     assert "first" in heading
     assert f"measured perplexity</span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
-    assert text.ON_CALIBRATION_TEXT in heading  # the file is too short to hold some of it out
+    assert (
+        words.compare_and_runs.ON_CALIBRATION_TEXT in heading
+    )  # the file is too short to hold some of it out
     assert name == "first"
     assert not details.show(store, "gone", "")[0]["visible"]
     details.set_tags(store, run.id, "a, b")
     details.set_tags(store, run.id, "b")
     assert list(store.runs.get(run.id).tags) == ["b"]
-    link = bind(table.open_linked, store, "Runs", ("Runs", "Compare"))
+    link = partial(table.open_linked, store, "Runs", ("Runs", "Compare"))
     for query in ({"run": run.id}, {"run": run.id, "tab": "no such tab"}):
         opened, tabs = link(query)
         assert (opened, tabs.selected) == (run.id, "Runs")
@@ -250,9 +250,17 @@ def test_wrong_settings_are_refused_before_the_queue(store):
 def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
     one_run.start(store, "second", *input_values(recipe), evaluation)
     second = wait(store).result[0]
-    assert details.delete(store, "")["__type__"] == "update"  # the reader declined
-    assert details.delete(store, second) == ""
+    before = store.runs.get(second)
+    address, undo, deleted = details.delete(store, second)
+    assert (address, deleted, undo["visible"]) == ("", second, True)
+    assert "second" in undo["value"]
     assert len(store.runs.all()) == 1
+    assert details.restore(store, deleted)[:2] == (second, second)
+    assert store.runs.all()[-1] == before
+    details.delete(store, second)
+    store.runs.empty_trash()
+    with pytest.raises(lrcore.InputError, match="permanently"):
+        details.restore(store, second)
 
 
 def test_only_what_changed_is_sent(store, recipe):
@@ -270,7 +278,7 @@ def test_a_finished_job_says_what_came_out_and_leads_on(store):
     assert one["perplexity"] == pytest.approx(one["dense_perplexity"] * math.exp(change))
     line = (
         f"a3 40% → {one['perplexity']:.4f} ± {error:.4f} "
-        f"({numbers.share(one['perplexity'] / one['dense_perplexity'] - 1)}), "
+        f"({numbers.relative_change(one['perplexity'] / one['dense_perplexity'] - 1)}), "
         f"{numbers.megabytes(run.account.model.megabytes)}"
     )
     assert record.outcome == line
@@ -284,15 +292,15 @@ def test_a_finished_job_says_what_came_out_and_leads_on(store):
     assert (compared["value"], tabs.selected) == ([run.id], "Compare")
     gone = JobRecord(record.job, state="done", result=["gone"])
     with pytest.raises(lrcore.InputError, match="deleted"):
-        polling.made_by(SimpleNamespace(jobs={gone.id: gone}, chosen_runs=lambda _: []), gone.id)
+        polling.runs_of_job(SimpleNamespace(jobs={gone.id: gone}, runs_by_id=lambda _: []), gone.id)
 
 
 def test_a_curve_of_losses_is_drawn_and_says_its_ends():
-    drawn = run_markup.curve([2.0, 1.5, 1.0])
+    drawn = job_markup.loss_curve([2.0, 1.5, 1.0])
     assert "2.000 → 1.000" in drawn
     assert "points='0.0,2.0 120.0,22.0 240.0,42.0'" in drawn
-    assert run_markup.curve([2.0]) == ""
-    long = run_markup.curve([1.0] * 10_000)
+    assert job_markup.loss_curve([2.0]) == ""
+    long = job_markup.loss_curve([1.0] * 10_000)
     assert long.count(",") < 200
 
 
@@ -319,16 +327,16 @@ def test_compress_is_done_when_its_job_is(store, recipe, monkeypatch):
     waiting = [JobRecord(CompressJob(recipe))]
     monkeypatch.setattr(store.jobs, "waiting", lambda: waiting)
     assert not ticked()
-    waiting[:] = [JobRecord(AnalyseJob(recipe))]
+    waiting[:] = [JobRecord(AnalyzeJob(recipe))]
     assert ticked()
 
 
 def test_curves_of_other_settings_are_marked(store, recipe, monkeypatch):
     other = input_values(recipe.with_(seed=77))
-    assert text.STALE in polling.state(store, other)[2]
-    monkeypatch.setattr(store.jobs, "waiting", lambda: [JobRecord(AnalyseJob(recipe))])
+    assert words.spectra.STALE in polling.state(store, other)[2]
+    monkeypatch.setattr(store.jobs, "waiting", lambda: [JobRecord(AnalyzeJob(recipe))])
     hint = polling.state(store, other)[2]
-    assert text.STALE_FOR_NOW in hint
+    assert words.spectra.STALE_FOR_NOW in hint
     assert "class='note stale'" in hint
 
 
@@ -345,9 +353,9 @@ def test_empty_boxes_and_numbers_out_of_range_are_refused_in_a_sentence(store, r
             list(answers.generate(store, "Once", *wrong, *chosen))
         with pytest.raises(lrcore.InputError, match=name):
             prompt_set.answer_all(store, "Once", *wrong[:3], *chosen)
-    assert text.LAYERS_TO_DROP in dropping.draw(store, [None, "influence"], *values)[1]
-    with pytest.raises(lrcore.InputError, match=text.LAYERS_TO_DROP):
-        dropping.start(store, "", [None, "influence"], *values, EVALUATION)
+    assert words.compress.LAYERS_TO_PRUNE in pruning.draw(store, [None, "influence"], *values)[1]
+    with pytest.raises(lrcore.InputError, match=words.compress.LAYERS_TO_PRUNE):
+        pruning.start(store, "", [None, "influence"], *values, EVALUATION)
     for ratio in (None, 2.0):
         assert "ratio must lie" in slicing.describe(store, [ratio, "block"], *values)
 
@@ -382,8 +390,8 @@ def test_a_bound_handler_keeps_its_special_arguments_and_speaks_in_sentences():
     inputs, _, event_index, _ = gr.helpers.special_args(
         listener, [1], "request", gr.EventData(None, {})
     )
-    assert inputs[1:] == ["request", 1]
-    assert event_index == 0
+    assert (inputs[0], inputs[2:]) == ("request", ["request", 1])
+    assert event_index == 1
     with pytest.raises(gr.Error, match="One sentence"):
         listener(*inputs)
 
@@ -393,4 +401,4 @@ def test_a_bound_handler_keeps_its_special_arguments_and_speaks_in_sentences():
 
     sent = []
     with pytest.raises(gr.Error, match="log has the details"):
-        sent.extend(bind(stream, "store")("a"))
+        sent.extend(bind(stream, "store")(None, "a"))

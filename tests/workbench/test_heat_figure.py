@@ -49,7 +49,7 @@ def test_a_model_with_a_dense_first_layer_and_experts(tmp_path, tiny_llama, stor
     folder = family_folder("deepseek_v3", tiny_llama, tmp_path / "model")
     model = lrcore.load(str(folder))
     recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=16)
-    analysis = lrcore.analyse(model, lrcore.calibrate(model, recipe))
+    analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
     for kind in ("aware", "raw"):
         cells, text = drawn(
             heat_figure(analysis.table(0.9), "effective_rank", kind, analysis.components)

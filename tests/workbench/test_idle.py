@@ -1,16 +1,19 @@
 """What the page costs while nothing happens, and per event."""
 
+import json
 import threading
 import time
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
 import lrcore
-from workbench import build_app, polling
-from workbench.form import FIELD_NAMES
-from workbench.live import LiveRequest
-from workbench.store import Store
+from workbench import build_app
+from workbench.state.live import LiveRequest
+from workbench.state.store import Store
+from workbench.widgets import polling
+from workbench.widgets.form import FIELD_NAMES, input_values
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +38,9 @@ def test_an_event_without_progress_touches_no_other_component(page):
     """Gradio's page goes through the targets of every event so far, at every event."""
     events = page.config["dependencies"]
     hidden = [event for event in events if event["show_progress"] == "hidden"]
-    drawn_anew = [event for event in events if event["api_name"].startswith("apply")]  # gr.render
     assert len(hidden) > 80
-    assert len(drawn_anew) == 2
-    private = [event for event in hidden + drawn_anew if event["api_visibility"] != "public"]
+    private = [event for event in hidden if event["api_visibility"] != "public"]
     assert {len(event["show_progress_on"]) for event in private} == {0}
-
-
-def test_boxes_that_are_drawn_anew_are_drawn_one_at_a_time(page):
-    """Gradio goes through the components of a page, to which another thread may not add any."""
-    drawn = [listener for listener in page.fns.values() if listener.renderable]
-    assert len(drawn) == 2
-    assert len({listener.concurrency_id for listener in drawn}) == 1
-    assert {listener.concurrency_limit for listener in drawn} == {1}
 
 
 def test_the_fields_of_the_form_are_no_inputs_of_listeners(page):
@@ -62,6 +55,14 @@ def test_the_fields_of_the_form_are_no_inputs_of_listeners(page):
     on_server = [e for e in events if e["backend_fn"] and e["api_visibility"] != "public"]
     inputs = {part for event in on_server for part in event["inputs"]}
     assert {fields[part] for part in fields.keys() & inputs} == {"field-method", "field-policy"}
+
+
+def test_a_run_of_another_model_gives_no_check_mark(tmp_path, monkeypatch):
+    store, values = Store(tmp_path), input_values(lrcore.Recipe("demo-llama"))
+    for model, is_done in (("demo-opt", False), ("demo-llama", True)):
+        run = SimpleNamespace(recipe=lrcore.Recipe(model))
+        monkeypatch.setattr(store.runs, "all", lambda run=run: [run])
+        assert json.loads(polling.state(store, values)[-1])[2] is is_done
 
 
 def test_gradio_summarises_no_events(page):
@@ -94,7 +95,7 @@ def test_something_runs_while_a_figure_is_measured_or_a_job_waits(tmp_path, monk
     monkeypatch.setattr(store.live, "_lacks_figure", lambda request: True)
     store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), None))
     assert polling.runs(store)
-    store.live.forget("browser")
+    store.live.drop_request("browser")
     assert not polling.runs(store)
     monkeypatch.setattr(store.jobs, "waiting", lambda: [object()])
     assert polling.runs(store)

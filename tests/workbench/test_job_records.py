@@ -7,11 +7,12 @@ import pytest
 from kinds_of_job import TEST_KINDS, Steps, Unkept, ended
 
 import lrcore
-from lrcore import locks
-from workbench import job_markup
-from workbench.job_queue import Jobs
-from workbench.job_record import JobRecord
+from lrcore.system import locks
 from workbench.jobs import KINDS
+from workbench.state.job import FORMER_KINDS
+from workbench.state.job_queue import JobQueue
+from workbench.state.job_record import JobRecord
+from workbench.views import job_markup
 
 
 def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_path):
@@ -21,13 +22,13 @@ def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_p
     gate.clear()
     running = jobs.submit(Steps(1))
     unkept = jobs.submit(Unkept(2))
-    jobs.read(done.id)
-    again = Jobs(tmp_path, TEST_KINDS, lambda record: [])
+    jobs.mark_read(done.id)
+    again = JobQueue(tmp_path, TEST_KINDS, lambda record: [])
     assert again.get(done.id).state == "done"
     assert again.get(done.id).was_read
     assert again.get(running.id).state == "interrupted"
     assert again.get(unkept.id) is None
-    fresh = again.again(running.id)
+    fresh = again.restart(running.id)
     assert fresh.job == Steps(1)
     assert ended(again, fresh).state == "done"
     assert again.get(running.id) is None
@@ -44,20 +45,20 @@ def test_a_job_that_is_cancelled_and_forgotten_while_it_is_queued_stays_forgotte
     def late(record, state=""):
         monkeypatch.setattr(jobs, "_write", write)
         jobs.cancel(record.id)
-        jobs.forget(record.id)
+        jobs.remove(record.id)
         write(record, state)
 
     monkeypatch.setattr(jobs, "_write", late)
     jobs.submit(Steps(0))
-    assert Jobs(tmp_path, TEST_KINDS, lambda record: []).all() == []
+    assert JobQueue(tmp_path, TEST_KINDS, lambda record: []).all() == []
 
 
 def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_stay(tmp_path):
     left, written = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
     for path in (left, written):
         path.touch()
-    lock = locks.take(written)
-    Jobs(tmp_path, TEST_KINDS, lambda record: [])
+    lock = locks.try_lock(written)
+    JobQueue(tmp_path, TEST_KINDS, lambda record: [])
     assert [path.name for path in tmp_path.iterdir()] == [written.name]
     lock.release()
 
@@ -81,7 +82,7 @@ def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
     (tmp_path / "good.json").write_text(json.dumps(record.to_dict()))
     odd = record.to_dict() | {"id": "odd"} | {field: value}
     (tmp_path / "odd.json").write_text(json.dumps(odd))
-    jobs = Jobs(tmp_path, KINDS, lambda record: [])
+    jobs = JobQueue(tmp_path, KINDS, lambda record: [])
     assert [one.id for one in jobs.all()] == ["good"]
     assert "good" in job_markup.job_list(jobs)
 
@@ -90,14 +91,14 @@ def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
 def test_a_record_with_an_odd_entry_is_left_out(field, tmp_path):
     record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="odd")
     (tmp_path / "odd.json").write_text(json.dumps(record.to_dict() | dict([field])))
-    assert Jobs(tmp_path, KINDS, lambda record: []).all() == []
+    assert JobQueue(tmp_path, KINDS, lambda record: []).all() == []
 
 
 def test_the_server_of_a_record_may_be_anything(tmp_path):
     record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="one")
     for server in (5, None, [], {}):
         (tmp_path / "one.json").write_text(json.dumps(record.to_dict() | {"server": server}))
-        assert [one.id for one in Jobs(tmp_path, KINDS, lambda record: []).all()] == ["one"]
+        assert [one.id for one in JobQueue(tmp_path, KINDS, lambda record: []).all()] == ["one"]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -105,16 +106,16 @@ def test_what_is_no_file_among_the_records_is_left_out(make, tmp_path):
     make(tmp_path / "odd.json")
     (tmp_path / "endless.json").symlink_to("/dev/zero")
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    assert Jobs(tmp_path, KINDS, lambda record: []).all() == []
+    assert JobQueue(tmp_path, KINDS, lambda record: []).all() == []
 
 
 def test_a_broken_record_is_left_out(tmp_path):
     (tmp_path / "x.json").write_text("{not json")
     (tmp_path / "y.json").write_text(json.dumps({"unknown": 1}))
-    assert Jobs(tmp_path, {}, lambda record: []).all() == []
+    assert JobQueue(tmp_path, {}, lambda record: []).all() == []
 
 
-RECIPE = lrcore.Recipe(ratio=0.3, overrides={"0.qk": 4})
+RECIPE = lrcore.Recipe(ratio=0.3, rank_overrides={"0.qk": 4})
 SETTINGS = {"data": "stories", "samples": 2, "seq_len": 32, "sampling": "first", "seed": 0}
 BEFORE = {  # records as earlier versions wrote them: kind and spec
     "compress": {"recipe": RECIPE.to_dict(), "name": "x", "evaluation": SETTINGS},
@@ -169,10 +170,11 @@ def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, t
         "log": ["a line"],
     }
     (tmp_path / "abc.json").write_text(json.dumps(record))
-    jobs = Jobs(tmp_path, KINDS, lambda record: ["made"])
+    jobs = JobQueue(tmp_path, KINDS, lambda record: ["made"])
     (old,) = jobs.all()
-    assert (old.kind, old.title, old.state) == (kind, "its title", "interrupted")
-    again = ended(jobs, jobs.again("abc"))
+    current = FORMER_KINDS.get(kind, kind)
+    assert (old.kind, old.title, old.state) == (current, "its title", "interrupted")
+    again = ended(jobs, jobs.restart("abc"))
     assert (again.job, again.title, again.result) == (old.job, "its title", ["made"])
     fields = {"run_id" if name == "run" else name: one for name, one in BEFORE[kind].items()}
     if "stock" in fields:
@@ -183,12 +185,28 @@ def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, t
     assert JobRecord.from_dict(json.loads(json.dumps(again.to_dict())), KINDS).job == old.job
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("compress", {}),
+        ("prune_layers", {"layers": 1, "by": "loss"}),
+        ("slice", {"rotations": "block"}),
+        ("share", {"group": 2}),
+    ],
+)
+def test_a_job_shows_the_name_of_its_run_before_the_description(kind, fields):
+    without = JobRecord(KINDS[kind](RECIPE, **fields)).title
+    assert "30%" in without or "layer" in without
+    assert JobRecord(KINDS[kind](RECIPE, name="tiny", **fields)).title == f"tiny: {without}"
+
+
 def test_every_kind_has_a_title_and_a_row():
     details = KINDS["details"](("run-1",), lrcore.EvaluationSettings("stories", 2, 16))
-    assert KINDS.keys() == {*BEFORE, "analyse", "survey", "details", "table"}
+    former = {FORMER_KINDS.get(kind, kind) for kind in BEFORE}
+    assert KINDS.keys() == {*former, "analyze", "survey", "details", "table"}
     table = KINDS["table"]("a3-table10", lrcore.Sweep.read("a3-table10"))
     of_others = {"details": details, "table": table}
-    for kind in ("analyse", "survey", *of_others):
+    for kind in ("analyze", "survey", *of_others):
         job = of_others.get(kind) or KINDS[kind](RECIPE)
         assert job.title
         assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job

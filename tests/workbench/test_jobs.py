@@ -12,17 +12,20 @@ import torch
 from kinds_of_job import TEST_KINDS, Broken, Once, Steps, Wrong, Yielding, ended
 
 import lrcore
-from workbench import job_markup, text
-from workbench.job import Job
-from workbench.job_queue import Jobs
-from workbench.job_record import JobRecord
-from workbench.priority import JOBS
+from lrcore.system.errors import ResourceError
+from lrcore.system.files import write_text
+from workbench import words
+from workbench.base.process import JOB_NICENESS
+from workbench.state.job import Job
+from workbench.state.job_queue import JobQueue
+from workbench.state.job_record import JobRecord
+from workbench.views import job_markup
 
 
 def test_jobs_run_in_order_and_say_how_many_come_first(bench):
     jobs, gate, order = bench
     queued = [jobs.submit(Steps(n)) for n in range(3)]
-    assert [jobs.place(job) for job in queued] == [0, 1, 2]
+    assert [jobs.position(job) for job in queued] == [0, 1, 2]
     gate.set()
     assert [ended(jobs, job).state for job in queued] == ["done"] * 3
     assert order == [0, 1, 2]
@@ -37,9 +40,9 @@ def test_what_redraws_the_page_goes_before_a_job(tmp_path):
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return []
 
-    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    jobs = JobQueue(tmp_path, TEST_KINDS, work)
     ended(jobs, jobs.submit(Steps(0)))
-    assert seen == [max(own, JOBS)]
+    assert seen == [max(own, JOB_NICENESS)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
 
 
@@ -51,7 +54,7 @@ def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
         gate.wait(10)
         return []
 
-    jobs = Jobs(tmp_path, TEST_KINDS, work, lambda: client[0])
+    jobs = JobQueue(tmp_path, TEST_KINDS, work, lambda: client[0])
     queued = [jobs.submit(Steps(n)) for n in range(4)]
     begun(order)
     client[0] = "second"
@@ -66,14 +69,14 @@ def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
 
 def test_the_queue_takes_no_more_than_its_limits(bench, monkeypatch):
     jobs, gate, _ = bench
-    monkeypatch.setattr("workbench.job_queue.MOST", 3)
+    monkeypatch.setattr("workbench.state.job_queue.MAX_WAITING", 3)
     queued = [jobs.submit(Steps(n)) for n in range(3)]
-    with pytest.raises(lrcore.InputError, match="3 jobs wait already"):
+    with pytest.raises(lrcore.InputError, match="3 jobs are waiting"):
         jobs.submit(Steps(3))
     jobs.cancel(queued[2].id)
     queued.append(jobs.submit(Steps(4)))
-    monkeypatch.setattr("workbench.job_queue.MOST", 100)
-    monkeypatch.setattr("workbench.job_queue.OWN", 1)
+    monkeypatch.setattr("workbench.state.job_queue.MAX_WAITING", 100)
+    monkeypatch.setattr("workbench.state.job_queue.MAX_WAITING_PER_CLIENT", 1)
     jobs._client = lambda: "one"
     queued.append(jobs.submit(Steps(5)))
     with pytest.raises(lrcore.InputError, match="1 of your jobs"):
@@ -108,6 +111,30 @@ def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
     assert order == [0, 2]
 
 
+def test_the_status_bar_of_a_browser_shows_its_jobs(tmp_path):
+    gate, browser = threading.Event(), ["first"]
+    jobs = JobQueue(tmp_path, TEST_KINDS, lambda _: gate.wait(10) and [], lambda: browser[0])
+    jobs.submit(Steps(0))
+    assert "job 0" in job_markup.status_bar(jobs, "first")
+    idle = job_markup.status_bar(jobs, "second")
+    assert "job 0" not in idle
+    assert words.compress.OTHERS_RUN in idle
+    browser[0] = "second"
+    last = jobs.submit(Steps(1))
+    assert "1 before it" in job_markup.status_bar(jobs, "second")
+    once = jobs.submit(Once(2))
+    browser[0] = "third"
+    assert jobs.submit(Once(2)) is once
+    assert "job 2" in job_markup.status_bar(jobs, "third")
+    for n in range(3):
+        assert f"job {n}" in job_markup.job_list(jobs)
+    gate.set()
+    ended(jobs, last)
+    assert "job 0" in job_markup.status_bar(jobs, "first")
+    again = JobQueue(tmp_path, TEST_KINDS, lambda _: [])  # whose they were is not stored
+    assert "job" in job_markup.status_bar(again, "fourth")
+
+
 def begun(order, count=1):
     end = time.monotonic() + 10
     while len(order) < count:
@@ -120,11 +147,11 @@ def test_a_job_that_yields_lets_others_go_first_and_runs_after_them(bench):
     first = jobs.submit(Yielding(0))
     begun(order)
     other, asked = jobs.submit(Yielding(1)), jobs.submit(Steps(2))
-    assert jobs.place(asked) < jobs.place(other)
+    assert jobs.position(asked) < jobs.position(other)
     gate.set()
     assert [ended(jobs, job).state for job in (asked, first, other)] == ["done"] * 3
     assert order == [0, 2, 0, 1]
-    assert any("another job goes first" in line for line in first.log)
+    assert any("paused for another job" in line for line in first.log)
 
 
 def test_a_job_waits_for_the_one_that_computes_what_it_needs(bench):
@@ -159,9 +186,9 @@ def test_cancel_stops_within_a_layer(tmp_path):
         began.set()
         while True:
             network(torch.zeros(1))
-            passes.append(record.cancelled.is_set())
+            passes.append(record.canceled.is_set())
 
-    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    jobs = JobQueue(tmp_path, TEST_KINDS, work)
     job = jobs.submit(Steps(0))
     assert began.wait(10)
     network(torch.zeros(1))  # another thread is not asked
@@ -169,7 +196,7 @@ def test_cancel_stops_within_a_layer(tmp_path):
     assert ended(jobs, job).state == "cancelled"
     assert sum(passes) <= 1
     network(torch.zeros(1))
-    assert text.CANCELLING in job_markup.steps(job)
+    assert words.compress.CANCELING in job_markup.steps(job)
 
 
 def test_cancel_stops_where_no_network_runs(tmp_path):
@@ -182,7 +209,7 @@ def test_cancel_stops_where_no_network_runs(tmp_path):
             with suppress(Exception):
                 torch.linalg.eigh(torch.eye(8))
 
-    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    jobs = JobQueue(tmp_path, TEST_KINDS, work)
     job = jobs.submit(Steps(0))
     assert began.wait(10)
     jobs.cancel(job.id)
@@ -205,7 +232,7 @@ def test_a_failure_that_is_no_exception_leaves_the_worker_for_the_next_job(tmp_p
             raise BaseException("panic")
         return ["run-1"]
 
-    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    jobs = JobQueue(tmp_path, TEST_KINDS, work)
     assert ended(jobs, jobs.submit(Broken())).error.startswith("BaseException: panic")
     assert ended(jobs, jobs.submit(Steps(0))).result == ["run-1"]
 
@@ -224,15 +251,15 @@ def test_pressing_start_again_twice_queues_one_job(bench):
     jobs, gate, _ = bench
     gate.set()
     done = ended(jobs, jobs.submit(Steps(0)))
-    jobs.again(done.id)
-    with pytest.raises(lrcore.InputError, match="already"):
-        jobs.again(done.id)
+    jobs.restart(done.id)
+    with pytest.raises(lrcore.InputError, match="restarted before"):
+        jobs.restart(done.id)
     assert len(jobs.all()) == 1
 
 
 def test_time_left_comes_from_measured_units(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("workbench.job_record.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: now[0])
     job = JobRecord(Steps(), state="running")
     job.progress("step", 0, 5)
     assert job.eta() is None
@@ -246,7 +273,7 @@ def test_time_left_comes_from_measured_units(monkeypatch):
 
 def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("workbench.job_record.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: now[0])
     job = JobRecord(Steps(), state="running")
 
     def run(stage, done, total, seconds):
@@ -256,7 +283,7 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     run("load", 0, 1, 0.4)
     run("load", 1, 1, 0)
     run("compress", 2, 6, 4)  # resumed: two of six were done
-    assert "4 s so far" in job_markup.steps(job)
+    assert "4 s elapsed" in job_markup.steps(job)
     run("compress", 3, 6, 12)
     run("compress", 5, 6, 2)
     words = "load 0.4 s · compress 18 s (estimated 16 s)"
@@ -265,7 +292,7 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     job.progress("evaluate both", 2, 4)
     row = job_markup.job_row(job, 0)
     assert words in row
-    assert "7 s so far · about 7 s left" in row
+    assert "7 s elapsed · about 7 s left" in row
     job.progress("evaluate both", 0, 4)  # of another run
     assert f"{words} · evaluate both 7.0 s (estimated 14 s)" in job_markup.job_row(job, 0)
     job.end("done")
@@ -277,14 +304,14 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
 @pytest.fixture
 def full_disk(monkeypatch):
     """Records cannot be written while `full_disk` holds something."""
-    write, full = lrcore.write_text, ["the disk"]
+    write, full = write_text, ["the disk"]
 
     def refused(path, text):
         if full:
-            raise lrcore.Shortage("The disk is full.")
+            raise ResourceError("The disk is full.")
         write(path, text)
 
-    monkeypatch.setattr(lrcore, "write_text", refused)
+    monkeypatch.setattr("workbench.state.job_queue.write_text", refused)
     return full
 
 
@@ -293,12 +320,12 @@ def test_a_job_whose_record_has_no_room_is_refused_and_the_queue_goes_on(bench, 
     full_disk.clear()
     first = jobs.submit(Steps(0))
     full_disk.append("the disk")
-    with pytest.raises(lrcore.Shortage):
+    with pytest.raises(ResourceError):
         jobs.submit(Steps(1))
     assert jobs.all() == [first]
     gate.set()
     assert ended(jobs, first).state == "done"
-    assert "not on disk" in first.log[-1]
+    assert "not written" in first.log[-1]
     full_disk.clear()
     assert ended(jobs, jobs.submit(Steps(2))).state == "done"
 
@@ -312,8 +339,8 @@ def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_d
     jobs.submit(Steps(1))
     begun(order, 2)
     full_disk.append("the disk")
-    with pytest.raises(lrcore.Shortage):
-        jobs.again(done.id)
+    with pytest.raises(ResourceError):
+        jobs.restart(done.id)
     assert jobs.get(done.id) is done
     assert (tmp_path / f"{done.id}.json").is_file()
     gate.set()
@@ -322,10 +349,10 @@ def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_d
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "memory does not suffice"),
+        (MemoryError(), "Not enough memory"),
         (RuntimeError("can't allocate memory: you tried to allocate 4000000 bytes."), "4.0 MB"),
-        (RuntimeError("can't start new thread"), "memory does not suffice"),
-        (ImportError("x.so: failed to map segment from shared object"), "memory does not suffice"),
+        (RuntimeError("can't start new thread"), "Not enough memory"),
+        (ImportError("x.so: failed to map segment from shared object"), "Not enough memory"),
         (OSError(28, "No space left on device"), "the disk is full"),
     ],
 )
@@ -337,7 +364,7 @@ def test_a_lack_of_memory_is_a_sentence_and_the_next_job_runs(tmp_path, error, s
             raise left.pop()
         return []
 
-    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    jobs = JobQueue(tmp_path, TEST_KINDS, work)
     failed = ended(jobs, jobs.submit(Steps(0)))
     assert failed.state == "failed"
     assert said in failed.error

@@ -7,10 +7,10 @@ import pytest
 
 import lrcore
 from scripts import large_model
-from workbench.figures.base import MOST_POINTS, thinned
-from workbench.figures.cell import Cell, cell_figures
+from workbench.figures.base import MAX_POINTS, thinned_indices
+from workbench.figures.cell import HeatmapCell, cell_figures
 from workbench.figures.spectra import heat_figure
-from workbench.tabs.allocation import handlers
+from workbench.tabs.allocation import plan_figures
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +20,11 @@ def analysis():
 
 def test_one_cell_is_sent_at_a_time_and_thinned(analysis):
     for name in ("qk", "mlp", "down"):
-        shown, energy, _ = cell_figures(analysis, Cell(57, name, rank=100), log=True)
+        shown, energy, _ = cell_figures(analysis, HeatmapCell(57, name, rank=100), log=True)
         assert len(shown) + len(energy) < 60_000
         for kind, trace in zip(("aware", "raw"), json.loads(shown)["data"], strict=True):
             values, ranks = analysis.values(57, name, kind), np.array(trace["x"])
-            assert len(ranks) <= MOST_POINTS
+            assert len(ranks) <= MAX_POINTS
             assert (ranks[0], ranks[-1]) == (1, len(values))
             np.testing.assert_allclose(trace["y"], values[ranks - 1])
 
@@ -33,7 +33,7 @@ def test_thinned_curves_stay_close_on_the_log_axis(analysis):
     """What is drawn between two points is off by less than a line is wide: 2 of 330 pixels."""
     values = np.log10(analysis.values(79, "mlp", "raw"))
     ranks = np.arange(1, len(values) + 1)
-    drawn = np.array(thinned(len(values))) + 1
+    drawn = np.array(thinned_indices(len(values))) + 1
     error = np.abs(np.interp(ranks, drawn, values[drawn - 1]) - values).max()
     assert error < 2 / 330 * np.ptp(values)
 
@@ -41,7 +41,7 @@ def test_thinned_curves_stay_close_on_the_log_axis(analysis):
 def test_the_heatmap_is_one_number_for_each_cell(analysis):
     figure = heat_figure(analysis.table(0.9), "effective_rank", "aware")
     assert len(figure) < 80_000
-    assert len(json.loads(figure)["data"][0]["z"]) == len(large_model.HEADS | large_model.ONE)
+    assert len(json.loads(figure)["data"][0]["z"]) == len(large_model.HEADS | large_model.COUNTS)
 
 
 def test_a_threshold_moves_the_energy_rank_alone(analysis):
@@ -54,5 +54,5 @@ def test_a_threshold_moves_the_energy_rank_alone(analysis):
 def test_the_bars_of_80_layers_are_small():
     factors, recipe = large_model.factors(), lrcore.Recipe(ratio=0.3)
     plan = lrcore.allocate(factors, recipe)
-    assert len(handlers.bars(plan, plan, {})) < 60_000
+    assert len(plan_figures.bars(plan, plan, {})) < 60_000
     assert plan.summary()["achieved"] == pytest.approx(0.3, abs=1e-3)

@@ -34,7 +34,7 @@ def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
             preexec_fn=hears_ctrl_c,
         )
         try:
-            until("Running on local URL")
+            until("Running on http")
             client = Client(f"http://127.0.0.1:{port}", verbose=False)
             client.submit(SLOW, "slow", api_name="/compress")
             until(": compress 0/")

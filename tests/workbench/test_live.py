@@ -11,22 +11,26 @@ from math import log
 import pytest
 
 import lrcore
-from workbench import continuation, markup, text
-from workbench import live as live_figures
-from workbench.live import (
+from lrcore.evaluation.evaluate import token_losses
+from lrcore.system.errors import Cancelled
+from workbench import words
+from workbench.state import continuation
+from workbench.state import live as live_figures
+from workbench.state.live import (
     LENGTH,
-    MORE,
+    MORE_WINDOWS,
     WINDOWS,
-    Figure,
-    Live,
+    LiveFigure,
+    LiveMeasurements,
     LiveRequest,
-    affordable,
     figure_key,
+    is_affordable,
     tokens_run,
 )
-from workbench.objects import ObjectCache
-from workbench.survey import ranked
-from workbench.tabs.allocation import handlers
+from workbench.state.objects import ObjectCache
+from workbench.state.plan_view import uniform_message
+from workbench.state.survey import rank_figures
+from workbench.views import markup
 
 MODEL = "demo-llama"
 
@@ -54,7 +58,7 @@ def settled(live, key, seconds=120):
 
 
 def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
-    live = Live(ObjectCache())
+    live = LiveMeasurements(ObjectCache())
     requests = [request(factors, small(ratio=ratio)) for ratio in (0.5, 0.4, 0.3)]
     for one in requests:
         live.request(one)
@@ -77,7 +81,11 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
 
 
 def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
-    live, one, dense = Live(ObjectCache()), request(factors, small(ratio=0.3)), lrcore.load(MODEL)
+    live, one, dense = (
+        LiveMeasurements(ObjectCache()),
+        request(factors, small(ratio=0.3)),
+        lrcore.load(MODEL),
+    )
     threads = set()
 
     def step(*_):
@@ -90,10 +98,10 @@ def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
     assert (live.newest("one"), live.count()) == (None, 1)
 
     def cancelled(*_):
-        raise lrcore.Cancelled("measure")
+        raise Cancelled("measure")
 
     other = request(factors, small(ratio=0.4))
-    with pytest.raises(lrcore.Cancelled):
+    with pytest.raises(Cancelled):
         live.measure(other, dense, cancelled)
     assert live.peek(other.key) is None
 
@@ -101,96 +109,102 @@ def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
 def measured(perplexity, spread=0.0, **protocol):
     """A figure of four windows, whose losses differ by a spread of nats."""
     steps = (-spread, spread, -spread, spread)
-    return Figure(perplexity, 1.5, protocol, losses=tuple(log(perplexity) + one for one in steps))
+    return LiveFigure(
+        perplexity, 1.5, protocol, losses=tuple(log(perplexity) + one for one in steps)
+    )
 
 
 def test_more_windows_on_request_take_the_place_of_fewer_and_begin_with_them(factors):
-    live, recipe = Live(ObjectCache()), small(ratio=0.4)
+    live, recipe = LiveMeasurements(ObjectCache()), small(ratio=0.4)
     one = request(factors, recipe)
     live.request(one)
     few = settled(live, one.key)
-    live.request(replace(one, windows=MORE))
+    live.request(replace(one, windows=MORE_WINDOWS))
     live.request(one)  # the page was drawn again meanwhile
     end = time.monotonic() + 120
-    while live.measures_more(one.browser):
+    while live.is_measuring_more(one.browser):
         assert time.monotonic() < end
         time.sleep(0.02)
     many = live.peek(one.key)
-    assert many.protocol["tokens"] == MORE * LENGTH == 8192
+    assert many.protocol["tokens"] == MORE_WINDOWS * LENGTH == 8192
     assert many.losses[:WINDOWS] == pytest.approx(few.losses, rel=1e-6)
-    assert many.beside(few) == pytest.approx(few.perplexity, rel=1e-6)
-    change, error = many.above(few)
+    assert many.perplexity_on_windows_of(few) == pytest.approx(few.perplexity, rel=1e-6)
+    change, error = many.relative_change(few)
     assert abs(change) < 1e-6
     assert error < 1e-6
     live.request(one)
-    assert not live.measures_more(one.browser)  # nothing is measured again
+    assert not live.is_measuring_more(one.browser)  # nothing is measured again
 
 
 def test_ranks_on_show_are_held_against_even_ones():
     def message(perplexity, even, spread=0.001):
-        return markup.against_uniform(
+        return markup.uniform_cell(
             "p",
             None if perplexity is None else measured(perplexity, spread),
             None if even is None else measured(even),
         )
 
-    assert text.MEASURING in message(2.0, None)
+    assert words.allocation.MEASURING in message(2.0, None)
     assert "data-known='False'" in message(None, 2.0)
-    assert "15.0% ± 0.1% above uniform ones" in message(2.3, 2.0)
+    assert "Worse than uniform ranks by 15.0% ± 0.1%" in message(2.3, 2.0)
     assert "hurts" in message(2.3, 2.0)
+    assert "Use uniform ranks (2 instead of 2.3)" in message(2.3, 2.0)
+    assert "Use uniform ranks" not in message(1.7, 2.0) + message(2.002, 2.0)
     assert "helps" in message(1.7, 2.0)
-    assert "15.0% ± 0.0% below uniform ones" in message(1.7, 2.0)
-    assert "no difference" in message(2.002, 2.0)
+    assert "Better than uniform ranks by 15.0% ± 0.0%" in message(1.7, 2.0)
+    assert "No significant difference" in message(2.002, 2.0)
     # a spread of 0.1 nats over four windows: 0.058 from window to window, 11.5 % twice
     assert "helps" not in message(1.8, 2.0, spread=0.1)
     assert "helps" in message(1.7, 2.0, spread=0.1)
-    assert "a loss is not finite" in markup.against_uniform(
-        "p", Figure(None, 1.5, {}), measured(2.0)
+    assert "loss is not finite" in markup.uniform_cell(
+        "p", LiveFigure(None, 1.5, {}), measured(2.0)
     )
 
 
 def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
     result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 48, 0.012) for i in range(50))
     message = markup.ranking(result)
-    assert "a3 with p0 is lowest" in message
-    assert "a3 with p48, shown above, is 32.0% above it" in message
+    assert "held-out sample: a3 with p0." in message
+    assert "a3 with p48 (this plan) is 32.0% above it" in message
     assert "+0.7% ± 1.2%</td>" in message  # of p1
     assert message.count("<tr class") == markup.MOST_RANKED + 1
-    assert 2 * len(lrcore.methods()) <= markup.MOST_RANKED  # every method by a policy and uniform
+    assert (
+        2 * len(lrcore.list_methods()) <= markup.MOST_RANKED
+    )  # every method by a policy and uniform
     assert markup.ranking(result[:1]) == ""
 
 
 def test_a_figure_of_more_windows_is_ranked_on_those_that_all_have():
     few, many = measured(2.0, 0.01), measured(1.9, 0.02)
     many = replace(many, perplexity=2.4, losses=(*many.losses, *[log(3.0)] * 4))
-    low, high = ranked([("a3", "uniform", few), ("a3", "softmax", many)], ("a3", "softmax"))
+    low, high = rank_figures([("a3", "uniform", few), ("a3", "softmax", many)], ("a3", "softmax"))
     assert (low.perplexity, high.perplexity) == (pytest.approx(1.9), 2.0)
-    assert (low.policy, low.shown, low.error) == ("softmax", True, 0)
-    assert high.error == pytest.approx(few.above(many)[1])
-    assert ranked([], ("a3", "softmax")) == []
+    assert (low.policy, low.is_displayed, low.error) == ("softmax", True, 0)
+    assert high.error == pytest.approx(few.relative_change(many)[1])
+    assert rank_figures([], ("a3", "softmax")) == []
 
 
 def test_no_verdict_rests_on_calibration_text():
     seen = [measured(value, on_calibration_text=True) for value in (2.3, 2.0)]
-    message = markup.against_uniform("p", *seen)
-    assert text.NO_VERDICT in message
+    message = markup.uniform_cell("p", *seen)
+    assert words.allocation.NOT_HELD_OUT in message
     assert "hurts" not in message
-    cell = markup.actual("p", seen[0])
-    assert text.ON_CALIBRATION_TEXT in cell
+    cell = markup.actual_cell("p", seen[0])
+    assert words.compare_and_runs.ON_CALIBRATION_TEXT in cell
     assert "held-out" not in cell
-    assert "held-out" in markup.actual("p", Figure(2.3, 1.5, {"source": "a.txt:test"}))
+    assert "held-out" in markup.actual_cell("p", LiveFigure(2.3, 1.5, {"source": "a.txt:test"}))
     both = (1.5, "a3", "uniform", True, math.nan), (1.6, "a3", "softmax", False, math.nan)
     ranked = markup.ranking(both, held_out=False)
     assert "%</td>" in ranked
     assert "±" not in ranked  # of a single window
-    assert text.NOT_RANKED in ranked
-    assert "a3 with uniform is lowest" not in ranked
+    assert words.allocation.RANKED_ON_CALIBRATION_TEXT in ranked
+    assert "a3 with uniform." not in ranked
 
 
 def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text, story_file):
     path = tmp_path / "long.txt"
     path.write_text(" ".join([story_text] * 4), encoding="utf-8")
-    dense, live = lrcore.load(MODEL), Live(ObjectCache())
+    dense, live = lrcore.load(MODEL), LiveMeasurements(ObjectCache())
     for data, source, held_out in (
         (path, f"{path}:test", True),
         (story_file, str(story_file), False),
@@ -200,23 +214,23 @@ def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text,
         live.measure(one, dense, lambda *_: None)
         figure = live.peek(one.key)
         assert figure.error == ""
-        assert (figure.protocol["source"], figure.held_out) == (source, held_out)
-        shown = markup.actual(one.key, figure)
+        assert (figure.protocol["source"], figure.is_held_out) == (source, held_out)
+        shown = markup.actual_cell(one.key, figure)
         assert data.name in shown
         assert str(data.parent) not in shown  # of which a narrow line would show nothing else
 
 
 def test_the_bars_say_where_most_and_least_is_kept(factors):
     even = lrcore.allocate(factors, small(ratio=0.3))
-    assert handlers.conclusion(even, even) == text.UNIFORM_BARS
-    plan = lrcore.allocate(factors, small(ratio=0.3, overrides={"2.qk": 2, "4.mlp": 688}))
-    assert "layer 4 · mlp (100% of its rank), least of layer 2 · qk (6%)" in handlers.conclusion(
-        plan, even
-    )
+    assert uniform_message(even, even) == words.allocation.UNIFORM_BARS
+    plan = lrcore.allocate(factors, small(ratio=0.3, rank_overrides={"2.qk": 2, "4.mlp": 688}))
+    message = uniform_message(plan, even)
+    assert "layer 4 · mlp (100%)" in message
+    assert "layer 2 · qk (6%)" in message
 
 
 def test_each_browser_has_its_own_request(factors):
-    live = Live(ObjectCache())
+    live = LiveMeasurements(ObjectCache())
     first, second = (
         request(factors, small(ratio=0.2), "one"),
         request(factors, small(ratio=0.6), "two"),
@@ -229,8 +243,11 @@ def test_each_browser_has_its_own_request(factors):
 def test_a_figure_that_a_page_looks_at_stays_however_many_are_measured_meanwhile(
     factors, monkeypatch
 ):
-    monkeypatch.setattr(live_figures, "KEPT", 2)
-    live, plans = Live(ObjectCache()), [request(factors, small(ratio=r)) for r in (0.2, 0.3, 0.4)]
+    monkeypatch.setattr(live_figures, "MAX_FIGURES", 2)
+    live, plans = (
+        LiveMeasurements(ObjectCache()),
+        [request(factors, small(ratio=r)) for r in (0.2, 0.3, 0.4)],
+    )
     for one in plans:
         live.measure(one, lrcore.load(MODEL), lambda *_: None)
         assert live.peek(plans[0].key) is not None
@@ -239,35 +256,38 @@ def test_a_figure_that_a_page_looks_at_stays_however_many_are_measured_meanwhile
 
 
 def test_a_figure_that_cannot_be_had_says_why(factors):
-    live, one = Live(ObjectCache()), request(factors, small(ratio=0.2, data="no-such-text"))
+    live, one = (
+        LiveMeasurements(ObjectCache()),
+        request(factors, small(ratio=0.2, data="no-such-text")),
+    )
     live.request(one)
     assert "no-such-text" in settled(live, one.key).error
 
 
 def test_only_what_takes_seconds_is_measured_unasked(factors):
-    assert affordable(factors, lrcore.Recipe(), refits=False)
-    assert affordable(factors, lrcore.Recipe(method="fused"), refits=True)
-    assert not affordable(factors, lrcore.Recipe(refit="on", samples=4096), refits=True)
-    runs = [tokens_run(lrcore.Recipe(refit=refit), refits=True) for refit in ("on", "trained")]
+    assert is_affordable(factors, lrcore.Recipe(), has_refit=False)
+    assert is_affordable(factors, lrcore.Recipe(method="fused"), has_refit=True)
+    assert not is_affordable(factors, lrcore.Recipe(refit="on", samples=4096), has_refit=True)
+    runs = [tokens_run(lrcore.Recipe(refit=refit), has_refit=True) for refit in ("on", "trained")]
     assert runs[1] > 2 * runs[0]
 
 
 def test_the_key_follows_what_the_figure_depends_on(factors):
     keys = {
         request(factors, small(**changes)).key
-        for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration": "sequential"})
+        for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration_mode": "sequential"})
     }
     assert len(keys) == 4
 
 
 def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_ranks(factors):
-    live, one = Live(ObjectCache()), request(factors, small(ratio=0.5))
+    live, one = LiveMeasurements(ObjectCache()), request(factors, small(ratio=0.5))
     model = lrcore.load(MODEL)
     compressed = lrcore.compress(model, one.recipe, factors)
     for prompt in ("One day", "Tom saw"):
         live.request(replace(one, prompt=prompt))
         end = time.monotonic() + 120
-        while live.unfinished("one"):
+        while live.is_pending("one"):
             assert time.monotonic() < end
             time.sleep(0.02)
         said = live.continuation(one.key, prompt)
@@ -278,8 +298,8 @@ def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_rank
             == tuple(
                 (token, old, new)
                 for (token, old), (_, new) in zip(
-                    lrcore.token_losses(model, text),
-                    lrcore.token_losses(compressed, text),
+                    token_losses(model, text),
+                    token_losses(compressed, text),
                     strict=True,
                 )
             )[1:]
@@ -293,18 +313,18 @@ def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_rank
 
 
 def test_a_prompt_longer_than_the_context_is_said_and_figures_come_before_texts(factors):
-    live = Live(ObjectCache())
+    live = LiveMeasurements(ObjectCache())
     first = replace(request(factors, small(ratio=0.2), "one"), prompt="word " * 2000)
     live.request(first)
     assert settled(live, first.key).perplexity
     end = time.monotonic() + 120
-    while live.unfinished("one"):
+    while live.is_pending("one"):
         assert time.monotonic() < end
         time.sleep(0.02)
     assert "context" in live.continuation(first.key, first.prompt).error
     known = replace(first, prompt="One day", when=0.0)
     new = replace(request(factors, small(ratio=0.25), "two"), when=1.0)
-    waiting = Live.__new__(Live)  # whose worker does not run
-    waiting._changed, waiting._known = threading.Condition(), {first.key: live.peek(first.key)}
+    waiting = LiveMeasurements.__new__(LiveMeasurements)  # whose worker does not run
+    waiting._changed, waiting._figures = threading.Condition(), {first.key: live.peek(first.key)}
     waiting._requests = {"one": known, "two": new}
     assert waiting._next() is new

@@ -4,24 +4,24 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import gradio as gr
 import httpx
 import pytest
-from page_server import launched
+from page_server import served
 
 import lrcore
-import workbench
-from workbench.app import build_app, launch_settings
-from workbench.gate import Names
+from workbench.app.app import build_app
 
 mcp = pytest.importorskip("mcp", reason="the MCP server needs gradio[mcp]")
 from mcp.client.streamable_http import streamablehttp_client  # noqa: E402 (after the skip)
+
+from lrcore.methods import METHODS  # noqa: E402
+from lrcore.models.load import built_in_models  # noqa: E402
 
 TOOLS = {
     "models": set(),
     "methods": set(),
     "runs": set(),
-    "analyse": {"recipe", "threshold"},
+    "analyze": {"recipe", "threshold"},
     "allocate": {"recipe"},
     "compress": {"recipe", "name"},
     "evaluate": {"run", "data", "samples", "seq_len"},
@@ -30,20 +30,28 @@ TOOLS = {
 SMALL = {"model": "demo-llama", "samples": 2, "seq_len": 32}
 # tool, arguments, and what the refusal says
 ATTACKS = [
-    ("allocate", {"recipe": {"model": "/etc"}}, "no model folder"),
-    ("allocate", {"recipe": {"model": "x" * 100_000}}, "is no name of a model"),
+    ("allocate", {"recipe": {"model": "/etc"}}, "not a model folder"),
+    ("allocate", {"recipe": {"model": "x" * 100_000}}, "is not a valid name of a model"),
     ("allocate", {"recipe": SMALL | {"data": "/etc/shadow"}}, "Known: .txt"),
-    ("allocate", {"recipe": SMALL | {"data": "a\u202eb\x00c"}}, "is no name of a data set"),
+    (
+        "allocate",
+        {"recipe": SMALL | {"data": "a\u202eb\x00c"}},
+        "is not a valid name of a data set",
+    ),
     ("allocate", {"recipe": SMALL | {"ratio": 1e308}}, "between 0 and 1"),
     ("allocate", {"recipe": SMALL | {"ratio": "NaN"}}, "not of type 'number'"),
-    ("allocate", {"recipe": SMALL | {"samples": 10**18}}, "can be held"),
-    ("allocate", {"recipe": SMALL | {"overrides": {"0.qk": -1}}}, "An override reads"),
+    ("allocate", {"recipe": SMALL | {"samples": 10**18}}, "the maximum is"),
+    (
+        "allocate",
+        {"recipe": SMALL | {"rank_overrides": {"0.qk": -1}}},
+        "is not a valid rank override",
+    ),
     ("allocate", {"recipe": SMALL | {"__class__": 1}}, "Unknown recipe field '__class__'"),
     ("allocate", {}, "'recipe' is a required property"),
-    ("analyse", {"recipe": SMALL, "threshold": -5}, "must lie in (0, 1]"),
+    ("analyze", {"recipe": SMALL, "threshold": -5}, "must lie in (0, 1]"),
     ("compress", {"recipe": SMALL | {"method": "a4"}, "name": "<script>"}, "'a4' is not one of"),
     ("evaluate", {"run": "'; drop table runs; --"}, "under Runs & export."),
-    ("evaluate", {"run": "../../x"}, "No run '../../x'"),
+    ("evaluate", {"run": "../../x"}, "No run has the id '../../x'"),
     ("compare", {"runs": {"a": 1}, "prompt": "a"}, "not of type 'array'"),
     ("compare", {"runs": [], "prompt": "a", "max_new_tokens": 10**9}, "up to 4 096"),
     ("nothing", {}, "Unknown tool"),
@@ -65,19 +73,8 @@ def address(tmp_path_factory):
         patch.setenv("LRCORE_RUNS", str(folder / "runs"))
         patch.setenv("LRCORE_CACHE", str(folder / "cache"))
         app = build_app()
-        url = launched(app, **launch_settings(Names()))
-        yield f"{url}gradio_api/mcp/"
-        app.close()
-
-
-def test_two_pages_of_one_process_are_launched_with_the_same_settings():
-    """Gradio adds what the first page's MCP server needs to what it was given."""
-    for title in ("one", "two"):
-        with gr.Blocks(title=title) as app:
-            gr.Markdown(title)
-        url = launched(app, **workbench.LAUNCH)
-        assert title in httpx.get(url).text
-        app.close()
+        with served(app) as url:
+            yield f"{url}/gradio_api/mcp/"
 
 
 def ask(address, what):
@@ -111,9 +108,9 @@ def test_the_tools_are_listed_with_their_types_and_words(address):
         assert all(field.get("description", "").endswith(".") for field in fields.values())
     recipe = tools["allocate"].inputSchema["properties"]["recipe"]
     assert recipe["properties"].keys() == lrcore.Recipe().to_dict().keys()
-    assert recipe["properties"]["method"]["enum"] == list(lrcore.METHODS)
+    assert recipe["properties"]["method"]["enum"] == list(METHODS)
     assert recipe["properties"]["ratio"] == {"type": "number"}
-    assert recipe["properties"]["overrides"]["additionalProperties"] == {"type": "integer"}
+    assert recipe["properties"]["rank_overrides"]["additionalProperties"] == {"type": "integer"}
 
 
 def test_a_tool_can_be_called(address):
@@ -176,6 +173,6 @@ def test_lists_are_json_too(address):
         return {kind: json.loads(answer.content[0].text) for kind, answer in answers.items()}
 
     listed = ask(address, lists)
-    assert listed["models"]["models"] == list(lrcore.built_in_models())
-    assert [row["name"] for row in listed["methods"]["methods"]] == list(lrcore.METHODS)
+    assert listed["models"]["models"] == list(built_in_models())
+    assert [row["name"] for row in listed["methods"]["methods"]] == list(METHODS)
     assert listed["runs"] == []

@@ -1,8 +1,9 @@
 """The memory estimate before Start."""
 
 import lrcore
-from workbench import memory
-from workbench.sidebar import example_recipes
+from lrcore.system.hardware import Hardware
+from workbench.views import memory
+from workbench.widgets.sidebar import example_recipes
 
 
 def test_more_windows_need_more_where_their_states_are_kept():
@@ -12,7 +13,7 @@ def test_more_windows_need_more_where_their_states_are_kept():
         return memory.needed(model, lrcore.Recipe(**changes), 10.0, evaluation)
 
     assert need() == need(samples=512) == 10_000_000
-    assert need(calibration="sequential") == 10_000_000 + 64 * 256 * 256 * 4
+    assert need(calibration_mode="sequential") == 10_000_000 + 64 * 256 * 256 * 4
     assert need(refit="on", samples=128) == 10_000_000 + 3 * 128 * 256 * 256 * 4
     assert need(refit="trained", samples=128) == 10_000_000 + 5 * 128 * 256 * 256 * 4
     assert (
@@ -23,7 +24,7 @@ def test_more_windows_need_more_where_their_states_are_kept():
 def test_embeddings_of_single_layers_are_kept_with_the_states():
     model = lrcore.load("demo-llama")
     model.network.config.hidden_size_per_layer_input = 8  # as of Gemma 4; 6 layers
-    need = memory.needed(model, lrcore.Recipe(calibration="sequential"), 10.0, None)
+    need = memory.needed(model, lrcore.Recipe(calibration_mode="sequential"), 10.0, None)
     assert need == 10_000_000 + 64 * 256 * (256 + 6 * 8) * 4
 
 
@@ -37,10 +38,10 @@ def test_the_device_of_a_loaded_model_is_named_with_its_memory(monkeypatch):
     line = memory.device_line(model)
     assert line.startswith("float32 · CPU ")
     assert "memory free" in line
-    gpu = lrcore.Hardware("GPU", "NVIDIA H200", 20 * 10**9, 150 * 10**9)
-    monkeypatch.setattr(lrcore, "hardware", lambda device: gpu)
+    gpu = Hardware("GPU", "NVIDIA H200", 20 * 10**9, 150 * 10**9)
+    monkeypatch.setattr(memory, "hardware", lambda device: gpu)
     assert memory.device_line(model) == "float32 · GPU NVIDIA H200 · 20 of 150 GB memory free"
-    monkeypatch.setattr(lrcore, "hardware", lambda device: lrcore.Hardware("MPS", ""))
+    monkeypatch.setattr(memory, "hardware", lambda device: Hardware("MPS", ""))
     assert memory.device_line(model) == "float32 · MPS"
 
 

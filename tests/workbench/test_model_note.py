@@ -4,11 +4,13 @@ import pytest
 from gguf_files import write_gguf
 
 import lrcore
-from workbench import polling, text
-from workbench.form import choices, input_values
-from workbench.store import Store
+from lrcore.models.load import DEMO_MODELS, built_in_models
+from workbench import words
+from workbench.state.store import Store
+from workbench.widgets import form, polling
+from workbench.widgets.form import choices, input_values
 
-NOTE = "Dequantised from 8 bits (Q8_0, F32)"
+NOTE = "Dequantized from 8 bits (Q8_0, F32)"
 
 
 def test_the_note_stands_under_a_loaded_model_and_by_its_figures(tiny_llama, tmp_path):
@@ -22,18 +24,18 @@ def test_the_note_stands_under_a_loaded_model_and_by_its_figures(tiny_llama, tmp
     for protocol in ("windows", "strided"):
         settings = {"samples": 1, "seq_len": 32, "protocol": protocol}
         measured = lrcore.evaluate(model, "stories", **settings).protocol
-        assert text.protocol(measured).endswith(NOTE)
+        assert words.compare_and_runs.protocol(measured).endswith(NOTE)
 
 
 def test_the_picker_lists_the_models_that_are_here():
     listed = [value for _, value in choices()["model"].choices]
-    assert tuple(listed) == lrcore.built_in_models()
-    assert set(lrcore.DEMO_MODELS) <= set(listed)
+    assert tuple(listed) == built_in_models()
+    assert set(DEMO_MODELS) <= set(listed)
 
 
 def test_the_picker_says_which_model_is_a_real_one(monkeypatch):
-    monkeypatch.setattr(lrcore, "built_in_models", lambda: ("demo-llama", "smollm2-135m"))
+    monkeypatch.setattr(form, "built_in_models", lambda: ("demo-llama", "smollm2-135m"))
     assert choices()["model"].choices == [
         ("demo-llama", "demo-llama"),
-        ("smollm2-135m · a real model", "smollm2-135m"),
+        ("smollm2-135m · published model", "smollm2-135m"),
     ]

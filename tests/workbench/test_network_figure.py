@@ -8,9 +8,9 @@ from page_values import BROWSER
 
 import lrcore
 from workbench.figures.network import Block, Network, columns_of, network
-from workbench.form import input_values
-from workbench.store import Store
-from workbench.tabs.allocation.network import draw_network, network_of
+from workbench.state.store import Store
+from workbench.tabs.allocation.plan_figures import draw_network, network_of
+from workbench.widgets.form import input_values
 
 RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
 
@@ -45,9 +45,9 @@ def test_the_forms_of_a_part_share_a_column():
     assert ends["qk"] == [0.0, 1.0]
     assert ends["q"] == pytest.approx([0.0, 2 / 3])
     assert ends["k"] == pytest.approx([2 / 3, 1.0])
-    grey, narrowed, pairs = figure["data"]
+    gray, narrowed, pairs = figure["data"]
     assert (narrowed["name"], pairs["name"]) == ("kept: narrowed", "kept: pairs")
-    assert grey["x"] == pytest.approx([1.0, 2 / 3, 1 / 3])
+    assert gray["x"] == pytest.approx([1.0, 2 / 3, 1 / 3])
     assert narrowed["x"] == pytest.approx([0.5])
     assert pairs["x"] == pytest.approx([1 / 3, 1 / 3])
 
@@ -58,7 +58,7 @@ def test_areas_are_the_parameters_of_the_plan(store):
     plan, traces = store.plan(recipe), drawn(figure)
     account = plan.account
     share = sum(traces["kept"]["x"]) / sum(traces["removed"]["x"])
-    slots = account.dense.decoder_parameters - network_of(plan).whole * plan.shape.layers
+    slots = account.dense.decoder_parameters - network_of(plan).uncompressed * plan.shape.layers
     kept = account.model.decoder_parameters - account.dense.decoder_parameters + slots
     assert share == pytest.approx(kept / slots)
     assert json.loads(figure)["caption"].startswith("svd_llm, uniform, 30.0% of decoder")
@@ -70,15 +70,15 @@ def test_a_budget_of_the_cache_counts_the_cache(store):
     plan = store.plan(recipe)
     own = network_of(plan)
     assert set(own.columns) == {"k", "v"}
-    assert "KV cache" in own.counted
-    kept = [block.kept for blocks in own.columns.values() for block in blocks.values()]
+    assert "KV cache" in own.unit
+    kept = [block.retained for blocks in own.columns.values() for block in blocks.values()]
     assert sum(kept) == plan.account.model.kv_bytes_per_token
     assert "not compressed" not in drawn(network(own))
 
 
 def test_what_no_rank_is_chosen_for_stands_beside_the_slots():
     half = {0: Block(2, 8, 30, 60), 1: Block(8, 8, 60, 60)}
-    own = Network({"mlp": half}, 2, "parameters", whole=40.0)
+    own = Network({"mlp": half}, 2, "parameters", uncompressed=40.0)
     traces = drawn(network(own))
     (slot, rest), (mlp, whole) = [*columns_of(own)], (traces["kept"], traces["not compressed"])
     assert rest[0] > slot["mlp"][1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import numbers
+from workbench.base import numbers
 
 WORKBENCH = Path(__file__).resolve().parents[2] / "workbench"
 # What a format of its own would be: thousands, a sign, the digits of a perplexity.
@@ -34,7 +34,7 @@ def files() -> list[Path]:
     found = [
         path
         for path in WORKBENCH.rglob("*.py")
-        if path.name not in ("numbers.py", "export.py", "run_markup.py")
+        if path.name not in ("numbers.py", "export.py", "job_markup.py")
         and not (path.parent.parent.name == "tabs" and path.parent.name in OTHERS)
         and path.name != "comparison.py"
     ]
@@ -57,10 +57,10 @@ def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
         (numbers.percent(0.1234), "12.3%"),
         (numbers.percent(-0.5, 0), "−50%"),
         (numbers.percent(float("nan")), "–"),
-        (numbers.share(-0.0123, 2), "−1.23%"),
+        (numbers.relative_change(-0.0123, 2), "−1.23%"),
         (numbers.megabytes(17.12), "17.1 MB"),
         (numbers.megabytes(2500), "2.5 GB"),
-        (numbers.short(9.83e6), "9.83 M"),
+        (numbers.with_prefix(9.83e6), "9.83 M"),
         (numbers.milliseconds(0.0123), "12.300 ms"),
         (numbers.nats(-0.125), "−0.12"),
         (numbers.speed(12.34), "12 tokens/s"),
@@ -71,7 +71,7 @@ def test_how_a_number_reads(written, reads):
 
 
 def test_one_of_something_and_several():
-    assert [numbers.several(count, "run") for count in (0, 1, 1200)] == [
+    assert [numbers.plural(count, "run") for count in (0, 1, 1200)] == [
         "0 runs",
         "1 run",
         "1\u202f200 runs",

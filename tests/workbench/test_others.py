@@ -6,13 +6,15 @@ import re
 
 import httpx
 import pytest
-from page_server import launched
+from page_server import served
 
 import lrcore
-from workbench.app import build_app, launch_settings
-from workbench.gate import Names
+from lrcore.system.path_access import restrict_paths, strip_paths
+from workbench.app.app import build_app
 from workbench.jobs import KINDS
-from workbench.store import Store
+from workbench.server.host_names import HostNames
+from workbench.state.store import Store
+from workbench.widgets.events import BROWSER_COOKIE
 
 PASSWORD = "correct horse battery"
 
@@ -30,13 +32,8 @@ def app(store):
 @pytest.fixture(scope="module")
 def page(app):
     """The address of a page with a password."""
-    names = Names("127.0.0.1", ("bench.example",))
-    url = launched(
-        app,
-        **launch_settings(names, PASSWORD),
-    )
-    yield url.rstrip("/")
-    app.close()
+    with served(app, HostNames("127.0.0.1", ("bench.example",)), PASSWORD) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +56,9 @@ def confined(tmp_path):
     """Only this folder may be read."""
     root = tmp_path / "allowed"
     root.mkdir()
-    lrcore.confine([root])
+    restrict_paths([root])
     yield root
-    lrcore.confine([])
+    restrict_paths([])
 
 
 def test_without_the_password_nothing_is_answered(stranger):
@@ -142,7 +139,7 @@ def test_no_page_of_another_site_shows_it_in_a_frame(guest):
         "%2e%2e/%2e%2e/etc/passwd",
         "file:///etc/passwd",
         "README.md",
-        "workbench/start.py",
+        "workbench/app/start.py",
         ".env",
         "runs/runs.sqlite",
         "http://169.254.169.254/latest/meta-data",
@@ -202,7 +199,7 @@ def endpoint(guest, name, *data):
 def test_paths_and_addresses_in_recipes_lead_nowhere(guest, confined, recipe):
     (confined / "out").symlink_to("/etc")
     (confined / "out.txt").symlink_to("/etc/passwd")
-    told = endpoint(guest, "analyse", recipe, 0.9)
+    told = endpoint(guest, "analyze", recipe, 0.9)
     assert "event: error" in told
     for secret in ("root:", str(confined), os.getcwd(), str(confined.parent)):
         assert secret not in told, told
@@ -228,12 +225,12 @@ def test_messages_name_no_folder_and_no_value_of_the_environment(
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.internal:8080")
     (confined / "broken").mkdir()
     (confined / "broken" / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    told = endpoint(guest, "analyse", {"model": "broken"}, 0.9)
+    told = endpoint(guest, "analyze", {"model": "broken"}, 0.9)
     assert "broken" in told
     assert str(confined) not in told
     log = "".join("".join(one.log) + one.error + one.title for one in store.jobs.all())
     assert str(confined) not in log
-    told = lrcore.without_paths(
+    told = strip_paths(
         "Cannot read '/data/my models/x.txt' (hf_verysecret at http://mirror.internal:8080/a), "
         f"see {os.getcwd()}/runs, C:\\Users\\me\\x.txt and https://huggingface.co/docs/hub."
     )
@@ -249,3 +246,14 @@ def test_one_request_and_one_file_are_so_large_at_most(guest):
     assert guest.post("/gradio_api/upload", files=page).status_code == 415
     recipe = {"files": ("recipe.json", lrcore.Recipe().to_json().encode())}
     assert guest.post("/gradio_api/upload", files=recipe).status_code == 200
+
+
+def test_the_list_of_endpoints_is_linked(guest):
+    assert "api" in guest.get("/config").json()["footer_links"]
+
+
+def test_a_browser_is_the_same_after_a_reload(guest):
+    cookie = guest.cookies.get(BROWSER_COOKIE)
+    assert cookie or BROWSER_COOKIE in guest.get("/").headers["set-cookie"]
+    assert BROWSER_COOKIE not in guest.get("/").headers.get("set-cookie", "")
+    assert BROWSER_COOKIE not in guest.get("/config").headers.get("set-cookie", "")

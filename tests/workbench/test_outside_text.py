@@ -1,16 +1,16 @@
 """HTML in text that a person, a file or a model gives is shown as it is written."""
 
 from lrcore import InputError
-from workbench import markup
-from workbench.events import shown
+from workbench.views import markup
+from workbench.widgets.events import failure_message
 
 PICTURE = '<img src="http://other.example/x.png">'
 
 
 def test_messages_are_escaped():
     for error in (InputError(f"Unknown component '{PICTURE}'."), ValueError(PICTURE)):
-        assert "<" not in shown(error).message
-        assert "&lt;img" in shown(error).message
+        assert "<" not in failure_message(error).message
+        assert "&lt;img" in failure_message(error).message
 
 
 def test_markdown_holds_no_html_and_no_picture():

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 
 import pytest
 from page_client import Answer, PageClient, Question
-from page_server import launched
+from page_server import served
 
 import lrcore
-from workbench.app import build_app, launch_settings
-from workbench.form import FIELD_NAMES, input_values
-from workbench.gate import Names
-from workbench.job_record import ENDED
-from workbench.jobs import KINDS, AnalyseJob, CompressJob
-from workbench.store import Store
+from workbench.app.app import build_app
+from workbench.jobs import KINDS, AnalyzeJob, CompressJob
+from workbench.state.job_record import ENDED
+from workbench.state.store import Store
+from workbench.widgets.form import FIELD_NAMES, input_values
 
 LONG = "a" * 100_000
 FEW = [
@@ -74,7 +73,7 @@ def store(tmp_path_factory, recipe):
     """A store with a model that is analysed and a run; no job after these."""
     store = Store(tmp_path_factory.mktemp("page") / "runs", KINDS)
     measured = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=16)
-    for job in (AnalyseJob(recipe), CompressJob(recipe, "first", measured)):
+    for job in (AnalyzeJob(recipe), CompressJob(recipe, "first", measured)):
         record, end = store.jobs.submit(job), time.monotonic() + 120
         while record.state not in ENDED:
             assert time.monotonic() < end, record
@@ -90,11 +89,12 @@ def store(tmp_path_factory, recipe):
 
 @pytest.fixture(scope="module")
 def page(store, recipe):
-    app = build_app(store)
-    url = launched(
-        app,
-        **launch_settings(Names()) | {"mcp_server": False},
-    )
+    with served(build_app(store)) as url:
+        yield from prepared(url, store, recipe)
+
+
+def prepared(url, store, recipe):
+    """A client of the page whose fields hold what a person would choose."""
     client = PageClient(url)
     run = store.runs.all()[0].id
     for one in client.components.values():
@@ -110,7 +110,6 @@ def page(store, recipe):
     assert answer.error is None
     yield client
     client.http.close()
-    app.close()
 
 
 def named(page: PageClient) -> dict[int, str]:
@@ -122,7 +121,7 @@ def usual(page: PageClient, listener: int, run: str) -> list:
     """Values that a listener takes well."""
     recipe = {"model": "demo-llama"}
     of_scripts = {
-        "analyse": [recipe, 0.9],
+        "analyze": [recipe, 0.9],
         "allocate": [recipe],
         "compress": [recipe, "name"],
         "evaluate": [run, "stories", 2, 16],

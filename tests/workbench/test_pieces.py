@@ -10,18 +10,21 @@ import pytest
 
 import lrcore
 import workbench.tabs
-from workbench import events, job_markup, markup, text
+from lrcore.runs.runs import runs_folder
+from workbench import words
 from workbench.figures import allocation as allocation_figures
-from workbench.figures.base import MOST_POINTS, thinned
+from workbench.figures.base import MAX_POINTS, thinned_indices
 from workbench.figures.curves import Curves, curves
 from workbench.figures.rank_bars import Bar, RankBars, rank_bars
-from workbench.form import FIELD_NAMES, Form, differences, input_values, read_recipe
-from workbench.job_queue import Jobs
-from workbench.job_record import JobRecord
 from workbench.jobs import KINDS, CompressJob
-from workbench.objects import LIMITS, ObjectCache
+from workbench.state.job_queue import JobQueue
+from workbench.state.job_record import JobRecord
+from workbench.state.objects import LIMITS, ObjectCache
 from workbench.tabs import TABS
-from workbench.tabs.compress.sweep import read_shares
+from workbench.tabs.compress.sweep import read_ratios
+from workbench.views import answer_markup, job_markup
+from workbench.widgets import events, plan_address
+from workbench.widgets.form import FIELD_NAMES, START, Form, differences, input_values, read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def form():
             samples=3,
             policy="softmax",
             temperature=0.3,
-            overrides={"0.qk": 8},
+            rank_overrides={"0.qk": 8},
             budget="kv",
             seed=5,
         ),
@@ -52,6 +55,19 @@ def test_the_form_says_every_recipe(form, recipe):
 
 def test_the_form_has_every_field_of_a_recipe(form):
     assert set(form.parts) == {*lrcore.Recipe().to_dict(), "rule"}
+
+
+def test_a_policy_without_a_temperature_gets_none_from_the_form():
+    values = input_values(lrcore.Recipe(policy="softmax", temperature=0.3))
+    values[0][FIELD_NAMES.index("policy")] = "marginal"  # the slider is hidden and stays at 0.3
+    recipe = read_recipe(values)
+    assert recipe.temperature is None
+    assert "--temperature" not in recipe.command()
+    assert not plan_address.parameters(recipe)["temperature"]
+
+
+def test_a_new_page_has_the_defaults_of_the_command_line():
+    assert lrcore.Recipe() == START
 
 
 def test_an_empty_box_is_named(form):
@@ -102,12 +118,10 @@ def test_run_ids_cannot_leave_the_folder(tmp_path):
             kept.get(wrong)
 
 
-def test_half_written_runs_are_removed_and_strange_folders_left_out(tmp_path):
-    (tmp_path / ".partial-x").mkdir()
+def test_strange_folders_are_left_out(tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "report.json").write_text("no json")
     kept = lrcore.Runs(tmp_path)
-    assert not (tmp_path / ".partial-x").exists()
     assert kept.all() == []
 
 
@@ -117,26 +131,26 @@ def test_runs_go_elsewhere_and_say_so_when_the_folder_cannot_be_written(
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("LRCORE_RUNS", str(blocked / "runs"))
-    folder = lrcore.runs_root()
+    folder = runs_folder()
     assert folder.is_dir()
-    assert lrcore.runs_root() == folder
+    assert runs_folder() == folder
     told = capsys.readouterr().err
-    assert told.count(f"'{blocked / 'runs'}' cannot be written") == 1
+    assert told.count(f"'{blocked / 'runs'}' is not writable") == 1
     assert f"'{folder}'" in told
 
 
 @pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
 def test_thinning_keeps_ends_and_order(count):
-    points = thinned(count)
+    points = thinned_indices(count)
     assert points[0] == 0
     assert points[-1] == count - 1
     assert points == sorted(set(points))
-    assert len(points) <= MOST_POINTS + 1
+    assert len(points) <= MAX_POINTS + 1
 
 
 def test_figures_are_plain_json_without_backgrounds():
     figure = json.loads(
-        curves(Curves("singular value", [("aware", [3.0, 2.0, 1.0])], 2, "rank 2", log=True))
+        curves(Curves("singular value", [("aware", [3.0, 2.0, 1.0])], 2, "rank 2", is_log=True))
     )
     assert figure["layout"]["paper_bgcolor"] == figure["layout"]["plot_bgcolor"] == "rgba(0,0,0,0)"
     assert figure["layout"]["yaxis"]["type"] == "log"
@@ -156,9 +170,9 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
     narrowed = [Bar(0, "ov", 3, 4, "narrowed"), Bar(1, "ov", 2, 4, "narrowed")]
     pairs = [Bar(1, "v", 6, 8, "pairs", 0, 2), Bar(1, "o", 2, 8, "pairs", 1, 2)]
     drawn = json.loads(rank_bars(RankBars({"ov": [narrowed[0], *pairs]}, {"ov": narrowed})))
-    grey, ov, v, o, inside, above = drawn["data"]
+    gray, ov, v, o, inside, above = drawn["data"]
     assert {trace["yaxis"] for trace in drawn["data"]} == {"y"}
-    assert grey["y"] == [0.75, 0.5]
+    assert gray["y"] == [0.75, 0.5]
     assert (ov["x"], v["x"], o["x"]) == ([0], [1], [1])
     assert v["offset"] < v["offset"] + v["width"] < o["offset"]
     assert (inside["text"], above["text"]) == (["3", "6"], ["2"])
@@ -195,7 +209,7 @@ def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):
     def fail(record):
         raise lrcore.InputError("no such text")
 
-    jobs = Jobs(tmp_path, KINDS, fail)
+    jobs = JobQueue(tmp_path, KINDS, fail)
     job, end = jobs.submit(CompressJob(lrcore.Recipe())), time.monotonic() + 30
     while not job.ended or job.state != "failed":
         assert time.monotonic() < end
@@ -203,14 +217,14 @@ def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):
     bar = job_markup.status_bar(jobs)
     assert "no such text" in bar
     assert "data-action='read'" in bar
-    jobs.read(job.id)
+    jobs.mark_read(job.id)
     assert "Ready" in job_markup.status_bar(jobs)
     assert "no such text" in job_markup.job_list(jobs)  # it stays there
 
 
 def test_a_message_goes_by_itself():
     for error in (lrcore.InputError("no"), RuntimeError("broken")):
-        assert events.shown(error).duration == events.SECONDS
+        assert events.failure_message(error).duration == events.MESSAGE_SECONDS
 
 
 def test_what_people_type_is_escaped():
@@ -221,25 +235,25 @@ def test_what_people_type_is_escaped():
     assert "<script>" not in html
     assert "<i>" not in html
     assert "&lt;b&gt;x" in html
-    assert "<img" not in markup.coloured([("<img>", 1.0, 2.0)])
+    assert "<img" not in answer_markup.colored([("<img>", 1.0, 2.0)])
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")]
+    ("seconds", "written"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")]
 )
-def test_durations(seconds, words):
-    assert text.duration(seconds) == words
+def test_durations(seconds, written):
+    assert words.compress.duration(seconds) == written
 
 
 def test_sweep_shares():
-    assert read_shares("0.1, 0.25", lrcore.Recipe()) == [0.1, 0.25]
+    assert read_ratios("0.1, 0.25", lrcore.Recipe()) == [0.1, 0.25]
     for wrong in ("a", "", "0.1 0.2", "20"):
         with pytest.raises(lrcore.InputError):
-            read_shares(wrong, lrcore.Recipe())
+            read_ratios(wrong, lrcore.Recipe())
 
 
 def test_the_chosen_policy_stands_out_in_every_method_and_is_drawn_last():
-    names = [row["name"] for row in lrcore.policies()]
+    names = [row["name"] for row in lrcore.list_policies()]
     shares = {method: {name: [0.5, 0.6] for name in names} for method in ("a3", "svd")}
     traces = json.loads(allocation_figures.policy_curves(shares, "softmax"))["data"]
     blue = [trace["line"] == allocation_figures.CHOSEN_LINE for trace in traces]
@@ -252,13 +266,3 @@ def test_every_tab_has_a_row():
     names = {module.name for module in pkgutil.iter_modules(workbench.tabs.__path__)}
     rows = {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
     assert names == rows, "a tab is a module and a row: see 'A tab' in docs/extending.md"
-
-
-def test_a_temperature_out_of_the_new_range_is_no_error():
-    """Gradio makes the slider anew, from its class and its arguments, whenever its range is
-    changed.
-    """
-    slider = Form()["temperature"]
-    narrower = type(slider)(**slider.constructor_args | {"maximum": 0.05})
-    assert narrower.preprocess(0.1) == 0.1
-    assert narrower.get_block_name() == "slider"

@@ -7,12 +7,14 @@ import pytest
 from page_values import BROWSER
 
 import lrcore
-from workbench import markup, numbers, pin_text
-from workbench.form import input_values
-from workbench.live import Figure
-from workbench.shown import KEPT, Shown
-from workbench.store import Store
-from workbench.tabs.allocation import handlers, pin
+from workbench import words
+from workbench.base import numbers
+from workbench.state.browsers import MAX_BROWSERS, BrowserState
+from workbench.state.live import LiveFigure
+from workbench.state.store import Store
+from workbench.tabs.allocation import handlers, measured_cells
+from workbench.views import markup
+from workbench.widgets.form import input_values
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +39,14 @@ def drawn(store, recipe):
 def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
     other, values = recipe.with_(ratio=0.5), input_values(recipe)
     assert drawn(store, other)[0][0]["name"] == "uniform"
-    assert pin.press(store, BROWSER, *values).value == pin_text.UNPIN
+    assert measured_cells.toggle_pin(store, BROWSER, *values).value == words.allocation.UNPIN
     data, caption, summary = drawn(store, other)
-    (grey, own), plan, pinned = data[:2], store.plan(other), store.plan(recipe)
+    (gray, own), plan, pinned = data[:2], store.plan(other), store.plan(recipe)
     layer, component, rank, full = own["customdata"][0]
     before = pinned.ranks[layer, component]
-    assert grey["name"] == "pinned"
+    assert gray["name"] == "pinned"
     assert str(rank) in [one for trace in data[2:4] for one in trace["text"]]
-    assert grey["y"][0] == before / pinned.spectra[layer, component].cost.full
+    assert gray["y"][0] == before / pinned.spectra[layer, component].cost.full
     delta = next(one for one in data if one["name"] == f"Δ {component}")
     assert delta["y"][0] == (rank - before) / full
     assert delta["hovertext"][0] == numbers.signed(rank - before)
@@ -54,39 +56,59 @@ def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
     assert min(y for one in data if "Δ" in one["name"] for y in one["y"]) < 0  # less is kept
     assert "svd, probed, 20.0%" in caption
     change = plan.predicted.perplexity / pinned.predicted.perplexity - 1
-    assert numbers.share(change, 2) in summary
-    assert pin_text.MEASURED in summary
+    assert numbers.relative_change(change, 2) in summary
+    assert words.allocation.PINNED_MEASURED in summary
     assert "with uniform ranks" not in summary
-    assert pin_text.SAME in drawn(store, recipe)[1]
-    assert pin.press(store, BROWSER, *values).value == pin_text.PIN
+    assert words.allocation.SAME_RANKS in drawn(store, recipe)[1]
+    assert measured_cells.toggle_pin(store, BROWSER, *values).value == words.allocation.PIN
     assert drawn(store, other)[0][0]["name"] == "uniform"
 
 
 def test_a_pinned_plan_of_other_components_or_another_text_is_no_ghost(store, recipe):
     a3 = recipe.with_(method="a3", policy="uniform")
     store.factors(a3)
-    pin.press(store, BROWSER, *input_values(recipe))
+    measured_cells.toggle_pin(store, BROWSER, *input_values(recipe))
     data, caption, _ = drawn(store, a3)
     assert data[0]["name"] == "uniform"
-    assert "other components" in caption
-    assert store.shown.pinned_beside(BROWSER.session_hash, recipe.with_(seed=1)) is None
-    pin.press(store, BROWSER, *input_values(recipe))
+    assert "different components" in caption
+    assert store.browsers.comparable_pin(BROWSER.session_hash, recipe.with_(seed=1)) is None
+    measured_cells.toggle_pin(store, BROWSER, *input_values(recipe))
 
 
 def test_the_measured_change_is_said_and_beyond_two_standard_errors_is_a_verdict():
-    figures = [Figure(value, 1.5, {}, losses=(log(value), 0.7)) for value in (2.1, 2.0)]
-    cell = markup.against_pinned("p", *figures)
+    figures = [LiveFigure(value, 1.5, {}, losses=(log(value), 0.7)) for value in (2.1, 2.0)]
+    cell = markup.pinned_cell("p", *figures)
     assert "2.0000" in cell
     assert "+5.00% ± 2.56%" in cell  # of ln 1.05 and 0
     assert "hurts" not in cell
-    surer = [Figure(value, 1.5, {}, losses=(log(value),) * 2) for value in (2.1, 2.0)]
-    assert "hurts" in markup.against_pinned("p", *surer)
-    assert "data-known='False'" in markup.against_pinned("p", None, figures[0])
-    assert "not finite" in markup.against_pinned("p", Figure(None, 1.5, {}), figures[0])
+    surer = [LiveFigure(value, 1.5, {}, losses=(log(value),) * 2) for value in (2.1, 2.0)]
+    assert "hurts" in markup.pinned_cell("p", *surer)
+    assert "data-known='False'" in markup.pinned_cell("p", None, figures[0])
+    assert "not finite" in markup.pinned_cell("p", LiveFigure(None, 1.5, {}), figures[0])
 
 
 def test_pinned_plans_of_many_browsers_are_forgotten(recipe):
-    shown = Shown()
-    for browser in range(KEPT + 1):
+    shown = BrowserState()
+    for browser in range(MAX_BROWSERS + 1):
         shown.pin(browser, recipe)
-    assert (shown.pinned(0), shown.pinned(KEPT)) == (None, recipe)
+    assert (shown.pinned_recipe(0), shown.pinned_recipe(MAX_BROWSERS)) == (None, recipe)
+
+
+def test_predicted_and_measured_changes_from_dense_are_for_as_many_tokens(store, recipe):
+    plan, summary = store.plan(recipe), drawn(store, recipe)[2]
+    dense = plan.dense_perplexity
+    few = plan.predicted_for(LiveFigure().tokens)
+    assert few.perplexity == plan.predicted.perplexity
+    assert plan.predicted_for(16).high > few.high
+    assert words.allocation.CHANGE_PREDICTED in summary
+    low, high = (numbers.relative_change(end / dense - 1) for end in (few.low, few.high))
+    assert f"90 % interval {low} to {high} on" in summary
+    figure = LiveFigure(2.0, 1.6, {}, losses=(log(2.0),) * 64)
+    many = plan.predicted_for(figure.tokens)
+    low = numbers.relative_change(many.low / dense - 1)
+    assert f"90 % interval {low} to" in measured_cells.predicted_cell(plan, figure)
+    cell = markup.actual_cell("p", figure)
+    assert "<b>+25.0%</b>" in cell
+    assert "perplexity 2.0000, dense 1.6000" in cell
+    reference = markup.uniform_cell("p", LiveFigure(1.7, 1.6, {}, losses=(log(1.7),)), figure)
+    assert "<b>+25.0%</b>" in reference

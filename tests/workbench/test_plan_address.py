@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 import lrcore
-from workbench import plan_address
-from workbench.form import NAMES, input_values
-from workbench.plan_address import changed, linked, open_plan, parameters
+from workbench.widgets import plan_address
+from workbench.widgets.form import NAMES, input_values
+from workbench.widgets.plan_address import changed, linked, open_plan, parameters
 
 PLANS = [
     lrcore.Recipe(),
-    lrcore.Recipe(method="svd_llm", ratio=0.35, budget="total", rounding="nearest", multiple=8),
+    lrcore.Recipe(
+        method="svd_llm", ratio=0.35, budget="all_params", rounding="nearest", rank_multiple=8
+    ),
     lrcore.Recipe(method="fused", target="llama.cpp"),
     lrcore.Recipe(policy="softmax", temperature=0.25, component_ratios={"qk": 0.3, "mlp": 0.1}),
     lrcore.Recipe(
@@ -20,7 +22,7 @@ PLANS = [
         options={"vo": "attention"},
         policy="owl",
         policy_options={"threshold": 7.0},
-        overrides={"0.q": 12, "3.o": 20},
+        rank_overrides={"0.q": 12, "3.o": 20},
     ),
 ]
 
@@ -30,7 +32,7 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
     query = {name: text for name, text in parameters(recipe).items() if text}
     plan = linked(query)
     assert (plan.recipe if plan else lrcore.Recipe()) == recipe
-    assert not plan or not plan.refused
+    assert not plan or not plan.messages
     written = json.loads(plan_address.address_of(*input_values(recipe)))
     assert {name for name, text in written.items() if text} == query.keys()
 
@@ -44,14 +46,14 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
         ({"ratio": "7"}, "ratio"),
         ({"options": "vo"}, "name=value"),
         ({"method": "a3", "options": "nosuch=1"}, "nosuch"),
-        ({"overrides": "0.qk=<script>"}, "rank"),
-        ({"multiple": 5000 * "9"}, "5\u202f000 characters"),
+        ({"rank_overrides": "0.qk=<script>"}, "rank"),
+        ({"rank_multiple": 5000 * "9"}, "5\u202f000 characters"),
     ],
 )
 def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, said) -> None:
     plan = linked(query | {"rounding": "nearest"})
     assert plan.recipe.rounding == "nearest"
-    (sentence,) = plan.refused
+    (sentence,) = plan.messages
     assert said in sentence
     assert len(sentence) < 600
 

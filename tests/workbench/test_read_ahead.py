@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from workbench import app
+from workbench.app import app
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def reading(monkeypatch, tmp_path):
         was_read.set()
 
     monkeypatch.setenv("LRCORE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(app, "read_ahead", read)
+    monkeypatch.setattr(app, "read_runs", read)
     yield let, was_read
     let.set()
 
@@ -31,6 +31,6 @@ def test_the_page_is_built_once_they_are_read(reading):
 
 
 def test_a_folder_that_takes_long_does_not_hold_it_up(reading, monkeypatch):
-    monkeypatch.setattr(app, "PATIENCE", 0.05)
+    monkeypatch.setattr(app, "READ_TIMEOUT", 0.05)
     app.build_app()
     assert not reading[1].is_set()

@@ -11,7 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from workbench.start import KEPT, keep_in_storage
+from workbench.app.start import STORED, keep_in_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_SPACE = {"SPACE_ID": "owner/name"}
@@ -41,13 +41,13 @@ def test_it_asks_for_storage_and_says_what_it_is(front) -> None:
 def test_a_space_with_storage_keeps_runs_there(tmp_path) -> None:
     environment = dict(IN_SPACE)
     keep_in_storage(environment, tmp_path)
-    kept = {name: str(tmp_path / folder) for name, folder in KEPT.items()}
+    kept = {name: str(tmp_path / folder) for name, folder in STORED.items()}
     assert environment == IN_SPACE | kept
 
 
 @pytest.mark.parametrize(
     ("environment", "storage"),
-    [({}, "."), (IN_SPACE, "none"), (IN_SPACE | dict.fromkeys(KEPT, "/elsewhere"), ".")],
+    [({}, "."), (IN_SPACE, "none"), (IN_SPACE | dict.fromkeys(STORED, "/elsewhere"), ".")],
     ids=["on a machine", "without storage", "set already"],
 )
 def test_elsewhere_nothing_is_moved(environment, storage, tmp_path) -> None:
@@ -60,14 +60,14 @@ def test_it_is_said_before_the_client_of_the_hub_is_imported(tmp_path) -> None:
     script = f"""
 import os, runpy, sys
 from pathlib import Path
-import workbench.start
+import workbench.app.start
 assert "huggingface_hub" not in sys.modules
-workbench.start.keep_in_storage.__defaults__ = (Path({str(tmp_path)!r}),)
+workbench.app.start.keep_in_storage.__defaults__ = (Path({str(tmp_path)!r}),)
 assert "demo" in runpy.run_path("app.py", run_name="page")
 from huggingface_hub.constants import HF_HOME
 assert Path(HF_HOME).parent == Path({str(tmp_path)!r}), HF_HOME
 """
-    own = {name: value for name, value in os.environ.items() if name not in KEPT} | IN_SPACE
+    own = {name: value for name, value in os.environ.items() if name not in STORED} | IN_SPACE
     call = [sys.executable, "-c", script]
     done = subprocess.run(call, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

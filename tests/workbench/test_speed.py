@@ -4,12 +4,11 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.compression import merge_factors as merging
-from workbench.job_record import JobRecord
+from lrcore.compression.steps import merge_factors as merging
 from workbench.jobs import KINDS, CompressJob, SpeedJob
-from workbench.store import Store
-from workbench.tabs.compare.details import speeds
-from workbench.tabs.compare.metrics import METRICS, Known, tables
+from workbench.state.job_record import JobRecord
+from workbench.state.store import Store
+from workbench.tabs.compare.metrics import METRICS, Results, speeds, tables
 
 MERGED = {"merged_prefill", "merged_decode"}
 
@@ -42,7 +41,7 @@ def measured(store):
     job = SpeedJob(tuple(run.id for run in runs))
     record = JobRecord(job)
     assert job.run(store, record) == [run.id for run in runs]
-    (table,) = tables(runs, None, Known(speeds(store, runs)))
+    (table,) = tables(runs, None, Results(speeds(store, runs)))
     return {one.title: one for one in table.runs}, table, record.log
 
 

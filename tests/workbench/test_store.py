@@ -9,11 +9,13 @@ import pytest
 from tiny_models import family_folder
 
 import lrcore
-from workbench import live, memory
-from workbench.job_record import ENDED
-from workbench.jobs import KINDS, AnalyseJob, CompressJob, SurveyJob, start_analysis
-from workbench.store import Store
-from workbench.survey import measurements, survey
+from lrcore.system.errors import Cancelled
+from workbench.jobs import KINDS, AnalyzeJob, CompressJob, SurveyJob, start_analysis
+from workbench.state import live
+from workbench.state.job_record import ENDED
+from workbench.state.store import Store
+from workbench.state.survey import measurements, survey
+from workbench.views import memory
 
 
 @pytest.fixture
@@ -36,7 +38,8 @@ def ended(record, seconds=60):
 
 def test_the_store_and_its_jobs_need_no_gradio():
     code = (
-        "import sys, workbench.store, workbench.jobs, workbench.survey, workbench.memory\n"
+        "import sys, workbench.state.store, workbench.jobs, workbench.state.survey\n"
+        "import workbench.views.memory\n"
         "assert 'gradio' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -54,7 +57,7 @@ def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monke
         plan = store.plan(wanted)
         assert plan is store.plan(wanted)
         assert plan.ranks == allocate(factors, wanted).ranks
-    by_hand = recipe.with_(policy="softmax", overrides={"0.mlp": 3})
+    by_hand = recipe.with_(policy="softmax", rank_overrides={"0.mlp": 3})
     assert store.plan(by_hand).ranks[0, "mlp"] == 3
     assert store.policy_plan(by_hand) is store.plan(recipe.with_(policy="softmax"))
     assert store.uniform_plan(by_hand) is store.plan(recipe)
@@ -66,13 +69,13 @@ def test_a_plan_says_why_no_ranks_would_run_in_the_target(store, recipe, tiny_op
     assert store.plan(there) is None
     store.factors(there)
     for _ in range(2):
-        with pytest.raises(lrcore.InputError, match="of the family opt"):
+        with pytest.raises(lrcore.InputError, match="family is opt"):
             store.plan(there)
     assert store.plan(there.with_(target="transformers")) is not None
 
 
 def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
-    wrong = recipe.with_(overrides={"7.mlp": 3})
+    wrong = recipe.with_(rank_overrides={"7.mlp": 3})
     store.factors(recipe)
     for _ in range(2):
         with pytest.raises(lrcore.InputError, match="layers 0 to 2"):
@@ -83,11 +86,11 @@ def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
 
 def test_an_analysis_is_queued_once_and_not_where_it_is(store, recipe):
     record = ended(start_analysis(store, recipe))
-    assert (record.state, record.kept) == ("done", False)
+    assert (record.state, record.is_stored) == ("done", False)
     assert store.peek_analysis(recipe) is not None
     assert store.plan(recipe) is not None
     assert start_analysis(store, recipe) is None
-    assert store.methods_factorised(recipe)[0] == "a3"
+    assert store.methods_factorized(recipe)[0] == "a3"
 
 
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
@@ -97,25 +100,29 @@ def test_no_refit_is_counted_where_the_architecture_allows_none(
     folder = family_folder(family, tiny_llama, tmp_path / family)
     fused = recipe.with_(model=str(folder), method="fused")
     factors, model = store.factors(fused), store.dense(fused)
-    monkeypatch.setattr(live, "MOST", factors.shape.parameters * live.WINDOWS * live.LENGTH)
-    assert not store.refits(fused)
+    monkeypatch.setattr(
+        live, "MAX_PARAMETER_TOKENS", factors.shape.parameters * live.WINDOWS * live.LENGTH
+    )
+    assert not store.has_refit(fused)
     assert store.live_request(fused, "browser") is not None  # the sample alone is run
     assert memory.needed(model, fused, 1.0, None) == 10**6  # no states are kept
     on = fused.with_(refit="on")
-    with pytest.raises(lrcore.InputError, match="no refit"):
+    with pytest.raises(lrcore.InputError, match="a refit does not support"):
         memory.needed(model, on, 1.0, None)
     request = store.live_request(on, "browser")
     store.live.request(request)
     while store.live.peek(request.key) is None:
         time.sleep(0.02)
-    assert "no refit" in store.live.peek(request.key).error
+    assert "a refit does not support" in store.live.peek(request.key).error
 
 
 def test_a_refit_is_counted_where_there_is_one(store, recipe, monkeypatch):
     fused = recipe.with_(method="fused")
     factors = store.factors(fused)
-    monkeypatch.setattr(live, "MOST", factors.shape.parameters * live.WINDOWS * live.LENGTH)
-    assert store.refits(fused)
+    monkeypatch.setattr(
+        live, "MAX_PARAMETER_TOKENS", factors.shape.parameters * live.WINDOWS * live.LENGTH
+    )
+    assert store.has_refit(fused)
     assert store.live_request(fused, "browser") is None
     assert store.live_request(fused.with_(refit="off"), "browser") is not None
 
@@ -125,17 +132,34 @@ def test_a_job_makes_a_run_that_a_restart_finds(store, recipe, tmp_path):
     record = ended(store.jobs.submit(CompressJob(recipe, "mine", settings)))
     assert record.state == "done", record.error
     again = Store(tmp_path / "runs", KINDS)
-    (run,) = again.chosen_runs([*record.result, "gone"])
+    (run,) = again.runs_by_id([*record.result, "gone"])
     assert (run.name, run.recipe) == ("mine", recipe)
     assert run.evaluations[0]["same_base"]
     assert again.jobs.get(record.id).job == CompressJob(recipe, "mine", settings)
     again.delete(run.id)
-    assert again.chosen_runs(record.result) == []
+    assert again.runs_by_id(record.result) == []
+
+
+def test_a_job_that_is_canceled_while_it_evaluates_leaves_no_run(store, recipe, monkeypatch):
+    class Stopped:
+        id, part, result, outcome, curve = "job", "", [], "", []
+
+        def add_log(self, line):
+            pass
+
+        def progress(self, stage, done, total):
+            if stage.startswith("evaluate") and store.runs.all():
+                raise Cancelled(stage)
+
+    settings = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=32)
+    with pytest.raises(Cancelled):
+        CompressJob(recipe, "mine", settings).run(store, Stopped())
+    assert store.runs.all() == []
 
 
 def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
-    two = [row for row in lrcore.methods() if row["name"] in ("a3", "svd")]
-    monkeypatch.setattr(lrcore, "methods", lambda: two)
+    two = [row for row in lrcore.list_methods() if row["name"] in ("a3", "svd")]
+    monkeypatch.setattr(lrcore, "list_methods", lambda: two)
     nothing = survey(store, recipe)
     assert (nothing.shares, nothing.missing) == ({}, ("svd", "a3"))
     assert ended(store.jobs.submit(SurveyJob(recipe))).state == "done"
@@ -145,11 +169,11 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     assert len(everything.shares["svd"]["uniform"]) == 3
     figures = measurements(store, recipe)
     assert figures == sorted(figures)
-    assert [one.shown for one in figures].count(True) == 1
+    assert [one.is_displayed for one in figures].count(True) == 1
     # several policies choose the same ranks here: the same plan is one row
     own = recipe.policy
     assert sorted((one.method, one.policy) for one in figures) == [("a3", own), ("svd", own)]
-    assert measurements(store, recipe.with_(overrides={"0.mlp": 3})) == []
+    assert measurements(store, recipe.with_(rank_overrides={"0.mlp": 3})) == []
 
 
 def test_what_a_browser_chose_before_is_dropped_unless_another_one_wants_it(tmp_path, recipe):
@@ -158,23 +182,23 @@ def test_what_a_browser_chose_before_is_dropped_unless_another_one_wants_it(tmp_
     jobs._work = lambda record: [str(gate.wait(60))]
     first = start_analysis(store, recipe, "one")
     probed = start_analysis(store, recipe.with_(policy="probed"), "one")
-    assert first.cancelled.is_set()
+    assert first.canceled.is_set()
     assert start_analysis(store, recipe.with_(policy="probed"), "two") is probed
     fisher = start_analysis(store, recipe.with_(policy="fisher"), "one")
-    assert not probed.cancelled.is_set()  # the other browser waits for it
+    assert not probed.canceled.is_set()  # the other browser waits for it
     start_analysis(store, recipe.with_(policy="probed", ratio=0.3), "one")
-    assert fisher.cancelled.is_set()
-    assert not probed.cancelled.is_set()
+    assert fisher.canceled.is_set()
+    assert not probed.canceled.is_set()
     gate.set()
 
 
 def test_an_analysis_serves_the_run_that_needs_its_factors(recipe):
-    analysis = AnalyseJob(recipe)
-    assert analysis.serves(CompressJob(recipe.with_(ratio=0.35)))
-    assert not analysis.serves(CompressJob(recipe.with_(method="svd")))
-    assert not analysis.serves(SurveyJob(recipe.with_(seed=9)))
+    analysis = AnalyzeJob(recipe)
+    assert analysis.is_prerequisite_of(CompressJob(recipe.with_(ratio=0.35)))
+    assert not analysis.is_prerequisite_of(CompressJob(recipe.with_(method="svd")))
+    assert not analysis.is_prerequisite_of(SurveyJob(recipe.with_(seed=9)))
 
 
 def test_sizes_that_cannot_work_are_refused_before_anything_runs():
-    with pytest.raises(lrcore.InputError, match="at most 134,217,728 can be held"):
+    with pytest.raises(lrcore.InputError, match="the maximum is 134,217,728"):
         lrcore.Recipe(samples=10**9)

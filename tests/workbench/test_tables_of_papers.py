@@ -9,13 +9,17 @@ import pytest
 from page_values import click
 
 import lrcore
-from workbench import job_markup, polling
-from workbench.form import input_values
-from workbench.job_record import ENDED, JobRecord
+from lrcore.runs.sweep import included_sweeps
+from lrcore.runs.sweep_report import tables as sweep_tables
+from lrcore.system.errors import Cancelled
 from workbench.jobs import KINDS, TableJob
-from workbench.jobs.table import written
-from workbench.store import Store
-from workbench.tabs.compress import table
+from workbench.jobs.paper_table import table_files
+from workbench.state.job_record import ENDED, JobRecord
+from workbench.state.store import Store
+from workbench.tabs.compress import paper_table as table
+from workbench.views import job_markup
+from workbench.widgets import polling
+from workbench.widgets.form import input_values
 
 
 @pytest.fixture(scope="module")
@@ -26,30 +30,30 @@ def recipe(tiny_llama, story_file):
 @pytest.fixture(scope="module")
 def sweep(recipe, story_file):
     measured = lrcore.EvaluationSettings(str(story_file), 2, 16)
-    rows = ["compress", ["compress", {"quantise": {"bits": 4, "group": 8}}]]
+    rows = ["compress", ["compress", {"quantize": {"bits": 4, "group": 8}}]]
     return lrcore.Sweep(recipe.with_(model="demo-llama"), evaluations=(measured,), rows=rows)
 
 
 def test_every_shipped_table_shows_its_rows_before_it_starts():
-    for name in lrcore.shipped_sweeps():
-        chosen, rows = table.take_shipped(name)
+    for name in included_sweeps():
+        chosen, rows = table.select_included(name)
         cells = lrcore.Sweep.from_dict(chosen["sweep"]).cells()
         assert cells == lrcore.Sweep.read(name).cells()
         assert rows.count("<li>") == len(cells)
-    assert table.take_shipped("/etc/passwd") == (None, "")
+    assert table.select_included("/etc/passwd") == (None, "")
 
 
 def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text(json.dumps(sweep.to_dict()), encoding="utf-8")
-    chosen, rows, _ = table.take_file(str(path))
+    chosen, rows, _ = table.load_file(str(path))
     assert "4 bit" in rows
-    assert table.on_model(sweep, input_values(recipe)).base == recipe
+    assert table.with_model(sweep, input_values(recipe)).base == recipe
     store = Store(tmp_path / "runs", KINDS)
     table.start(store, chosen, *input_values(recipe))
     (record,) = store.jobs.all()
     while record.state not in ENDED:
-        record.cancelled.wait(0.02)
+        record.canceled.wait(0.02)
     assert record.state == "done", record
     assert record.job == TableJob("own", replace(sweep, base=recipe))
     assert "2 rows; lowest perplexity" in record.outcome
@@ -57,11 +61,11 @@ def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path
     pressed = click(action="table", job=record.id, file="table.csv")
     given = json.loads(polling.act(store, [], pressed)[0])["text"]
     rows = lrcore.run_sweep(lrcore.load(recipe.model), record.job.sweep, tmp_path / "sweep")
-    expected = lrcore.sweep_tables(rows, record.job.sweep.to_dict())["table.csv"]
+    expected = sweep_tables(rows, record.job.sweep.to_dict())["table.csv"]
     assert list(csv.DictReader(io.StringIO(given))) == list(csv.DictReader(io.StringIO(expected)))
     again = JobRecord(record.job)
     record.job.run(store, again)
-    assert sum("there already" in line for line in again.log) == 3  # with the dense model
+    assert sum("already saved" in line for line in again.log) == 3  # with the dense model
     assert not store.runs.all()
 
 
@@ -70,17 +74,17 @@ def test_a_table_that_was_cancelled_goes_on_after_the_rows_it_has(recipe, sweep,
     job = TableJob("own", replace(sweep, base=recipe))
 
     class Stopped(JobRecord):
-        def note(self, line):
-            super().note(line)
+        def add_log(self, line):
+            super().add_log(line)
             if line.startswith("row 2 of 2"):
-                self.cancelled.set()
+                self.canceled.set()
 
-    with pytest.raises(lrcore.Cancelled):
+    with pytest.raises(Cancelled):
         job.run(store, Stopped(job))
     again = JobRecord(job)
     job.run(store, again)
-    assert sum("there already" in line for line in again.log) == 2  # the dense model and row 1
-    assert set(written(store, again.id, job)) == {"table.csv", "table.json", "report.html"}
+    assert sum("already saved" in line for line in again.log) == 2  # the dense model and row 1
+    assert set(table_files(store, again.id, job)) == {"table.csv", "table.json", "report.html"}
 
 
 def test_a_table_that_is_not_chosen_or_cannot_be_made_is_refused(recipe, sweep, tmp_path):
@@ -91,6 +95,6 @@ def test_a_table_that_is_not_chosen_or_cannot_be_made_is_refused(recipe, sweep, 
     record = JobRecord(job)
     with pytest.raises(lrcore.InputError, match="KV"):
         job.run(store, record)
-    assert any("not made" in line for line in record.log)
-    with pytest.raises(lrcore.InputError, match="start the job again"):
-        written(store, record.id, job)
+    assert any("failed" in line for line in record.log)
+    with pytest.raises(lrcore.InputError, match="Start the job again"):
+        table_files(store, record.id, job)

@@ -5,9 +5,10 @@ predicted to have at the same budget where any form runs.
 import pytest
 
 import lrcore
-from workbench import numbers, target_text
-from workbench.store import Store
-from workbench.tabs.allocation import handlers
+from workbench import words
+from workbench.base import numbers
+from workbench.state.plan_view import status_message, target_message
+from workbench.state.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,10 @@ def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> N
     store.factors(there)
     here, other = (store.plan(one).predicted.perplexity for one in (there, anywhere))
     assert here != other
-    said = handlers.standing(store, there, store.plan(there))
-    assert target_text.of_target("llama.cpp") in said
-    change = numbers.share(here / other - 1)
-    costs = target_text.COSTS.format(*map(numbers.perplexity, (here, other)), change)
+    said = status_message(store, there, store.plan(there))
+    assert words.allocation.describe_target("llama.cpp") in said
+    change = numbers.relative_change(here / other - 1)
+    costs = words.allocation.TARGET_COST.format(*map(numbers.perplexity, (here, other)), change)
     assert costs in said
 
 
@@ -40,6 +41,9 @@ def test_where_nothing_is_predicted_it_says_how_to_learn_the_cost(store, recipe)
     even = recipe.with_(policy="uniform", ratio=0.15, seed=73)  # no probes on disk
     there = even.with_(target="llama.cpp")
     store.factors(there)
-    said = handlers.cost_of_target(store, there, store.plan(there))
-    assert said == f"{target_text.of_target('llama.cpp')} {target_text.COSTS_UNKNOWN}"
-    assert not handlers.cost_of_target(store, even, store.plan(even))
+    said = target_message(store, there, store.plan(there))
+    assert (
+        said
+        == f"{words.allocation.describe_target('llama.cpp')} {words.allocation.TARGET_COST_UNKNOWN}"
+    )
+    assert not target_message(store, even, store.plan(even))

@@ -10,8 +10,8 @@ import fresh
 import pytest
 
 import lrcore
-from workbench.job_queue import SERVERS, Jobs
 from workbench.jobs import KINDS, CompressJob
+from workbench.state.job_queue import SERVERS, JobQueue
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks of files")
 PATIENCE = 60  # seconds
@@ -19,14 +19,14 @@ OTHER = """
 import sys, time
 from pathlib import Path
 import lrcore
-from workbench.job_queue import Jobs
+from workbench.state.job_queue import JobQueue
 from workbench.jobs import KINDS, CompressJob
 
 def work(record):
     Path(sys.argv[2]).touch()
     time.sleep(600)
 
-Jobs(Path(sys.argv[1]), KINDS, work).submit(CompressJob(lrcore.Recipe()))
+JobQueue(Path(sys.argv[1]), KINDS, work).submit(CompressJob(lrcore.Recipe()))
 time.sleep(600)
 """
 
@@ -53,8 +53,8 @@ def wait_for(happened) -> None:
         time.sleep(0.01)
 
 
-def opened(folder: Path) -> Jobs:
-    return Jobs(folder, KINDS, lambda record: [])
+def opened(folder: Path) -> JobQueue:
+    return JobQueue(folder, KINDS, lambda record: [])
 
 
 def test_a_job_that_another_server_runs_is_not_interrupted(other, tmp_path):

@@ -4,20 +4,26 @@ import json
 import threading
 import time
 
+import gradio as gr
 import pytest
 from page_values import BROWSER
 
 import lrcore
-from lrcore.compression import settle
-from lrcore.evidence import AgainstUniform
-from workbench import markup, measuring_text, polling, text
-from workbench.form import input_values
-from workbench.jobs import KINDS, AnalyseJob, start_analysis
-from workbench.keys import analysed, by_probes, factor_key, model_key
-from workbench.sensitivity import ProbedSlot, agreement, probed_slots
-from workbench.store import Store
+from lrcore.compression.pipeline import choose_plan
+from lrcore.methods import METHODS
+from lrcore.ranks.evidence import AgainstUniform
+from lrcore.recipes.history import Compressed
+from workbench import words
+from workbench.jobs import KINDS, AnalyzeJob, start_analysis
+from workbench.state import store as store_module
+from workbench.state.keys import analysis_recipe, factor_key, model_key, probed_recipe
+from workbench.state.sensitivity import ProbedSlot, agreement, probed_slots
+from workbench.state.store import Store
 from workbench.tabs import spectra
 from workbench.tabs.allocation import handlers
+from workbench.views import markup
+from workbench.widgets import polling
+from workbench.widgets.form import input_values
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +37,7 @@ def prepared(tmp_path_factory, recipe):
     store, gate = Store(tmp_path_factory.mktemp("runs"), KINDS), threading.Event()
 
     def until_cancelled(record):
-        while not (gate.is_set() or record.cancelled.is_set()):
+        while not (gate.is_set() or record.canceled.is_set()):
             gate.wait(0.01)
         return []
 
@@ -39,7 +45,7 @@ def prepared(tmp_path_factory, recipe):
     with pytest.MonkeyPatch.context() as patch:  # what other tests have measured is not there
         patch.setenv("LRCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
         store.objects.put("pace", model_key(recipe), 1e-9)  # the least time is said
-        AnalyseJob(recipe).run(store, Quiet())
+        AnalyzeJob(recipe).run(store, Quiet())
         yield store
     gate.set()
 
@@ -59,8 +65,8 @@ class Quiet:
 
 
 def drawn(store, recipe):
-    bars, _, summary, *_, key, _, _ = handlers.draw_plan(store, BROWSER, *input_values(recipe))
-    return json.loads(bars)["data"][1], summary, key
+    widgets = handlers.draw_plan(store, BROWSER, *input_values(recipe))
+    return json.loads(widgets.bars)["data"][1], widgets.summary, widgets.plan_key
 
 
 @pytest.mark.parametrize("policy", ["probed", "fisher", "mix"])
@@ -72,8 +78,8 @@ def test_choosing_a_policy_queues_nothing_and_says_how_long_it_takes(store, reci
     bars, summary, key = drawn(store, chosen)
     assert bars["opacity"] < 1
     assert bars["name"] == "softmax, not chosen"
-    assert "about 5 s · Run" in summary
-    assert f"{policy} shares the budget by what it measures" in summary
+    assert "Run (about 5 s)" in summary
+    assert f"{policy} assigns ranks from measurements of this model" in summary
     assert key == ""
 
 
@@ -83,14 +89,14 @@ def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe
     before = polling.factors_state(store, chosen)
     handlers.measure(store, BROWSER, *input_values(chosen))
     (record,) = store.jobs.waiting()
-    assert record.job == AnalyseJob(analysed(chosen))
+    assert record.job == AnalyzeJob(analysis_recipe(chosen))
     bars, summary, _ = drawn(store, chosen)
-    assert markup.escape(measuring_text.MEASURES_NOW.format("probed", "uniform")) in summary
+    assert markup.escape(words.allocation.MEASURES_NOW.format("probed", "uniform")) in summary
     assert polling.factors_state(store, chosen) != before
     handlers.queue_factors(store, BROWSER, *input_values(chosen.with_(ratio=0.3)))
-    assert not record.cancelled.is_set()
+    assert not record.canceled.is_set()
     handlers.queue_factors(store, BROWSER, *input_values(recipe.with_(policy="softmax")))
-    assert record.cancelled.is_set()
+    assert record.canceled.is_set()
     store.factors(chosen)
     bars, summary, key = drawn(store, chosen)
     assert (bars["opacity"], bars["name"]) == (1, "this allocation")
@@ -101,20 +107,20 @@ def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe
 @pytest.mark.parametrize("hurt", [True, False])
 def test_the_ranks_on_show_are_those_that_start_gives(store, recipe, monkeypatch, hurt):
     found = AgainstUniform(2.0 if hurt else 0.5, 1.0, 0.1)
-    monkeypatch.setattr(settle, "against_uniform", lambda *_: found)
+    monkeypatch.setattr(choose_plan, "against_uniform", lambda *_: found)
     chosen = recipe.with_(policy="probed", ratio=0.35 if hurt else 0.4)
     factors, values = store.factors(chosen), input_values(chosen)
     draft, state = store.plan(chosen), polling.factors_state(store, chosen)
-    caption = handlers.draw_plan(store, BROWSER, *values)[1]
-    assert markup.escape(text.DRAFTED.format("probed")) in caption
-    wait_until(lambda: not store.drafted(chosen))
+    caption = handlers.draw_plan(store, BROWSER, *values).caption
+    assert markup.escape(words.allocation.DRAFT.format("probed")) in caption
+    wait_until(lambda: not store.is_draft(chosen))
     assert polling.factors_state(store, chosen) != state
-    given = lrcore.compress(store.dense(chosen), chosen, factors).step(lrcore.Compressed)
+    given = lrcore.compress(store.dense(chosen), chosen, factors).step(Compressed)
     assert given.ranks == store.plan(chosen).slot_ranks
     assert (store.plan(chosen).ranks == draft.ranks) != hurt
     assert (store.uniform_plan(chosen).ranks == store.plan(chosen).ranks) == hurt
-    _, caption, *_ = handlers.draw_plan(store, BROWSER, *values)
-    assert text.DRAFTED.format("probed") not in caption
+    caption = handlers.draw_plan(store, BROWSER, *values).caption
+    assert words.allocation.DRAFT.format("probed") not in caption
     assert ("further from the dense model" in caption) == hurt
     wait_until(lambda: store.live.peek(store.live_key(chosen)))
 
@@ -134,10 +140,22 @@ def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, rec
     controls = [spectra.LOSS, 0.9, "aware"]
     heat, scatter, note = spectra.draw_heatmap(store, controls, None, *values)
     assert heat == scatter == ""
-    assert "· Run" in note or "being probed" in note  # of the test before on disk
-    factors = prepared.factors(by_probes(recipe))
-    store.objects.put("factors", factor_key(by_probes(recipe)), factors)
+    assert "Run (" in note or "being measured" in note  # of the test before on disk
+    spectral = ["effective_rank", 0.9, "aware"]
+    unchanged = spectra.redraw_loss(store, False, spectral, None, *values)
+    assert all(value == gr.skip() for value in unchanged)
+    factors = prepared.factors(probed_recipe(recipe))
+    store.objects.put("factors", factor_key(probed_recipe(recipe)), factors)
     heat, scatter, note = spectra.draw_heatmap(store, controls, None, *values)
+    assert spectra.redraw_loss(store, False, spectral, None, *values) == unchanged
+    by_probes = input_values(recipe.with_(policy="probed"))
+    first = spectra.redraw_loss(store, False, spectral, None, *by_probes)
+    assert (first[0], *first[3:]) == (spectra.LOSS, heat, scatter, note)
+    assert spectra.redraw_loss(store, False, controls, None, *values) == first
+    by_hand = spectra.redraw_loss(store, True, spectral, None, *by_probes)
+    assert by_hand == unchanged
+    other_method = input_values(recipe.with_(method="svd"))
+    assert spectra.redraw_loss(store, False, controls, None, *other_method)[0] == spectral[0]
     slots = probed_slots(factors, recipe.ratio)
     assert len(slots) == len(factors.spectra)
     probes = factors.evidence.get("probes").points
@@ -145,7 +163,7 @@ def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, rec
         probe = next(p for p in probes[one.layer, one.name] if p.rank == one.rank)
         assert (one.increase, one.error) == (probe.increase, probe.standard_error)
         assert 0 <= one.energy_lost <= 1
-        assert abs(one.kept - 0.8) < 0.25
+        assert abs(one.kept_share - 0.8) < 0.25
     cells = json.loads(heat)["data"][0]["customdata"]
     assert {(layer, name): value for row in cells for layer, name, value, *_ in row} == {
         (one.layer, one.name): one.increase for one in slots
@@ -168,15 +186,17 @@ def test_what_is_on_disk_is_read_without_asking(store, recipe, tmp_path):
     chosen = recipe.with_(policy="mix")
     lrcore.measure_evidence(store.dense(recipe), store.peek_factors(recipe), chosen)
     record = start_analysis(store, chosen, "one", measure=False)
-    assert record.job == AnalyseJob(analysed(chosen))
+    assert record.job == AnalyzeJob(analysis_recipe(chosen))
     other = Store(tmp_path / "other", KINDS)  # where that is not known yet, it waits
     other.jobs._work = lambda record: []
     first = start_analysis(other, chosen, "one", measure=False)
-    assert first.job == AnalyseJob(analysed(recipe))
+    assert first.job == AnalyzeJob(analysis_recipe(recipe))
 
 
 def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
-    said = [measuring_text.roughly(seconds) for seconds in (0.2, 12, 49, 61, 700, 20_000)]
+    said = [
+        words.allocation.approximate_time(seconds) for seconds in (0.2, 12, 49, 61, 700, 20_000)
+    ]
     assert said == [
         "about 5 s",
         "about 15 s",
@@ -189,10 +209,10 @@ def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
 
 @pytest.mark.parametrize("policy", ["uniform", "probed", "softmax"])
 @pytest.mark.parametrize("budget", ["auto", "params", "kv", "latency"])
-@pytest.mark.parametrize("method", sorted(lrcore.METHODS))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_job_makes_the_very_factors_that_the_page_waits_for(method, budget, policy):
     recipe = lrcore.Recipe(method=method, budget=budget, policy=policy)
-    assert factor_key(analysed(recipe)) == factor_key(recipe)
+    assert factor_key(analysis_recipe(recipe)) == factor_key(recipe)
 
 
 def test_probes_that_ship_are_read_when_their_map_is_asked_for(
@@ -202,9 +222,9 @@ def test_probes_that_ship_are_read_when_their_map_is_asked_for(
     store.jobs._work = lambda record: []
     store.objects.put("factors", factor_key(recipe), prepared.factors(recipe))
     store.objects.put("pace", model_key(recipe), 1.0)
-    for tokens, asked in ((1000, []), (0, [by_probes(recipe)])):
-        monkeypatch.setattr(lrcore, "evidence_tokens", lambda *_, tokens=tokens: tokens)
+    for tokens, asked in ((1000, []), (0, [probed_recipe(recipe)])):
+        monkeypatch.setattr(store_module, "evidence_tokens", lambda *_, tokens=tokens: tokens)
         *_, note = spectra.draw_heatmap(store, [spectra.LOSS, 0.9, "aware"], None, *values)
-        assert ("being probed" in note) == bool(asked)
+        assert ("being measured" in note) == bool(asked)
         jobs = [record.job.recipe for record in store.jobs.waiting()]
         assert [factor_key(one) for one in jobs] == [factor_key(one) for one in asked]

@@ -5,11 +5,12 @@ import json
 import pytest
 
 import lrcore
-from workbench import what_if_text
-from workbench.form import input_values
+from lrcore.compression.what_if import MODEL_SHAPES
+from workbench import words
 from workbench.jobs import KINDS
-from workbench.store import Store
+from workbench.state.store import Store
 from workbench.tabs.allocation import what_if
+from workbench.widgets.form import input_values
 
 
 @pytest.fixture
@@ -41,15 +42,15 @@ def test_sizes_stand_beside_the_dense_ones(drawn):
 def test_a_context_that_is_none_is_said_in_the_place_of_the_sizes(drawn, typed):
     said = drawn(context=typed)
     assert "note error" in said
-    assert what_if_text.CONTEXT in said
+    assert words.allocation.CONTEXT in said
 
 
 def test_a_pasted_config_takes_the_place_of_the_shape(drawn):
-    fields = lrcore.SHAPES["Qwen2.5-7B"]
+    fields = MODEL_SHAPES["Qwen2.5-7B"]
     assert "qwen2 (28 layers)" in drawn(config=json.dumps(fields))
     for pasted, sentence in (
-        ("{", "is no JSON"),
-        ("[]", "is no object"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
         ('{"model_type": "<b>none</b>"}', "&lt;b&gt;none"),
         ('{"model_type": "llama", "hidden_size": -4}', "llama"),
     ):

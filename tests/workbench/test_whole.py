@@ -11,26 +11,35 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lrcore
-from workbench import export, numbers, sweeps, text
+from lrcore.compression.pipeline.model_bounds import plan_bounds
+from lrcore.compression.steps.share import shared_size
+from lrcore.compression.steps.slicing.slicing import sliced_size
+from lrcore.evaluation.contributions import contributions
+from lrcore.evaluation.local_errors import local_errors
+from lrcore.recipes.history import Healed, LayersDropped, standard_fit_of
+from lrcore.system.errors import Cancelled
+from workbench import words
+from workbench.base import numbers
 from workbench.figures.allocation import influence as influence_figure
-from workbench.form import input_values
-from workbench.job_record import ENDED, JobRecord
 from workbench.jobs import (
     CompressJob,
     DetailsJob,
     ExportJob,
     HealJob,
-    QuantiseJob,
+    PruneLayersJob,
+    QuantizeJob,
     ShareJob,
-    ShortenJob,
     SliceJob,
 )
-from workbench.store import Store
-from workbench.tabs.compare import chart, differences, forms, metrics, protocols
-from workbench.tabs.compare import runs as compared
-from workbench.tabs.compress import dropping, sharing
+from workbench.state import sweep_runs
+from workbench.state.job_record import ENDED, JobRecord
+from workbench.state.store import Store
+from workbench.tabs.compare import chart, chosen_runs, comparison_table, metrics
+from workbench.tabs.compress import pruning, sharing
 from workbench.tabs.runs.details import ranks_of
 from workbench.tabs.runs.listing import COLUMNS
+from workbench.views import export, preview, run_text
+from workbench.widgets.form import input_values
 
 
 @pytest.fixture
@@ -59,8 +68,8 @@ def done(store, job):
     return record
 
 
-def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> ShortenJob:
-    return ShortenJob(recipe, layers, by, name, measured(recipe))
+def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> PruneLayersJob:
+    return PruneLayersJob(recipe, layers, by, name, measured(recipe))
 
 
 def measured(recipe) -> lrcore.EvaluationSettings:
@@ -73,20 +82,20 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
 ):
     job = done(store, short(recipe, 2, by))
     assert job.state == "done", job.error
-    expected = lrcore.shorten(lrcore.load(recipe.model), recipe, 2, by)
+    expected = lrcore.prune_layers(lrcore.load(recipe.model), recipe, 2, by)
     (run,) = Store(tmp_path / "runs").runs.all()  # another process
     assert run.id == job.result[0]
     assert run.name == f"without 2 of 3 layers, {by} · {Path(recipe.model).name}"
-    assert run.step(lrcore.Shortened) == expected.step(lrcore.Shortened)
+    assert run.step(LayersDropped) == expected.step(LayersDropped)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
-        assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
+        assert torch.equal(store.run_model(run).network(ids).logits, expected.network(ids).logits)
     got_result = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
     assert run.evaluations[0]["perplexity"] == pytest.approx(got_result.perplexity, rel=1e-6)
     assert run.evaluations[0]["same_base"]
-    assert [COLUMNS[name].value(run) for name in ("method", "policy")] == ["shorten", by]
-    assert "went in this order" in text.shortened(run.history)
-    assert any("went in this order" in line for line in job.log)
+    assert [COLUMNS[name].value(run) for name in ("method", "policy")] == ["prune-layers", by]
+    assert "pruned in this order" in run_text.pruned(run.history)
+    assert any("pruned in this order" in line for line in job.log)
 
 
 def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store, recipe):
@@ -96,12 +105,12 @@ def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store,
     job = done(store, DetailsJob((small, gone), measured(recipe), items=4))
     assert any(line.endswith(f"details of {store.runs.get(gone).name}") for line in job.log)
     runs = [store.runs.get(small), store.runs.get(gone)]
-    (table,) = metrics.tables(runs, None, compared.known(store, runs))
+    (table,) = metrics.tables(runs, None, metrics.results(store, runs))
     first, second = table.runs
-    found = lrcore.contributions(store.dense(recipe), store.small(runs[0]), measured(recipe))
+    found = contributions(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
     alone = {row["parts"]: row["delta_nll"] for row in found.rows}
     assert first.values["loss_mlp"] == pytest.approx(alone["mlp"], abs=1e-6)
-    errors = lrcore.local_errors(store.dense(recipe), store.small(runs[0]), measured(recipe))
+    errors = local_errors(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
     layers = [own["residual"] for own in errors.errors]
     assert first.values["error_residual"] == pytest.approx(sum(layers) / len(layers), rel=1e-4)
     score = lrcore.score_choices(store.dense(recipe), "stories", 4)
@@ -111,7 +120,7 @@ def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store,
     )
     assert "loss_mlp" not in second.values  # fewer layers than the dense model
     assert "accuracy" in second.values
-    assert "Loss from mlp alone" in forms.as_markdown([table])
+    assert "Loss from mlp alone" in comparison_table.as_markdown([table])
 
 
 def test_errors_of_modegpt_stand_beside_their_bounds(store, recipe):
@@ -119,69 +128,72 @@ def test_errors_of_modegpt_stand_beside_their_bounds(store, recipe):
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     done(store, DetailsJob((small,), measured(recipe), items=2))
     run = store.runs.get(small)
-    (table,) = metrics.tables([run], None, compared.known(store, [run]))
+    (table,) = metrics.tables([run], None, metrics.results(store, [run]))
     factors = lrcore.prepare(store.dense(recipe), recipe)
     plan = lrcore.allocate(factors, recipe)
-    assert plan.slot_ranks == store.small(run).ranks
-    rows = [row for row in lrcore.bounds(store.dense(recipe), factors, plan) if row["bound"]]
+    assert plan.slot_ranks == store.run_model(run).ranks
+    rows = [row for row in plan_bounds(store.dense(recipe), factors, plan) if row["bound"]]
     shares = [row["error"] / row["bound"] for row in rows if row["component"] == "mlp"]
     (figures,) = table.runs
     assert figures.values["bound_mlp"] == pytest.approx(sum(shares) / len(shares))
     assert 0 < figures.values["bound_mlp"] <= 1
-    assert "Error of mlp, share of its bound" in forms.as_markdown([table])
+    assert "Error of mlp, fraction of its bound" in comparison_table.as_markdown([table])
 
 
 def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, recipe):
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     (gone,) = done(store, short(recipe, name="short one")).result
     runs = [store.runs.get(small), store.runs.get(gone)]
-    shown = forms.html(metrics.tables(runs, None, metrics.Known()))
+    shown = comparison_table.html(metrics.tables(runs, None, metrics.Results()))
     assert all(f"{run.evaluations[0]['perplexity']:.4f}" in shown for run in runs)
     points = chart.points(
-        runs, protocols.protocol_of(runs[0], runs[0].evaluations[0]), "megabytes", {}
+        runs, chosen_runs.protocol_of(runs[0], runs[0].evaluations[0]), "megabytes", {}
     )
-    assert [point.method for point in points] == ["dense", "care", "shorten"]
-    table = {row[0]: row[1:] for row in differences.all_differences(runs)}
-    assert table["method"] == ["care", "shorten"]
+    assert [point.method for point in points] == ["dense", "care", "prune-layers"]
+    table = {row[0]: row[1:] for row in chosen_runs.all_differences(runs)}
+    assert table["method"] == ["care", "prune-layers"]
     assert table["policy"] == ["waterfill", "influence"]
     assert table["ratio"] == ["0.4", "–"]
     assert "data" not in table
     assert len([name for name in table if "gone" in name]) == 1
-    assert sweeps.made(runs[1:], recipe) is None  # a sweep still makes its own
-    assert "went" in text.shortened(runs[1].history)
-    assert text.shortened(runs[0].history) == ""
+    assert sweep_runs.find_run(runs[1:], recipe) is None  # a sweep still makes its own
+    assert "pruned" in run_text.pruned(runs[1].history)
+    assert run_text.pruned(runs[0].history) == ""
 
 
 def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
     (made,) = done(store, short(recipe, name="short one")).result
     run = store.runs.get(made)
-    assert text.stock(lrcore.stock_of(run.history), not run.ranks_csv) == text.SHORT_STOCK
+    assert (
+        run_text.standard_fit(standard_fit_of(run.history), not run.ranks_csv)
+        == words.compare_and_runs.STANDARD_SHORT
+    )
     job = done(store, ExportJob(made, "transformers-stock"))
     assert job.state == "done", job.error
     folder = run.folder / "export-stock"
     assert not list(folder.glob("*.py"))
     card = (folder / "README.md").read_text()
-    assert f"lacks the decoder layers {run.step(lrcore.Shortened).gone[0]} of 3" in card
+    assert f"Of 3 decoder layers, the layers {run.step(LayersDropped).gone[0]} (" in card
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         native = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
-        assert torch.equal(native, store.small(run).network(ids).logits)
-    assert text.NO_RANKS in export.report_html(run)
+        assert torch.equal(native, store.run_model(run).network(ids).logits)
+    assert words.compare_and_runs.NO_RANKS in export.report_html(run)
     with pytest.raises(lrcore.InputError, match="no ranks"):
         ranks_of(run)
-    again = done(store, QuantiseJob(made, 8))
-    assert store.runs.get(again.result[0]).method == "shorten"
+    again = done(store, QuantizeJob(made, 8))
+    assert store.runs.get(again.result[0]).method == "prune-layers"
     healed = done(store, HealJob(made, lrcore.Healing(steps=1, samples=2, seq_len=16)))
     assert healed.state == "done", healed.error
-    assert store.runs.get(healed.result[0]).step(lrcore.Healed).train == "all"
+    assert store.runs.get(healed.result[0]).step(Healed).train == "all"
 
 
 @pytest.mark.parametrize("rotations", ["block", "one"])
 def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(
     store, recipe, rotations
 ):
-    model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3, multiple=4)
-    message = lrcore.sliced_size(model, 0.3, rotations, 4)
+    model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3, rank_multiple=4)
+    message = sliced_size(model, 0.3, rotations, 4)
     job = done(store, SliceJob(requested, rotations, evaluation=measured(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
@@ -193,22 +205,22 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     expected = lrcore.slice_hidden(model, requested, rotations, 4)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
-        assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
-    assert f"{run.evaluations[0]['perplexity']:.4f}" in forms.html(
-        metrics.tables([run], None, metrics.Known())
+        assert torch.equal(store.run_model(run).network(ids).logits, expected.network(ids).logits)
+    assert f"{run.evaluations[0]['perplexity']:.4f}" in comparison_table.html(
+        metrics.tables([run], None, metrics.Results())
     )
-    words = text.to_be_sliced(message, model.size)
-    assert f"from 32 to {message['width']}" in words
-    assert (text.SLICED_GROWS in words) == (message["parameters"] > model.size.parameters)
-    assert text.sliced(run.history).startswith(
-        f"The hidden size went from 32 to {message['width']}"
+    sentence = preview.slicing(message, model.size)
+    assert f"Hidden size: 32 to {message['width']}" in sentence
+    assert (words.compress.SLICE_GROWS in sentence) == (
+        message["parameters"] > model.size.parameters
     )
-    assert ("matrices between" in text.sliced(run.history)) == (rotations == "block")
-    assert any("The hidden size went" in line for line in job.log)
-    assert sweeps.made([run], requested) is None
+    assert run_text.sliced(run.history).startswith(f"Hidden size: 32 to {message['width']}")
+    assert ("matrices between" in run_text.sliced(run.history)) == (rotations == "block")
+    assert any("Hidden size:" in line for line in job.log)
+    assert sweep_runs.find_run([run], requested) is None
     (gone,) = done(store, short(recipe)).result
-    table = {row[0]: row[1:] for row in differences.all_differences([run, store.runs.get(gone)])}
-    assert table["method"] == ["slice", "shorten"]
+    table = {row[0]: row[1:] for row in chosen_runs.all_differences([run, store.runs.get(gone)])}
+    assert table["method"] == ["slice", "prune-layers"]
     assert table["sliced: width"] == [str(message["width"]), "–"]
     assert done(store, ExportJob(run.id, "transformers")).state == "done"
     fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, "transformers-stock"))
@@ -218,18 +230,18 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
 
 def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, recipe):
     model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3)
-    left = lrcore.shared_size(model, 0.3, 2)
+    left = shared_size(model, 0.3, 2)
     said = sharing.describe(store, [0.3, 2], *input_values(recipe))
-    assert text.NOT_ANALYSED in said  # the model is not loaded yet
+    assert words.spectra.NOT_ANALYZED in said  # the model is not loaded yet
     job = done(store, ShareJob(requested, 2, evaluation=measured(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
     assert run.name == f"shared by 2 30% · {Path(recipe.model).name}"
     assert (run.method, run.policy) == ("share", "2")
-    assert store.small(run).size.decoder_linear == left
+    assert store.run_model(run).size.decoder_linear == left
     said = sharing.describe(store, [0.3, 2], *input_values(recipe))
-    assert f"to {numbers.count(left)} parameters" in said
-    assert any("2 neighbouring layers share a basis" in line for line in job.log)
+    assert f"to {numbers.count(left)} (" in said
+    assert any("2 neighboring layers share a basis" in line for line in job.log)
     assert run.evaluations[0]["perplexity"] > 0
     with pytest.raises(lrcore.InputError, match="no ranks"):
         ranks_of(run)
@@ -238,10 +250,10 @@ def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, 
 
 
 def test_what_cannot_be_shortened_says_why_in_one_line(store, recipe):
-    for layers, words in ((3, "keep at least 1"), (0, "at least 1")):
+    for layers, reason in ((3, "keep at least 1"), (0, "at least 1")):
         job = done(store, short(recipe, layers))
         assert job.state == "failed"
-        assert words in job.error
+        assert reason in job.error
         assert "\n" not in job.error
     job = done(store, short(recipe.with_(offload=True)))
     assert "without offload" in job.error
@@ -256,10 +268,10 @@ def test_it_stops_at_the_next_step(store, recipe, by):
     def progress(stage: str, done: int, total: int) -> None:
         seen.append((stage, done))
         if len(seen) == 4:
-            raise lrcore.Cancelled
+            raise Cancelled
 
     seen, job.progress = [], progress
-    with pytest.raises(lrcore.Cancelled):
+    with pytest.raises(Cancelled):
         job.job.run(store, job)
     assert seen[2:] == [(by, 0), (by, 1)]
     assert store.runs.all() == []
@@ -269,10 +281,10 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
     model = store.dense(recipe)
     influence = store.calibration(recipe).block_influence
     for layers in (1, 2):
-        gone = dropping.least(influence, layers)
+        gone = pruning.lowest(influence, layers)
         summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).account.to_dict()
-        assert summary == lrcore.shorten(model, recipe, layers).account.to_dict()
-        words = text.dropped(influence, gone, "influence", summary)
+        assert summary == lrcore.prune_layers(model, recipe, layers).account.to_dict()
+        words = preview.pruning(influence, gone, "influence", summary)
         assert numbers.count(summary["parameters"]) in words
         assert words.startswith("Layer")
         traces = json.loads(influence_figure(influence, gone))["data"]
@@ -283,17 +295,17 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
         assert {
             x: y for trace in traces for x, y in zip(trace["x"], trace["y"], strict=True)
         } == dict(enumerate(influence))
-    assert dropping.least(influence, 9) == dropping.least(
+    assert pruning.lowest(influence, 9) == pruning.lowest(
         influence, 2
     )  # a slider that has not followed a smaller model yet
-    assert "decided while the job runs" in text.dropped(influence, gone, "loss", summary)
+    assert "The job selects" in preview.pruning(influence, gone, "loss", summary)
     (all_stay,) = json.loads(influence_figure(influence, []))["data"]
     assert not all_stay["showlegend"]
 
 
 def test_the_account_is_that_of_a_plan_for_the_same_dense_model(recipe):
     model = lrcore.load(recipe.model)
-    summary = lrcore.shorten(model, recipe, 1).account.to_dict()
+    summary = lrcore.prune_layers(model, recipe, 1).account.to_dict()
     plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe).summary()
     for name in (
         "parameters",

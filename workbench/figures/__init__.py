@@ -1,3 +1,1 @@
-"""Numbers -> figure JSON. Computes nothing about models; one look for light and dark (the page's
-colours are put in when drawn).
-"""
+"""Figures as JSON for Plotly. The page applies its light or dark colors."""

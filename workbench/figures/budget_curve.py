@@ -1,4 +1,4 @@
-"""Predicted perplexity over the whole range of budgets, with the budget on show marked."""
+"""Figure of predicted perplexity against the budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,77 +6,83 @@ from html import escape
 from math import log10
 from typing import Any
 
-import lrcore
+from lrcore.compression.pipeline.choose_plan import CurvePoint
 
-from .. import numbers
+from ..base import numbers
 from .base import AWARE, GHOST, RAW, SERIES, faint, figure
 
-BAND = 0.18  # the opacity of where actual values should lie
+BAND = 0.18  # opacity of the 90 % interval
 HOVER = (
     f"%{{x:.0%}} removed<br>perplexity %{{customdata[1]:{numbers.PERPLEXITY}}}, "
     "%{y:.2%} above dense"
 )
-FLOOR, MOST = 1e-4, 10.0  # rises of the perplexity that are drawn, as shares of the dense model's
-DENSE = "rgb(128,133,143)"  # seen on white and on near-black
-WIDE = 0.95  # the greatest share removed that is drawn
+MIN_RISE, MAX_RISE = 1e-4, 10.0  # limits of the axis: relative increase in perplexity
+DENSE = "rgb(128,133,143)"  # visible on white and near-black
+MAX_RATIO = 0.95  # highest ratio of the axis
 HEIGHT = 150  # pixels
-NAMED = 3  # curves of others that the legend has room for
+MAX_NAMED = 3  # curves of other methods in the legend
 
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """A run of the same model and method. name: its policy and its own name; ratio: the share
-    removed; dense: perplexity of the dense model on the same windows; own: whether by the policy
-    on show.
+    """A run of the same model and method.
+
+    name: policy and name of the run. ratio: share removed. dense: perplexity of the dense model on
+    the same windows. is_displayed_policy: whether the run has the displayed policy.
     """
 
     name: str
     ratio: float
     perplexity: float
     dense: float
-    own: bool
+    is_displayed_policy: bool
 
     @property
     def rise(self) -> float:
-        """Above the dense model's on the same windows, within what is drawn."""
-        return min(max(self.perplexity / self.dense - 1, FLOOR), MOST)
+        """Relative increase to the dense model, within the limits of the axis."""
+        return min(max(self.perplexity / self.dense - 1, MIN_RISE), MAX_RISE)
 
 
 @dataclass(frozen=True)
 class BudgetCurves:
-    """chosen: the curve of the plan's method and policy; name: what it is called; uniform: that of
-    uniform ranks; others: those of other methods by the same policy, by name; dense: perplexity of
-    the dense model; now: ratio and predicted perplexity of the plan on show; measured: runs, all
-    by one protocol.
+    """Curves of the figure.
+
+    chosen: curve of the displayed method and policy; name: its name. dense: perplexity of the dense
+    model. uniform: curve of uniform ranks, by name. other_methods: curves of other methods with the
+    same policy, by name. current: ratio and predicted perplexity of the displayed plan; None
+    without a prediction. measured: runs, evaluated by one protocol.
     """
 
-    chosen: Sequence[lrcore.CurvePoint]
+    chosen: Sequence[CurvePoint]
     name: str
     dense: float
-    uniform: Mapping[str, Sequence[lrcore.CurvePoint]] = field(default_factory=dict)
-    others: Mapping[str, Sequence[lrcore.CurvePoint]] = field(default_factory=dict)
-    now: tuple[float, float] | None = None
+    uniform: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
+    other_methods: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
+    current: tuple[float, float] | None = None
     measured: Sequence[MeasuredPoint] = ()
 
     def rise(self, perplexity: float) -> float:
-        """Above the dense model's, within what is drawn: a log axis has no 0."""
-        return min(max(perplexity / self.dense - 1, FLOOR), MOST)
+        """Return the relative increase to the dense model, within the limits of the axis."""
+        return min(max(perplexity / self.dense - 1, MIN_RISE), MAX_RISE)
 
 
-def budget_curves(drawn: BudgetCurves) -> str:
-    """Lines over the share removed, the rise of the perplexity on a log axis, which ends with the
-    dense model's; what lies beyond MOST is left out.
+def budget_curves(plot: BudgetCurves) -> str:
+    """Return lines of the increase in perplexity, on a log axis, over the share removed.
+
+    Points with an increase above MAX_RISE are omitted.
     """
-    data = [line(drawn, name, points, GHOST) for name, points in drawn.uniform.items()]
-    for i, (name, points) in enumerate(drawn.others.items()):
-        colour = SERIES[1 + i % (len(SERIES) - 1)]  # the first is near that of the plan on show
-        own = line(drawn, name, points, colour) | {"showlegend": len(drawn.others) <= NAMED}
-        data += [*band(drawn, points, colour, BAND / 2), own]
-    data += [*band(drawn, drawn.chosen, AWARE, BAND), chosen(drawn), dense(drawn)]
-    if drawn.measured:
-        data.append(measured(drawn.measured))
-    if drawn.now is not None:
-        data.append(mark(drawn, *drawn.now))
+    data = [line(plot, name, points, GHOST) for name, points in plot.uniform.items()]
+    for i, (name, points) in enumerate(plot.other_methods.items()):
+        color = SERIES[1 + i % (len(SERIES) - 1)]  # the first color resembles the displayed plan
+        curve = line(plot, name, points, color) | {
+            "showlegend": len(plot.other_methods) <= MAX_NAMED
+        }
+        data += [*band(plot, points, color, BAND / 2), curve]
+    data += [*band(plot, plot.chosen, AWARE, BAND), chosen(plot), dense(plot)]
+    if plot.measured:
+        data.append(measured(plot.measured))
+    if plot.current is not None:
+        data.append(mark(plot, *plot.current))
     return figure(
         data,
         HEIGHT,
@@ -84,82 +90,80 @@ def budget_curves(drawn: BudgetCurves) -> str:
         xaxis={
             "title": {"text": "share removed", "standoff": 4},
             "tickformat": ".0%",
-            "range": [0, WIDE],
+            "range": [0, MAX_RATIO],
         },
         yaxis={
             "title": {"text": "perplexity<br>above dense"},
             "type": "log",
             "tickvals": [1e-4, 1e-3, 1e-2, 1e-1, 1, 10],
             "ticktext": ["dense", "", "1%", "", "100%", ""],
-            "range": [log10(FLOOR) - 0.1, log10(MOST) + 0.1],
+            "range": [log10(MIN_RISE) - 0.1, log10(MAX_RISE) + 0.1],
         },
         hovermode="closest",
         margin={"t": 24, "r": 12, "b": 36, "l": 72},
     )
 
 
-def line(
-    drawn: BudgetCurves, name: str, points: Sequence[lrcore.CurvePoint], colour: str
-) -> dict[str, Any]:
-    """A thin curve of another method or policy."""
-    shown = [point for point in points if point.perplexity < (1 + MOST) * drawn.dense]
+def line(plot: BudgetCurves, name: str, points: Sequence[CurvePoint], color: str) -> dict[str, Any]:
+    """Return a thin curve of another method or policy."""
+    visible = [point for point in points if point.perplexity < (1 + MAX_RISE) * plot.dense]
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name,
         "showlegend": False,
-        "x": [point.ratio for point in shown],
-        "y": [drawn.rise(point.perplexity) for point in shown],
-        "customdata": [[point.ratio, point.perplexity] for point in shown],
-        "line": {"color": colour, "width": 1.5},
+        "x": [point.ratio for point in visible],
+        "y": [plot.rise(point.perplexity) for point in visible],
+        "customdata": [[point.ratio, point.perplexity] for point in visible],
+        "line": {"color": color, "width": 1.5},
         "hovertemplate": f"{HOVER}<extra>{name}</extra>",
     }
 
 
 def band(
-    drawn: BudgetCurves, points: Sequence[lrcore.CurvePoint], colour: str, opacity: float
+    plot: BudgetCurves, points: Sequence[CurvePoint], color: str, opacity: float
 ) -> list[dict[str, Any]]:
-    """Where nine of ten actual values of a curve should lie; nothing where that is not known."""
-    known = [
-        (p.ratio, drawn.rise(p.low), drawn.rise(p.high))
+    """Return the 90 % interval of a curve, if known."""
+    bounds = [
+        (p.ratio, plot.rise(p.low), plot.rise(p.high))
         for p in points
-        if p.low is not None and p.high is not None and p.perplexity < (1 + MOST) * drawn.dense
+        if p.low is not None and p.high is not None and p.perplexity < (1 + MAX_RISE) * plot.dense
     ]
-    if not known:
+    if not bounds:
         return []
-    ratios = [ratio for ratio, *_ in known]
+    ratios = [ratio for ratio, *_ in bounds]
     return [
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "nine of ten cases",
-            "showlegend": points is drawn.chosen,
+            "name": "90 % interval",
+            "showlegend": points is plot.chosen,
             "x": [*ratios, *reversed(ratios)],
-            "y": [low for _, low, _ in known] + [high for *_, high in reversed(known)],
+            "y": [low for _, low, _ in bounds] + [high for *_, high in reversed(bounds)],
             "fill": "toself",
-            "fillcolor": faint(colour, opacity),
+            "fillcolor": faint(color, opacity),
             "line": {"width": 0},
             "hoverinfo": "skip",
         }
     ]
 
 
-def dense(drawn: BudgetCurves) -> dict[str, Any]:
-    """The perplexity of the dense model, across all budgets: where the axis begins."""
-    named = f"dense: {numbers.perplexity(drawn.dense)}"
+def dense(plot: BudgetCurves) -> dict[str, Any]:
+    """Return a line for the dense model, at the lower end of the axis."""
+    label = f"dense: {numbers.perplexity(plot.dense)}"
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": named,
-        "x": [0, WIDE],
-        "y": [FLOOR, FLOOR],
+        "name": label,
+        "x": [0, MAX_RATIO],
+        "y": [MIN_RISE, MIN_RISE],
         "line": {"color": DENSE, "width": 2, "dash": "dot"},
-        "hovertemplate": f"{named}<extra></extra>",
+        "hovertemplate": f"{label}<extra></extra>",
     }
 
 
-def chosen(drawn: BudgetCurves) -> dict[str, Any]:
-    return line(drawn, drawn.name, drawn.chosen, AWARE) | {
+def chosen(plot: BudgetCurves) -> dict[str, Any]:
+    return line(plot, plot.name, plot.chosen, AWARE) | {
         "mode": "lines+markers",
         "showlegend": True,
         "line": {"color": AWARE, "width": 3},
@@ -167,14 +171,14 @@ def chosen(drawn: BudgetCurves) -> dict[str, Any]:
     }
 
 
-def mark(drawn: BudgetCurves, ratio: float, perplexity: float) -> dict[str, Any]:
-    """The plan on show."""
+def mark(plot: BudgetCurves, ratio: float, perplexity: float) -> dict[str, Any]:
+    """Return the marker of the displayed plan."""
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "this plan",
         "x": [ratio],
-        "y": [drawn.rise(perplexity)],
+        "y": [plot.rise(perplexity)],
         "customdata": [[ratio, perplexity]],
         "marker": {"size": 14, "symbol": "diamond", "color": AWARE, "line": {"width": 2}},
         "hovertemplate": f"{HOVER}<extra>this plan</extra>",
@@ -182,7 +186,7 @@ def mark(drawn: BudgetCurves, ratio: float, perplexity: float) -> dict[str, Any]
 
 
 def measured(points: Sequence[MeasuredPoint]) -> dict[str, Any]:
-    """Runs, filled where they are by the policy on show."""
+    """Return the markers of runs, filled for the displayed policy."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -193,7 +197,9 @@ def measured(points: Sequence[MeasuredPoint]) -> dict[str, Any]:
         "marker": {
             "size": 9,
             "color": RAW,
-            "symbol": ["circle" if point.own else "circle-open" for point in points],
+            "symbol": [
+                "circle" if point.is_displayed_policy else "circle-open" for point in points
+            ],
             "line": {"width": 1.5, "color": RAW},
         },
         "hovertemplate": f"{HOVER}<extra>%{{customdata[2]}}</extra>",

@@ -1,4 +1,4 @@
-"""The Compare tab's figure: excess loss over size, a panel per base model, with its front."""
+"""Figure of excess loss against size, one panel per base model, with the Pareto front."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from .base import CUT, GHOST, SERIES, SYMBOLS, axis_number, figure
+from .base import CUT, GHOST, SERIES, SYMBOLS, axis_suffix, figure, labeled_ticks
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-TOGETHER = 0.03  # of a panel's width: what stands at points no further apart covers each other
-HEIGHT, GAP = 330, 110  # pixels of a panel, and between two of them
-LEFT = 72  # of the axis
-MOST_LABELLED = 60
-# of a log axis: Plotly's own write 2 and 5 without their power
+MIN_LABEL_DISTANCE = 0.03  # of the width of a panel: closer labels overlap
+HEIGHT, GAP = 330, 110  # pixels: panel, and gap between panels
+LEFT = 72  # margin of the axis, pixels
+MAX_LABELED = 60
 TICKS = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5)]
 
 
@@ -21,16 +20,16 @@ TICKS = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5)]
 class Point:
     """A measured run, or the dense model (method "dense", run "").
 
-    x: its size or time; perplexity; note: what made it; run: its id. excess: loss above the dense
-    model's, nats/token; error: its standard error, where known. policy: with what else made it;
-    label: its ratio.
+    x: size or time. description: recipe of the run. run: id. excess: increase in loss relative to
+    the dense model, nats/token. error: its standard error, if known. policy: policy, possibly with
+    further steps. label: ratio.
     """
 
     name: str
     method: str
     x: float
     perplexity: float
-    note: str
+    description: str
     run: str
     excess: float = 0.0
     error: float | None = None
@@ -39,13 +38,13 @@ class Point:
 
     @property
     def line(self) -> str:
-        """Of the points that a line joins."""
+        """Name of the line that joins the point."""
         return f"{self.method} · {self.policy}" if self.policy else self.method
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The runs of one base model, and the model itself, under one protocol."""
+    """Runs of a base model, and the base model, evaluated by one protocol."""
 
     model: str
     protocol: str
@@ -57,40 +56,44 @@ class Panel:
 
     @property
     def floor(self) -> float:
-        """Where what is no worse than the dense model is drawn: a log axis has no 0."""
+        """Excess loss for runs that are not worse than the dense model: a log axis has no 0."""
         return min((p.excess for p in self.runs if p.excess > 0), default=2e-3) / 2
 
     def heights(self, points: Sequence[Point]) -> list[float]:
+        """Return the excess losses that are drawn, at least `floor`."""
         return [max(point.excess, self.floor) for point in points]
 
 
-def dominating(one: Point, points: Sequence[Point]) -> Point | None:
-    """The best of the points that dominate this one: no larger, no higher perplexity, and better
-    in one of the two; None where none does.
+def dominating(point: Point, points: Sequence[Point]) -> Point | None:
+    """Return the best point that dominates this point, or None.
+
+    It is not larger, has no higher perplexity, and is better in size or perplexity.
     """
     candidates = [
-        p
-        for p in points
-        if p.x <= one.x
-        and p.perplexity <= one.perplexity
-        and (p.x, p.perplexity) != (one.x, one.perplexity)
+        candidate
+        for candidate in points
+        if candidate.x <= point.x
+        and candidate.perplexity <= point.perplexity
+        and (candidate.x, candidate.perplexity) != (point.x, point.perplexity)
     ]
-    return min(candidates, key=lambda p: p.perplexity, default=None)
+    return min(candidates, key=lambda candidate: candidate.perplexity, default=None)
 
 
 def pareto(panels: Sequence[Panel], axis: str, chosen: Sequence[str] = ()) -> str:
-    """Excess loss, on a log axis, over what the axis names: a line per method and policy with the
-    ratios beside its points, and rings around the chosen runs.
+    """Return the figure of excess loss, on a log axis, against the quantity of the x axis.
+
+    Each method and policy has a line with labels for the ratios. Chosen runs have rings.
     """
     height = max(len(panels), 1) * (HEIGHT + GAP) - GAP
     methods = sorted({point.method for panel in panels for point in panel.runs})
+    lines = sorted({point.line for panel in panels for point in panel.runs})
     named_policies = {point.policy for panel in panels for point in panel.runs}
     policies = sorted(named_policies, key=lambda name: (name != "uniform", name))
     layout: dict[str, Any] = {"annotations": []}
     data: list[dict[str, Any]] = []
-    named: set[str] = set()
+    labeled: set[str] = set()
     for i, panel in enumerate(panels):
-        top, number = 1 - i * (HEIGHT + GAP) / height, axis_number(i)
+        top, number = 1 - i * (HEIGHT + GAP) / height, axis_suffix(i)
         domain = [max(0.0, top - HEIGHT / height), top]
         layout[f"xaxis{number}"] = {"title": {"text": axis}, "anchor": f"y{number}"}
         layout[f"yaxis{number}"] = loss_axis(panel, domain) | {"anchor": f"x{number}"}
@@ -99,19 +102,23 @@ def pareto(panels: Sequence[Panel], axis: str, chosen: Sequence[str] = ()) -> st
             data.append(trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"})
         labels = ratios(panel)
         for line in sorted({point.line for point in panel.runs}):
-            own = sorted((p for p in panel.runs if p.line == line), key=lambda p: p.x)
-            look = looks(methods.index(own[0].method), policies.index(own[0].policy))
+            line_points = sorted((p for p in panel.runs if p.line == line), key=lambda p: p.x)
+            style = looks(
+                lines.index(line),
+                methods.index(line_points[0].method),
+                policies.index(line_points[0].policy),
+            )
             axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-            data.append(joined(panel, line, own, labels) | look | axes)
-    for trace in data:  # a legend entry once, though several panels have the line
+            data.append(joined(panel, line, line_points, labels) | style | axes)
+    for trace in data:  # one legend entry for all panels
         trace["legendgroup"] = trace["name"]
-        trace["showlegend"] = trace.get("showlegend", True) and trace["name"] not in named
-        named.add(trace["name"])
+        trace["showlegend"] = trace.get("showlegend", True) and trace["name"] not in labeled
+        labeled.add(trace["name"])
     margin = {"t": 120, "r": 16, "b": 50, "l": LEFT}
     # above the title of the first panel
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1 + 40 / height, "yanchor": "bottom"}
-    whole = margin["t"] + height + margin["b"]
-    return figure(data, whole, f"pareto{axis}{len(panels)}", margin=margin, **layout)
+    total_height = margin["t"] + height + margin["b"]
+    return figure(data, total_height, f"pareto{axis}{len(panels)}", margin=margin, **layout)
 
 
 def loss_axis(panel: Panel, domain: list[float]) -> dict[str, Any]:
@@ -121,24 +128,24 @@ def loss_axis(panel: Panel, domain: list[float]) -> dict[str, Any]:
         "domain": domain,
         "range": [math.log10(min(heights) / 1.8), math.log10(max(heights) * 1.8)],
         "title": {"text": "excess loss (nats/token)", "standoff": 14},
-        "tickvals": TICKS,
-        "ticktext": [f"{tick:g}" for tick in TICKS],
         "tickfont": {"size": 11},
+        **labeled_ticks(TICKS),
     }
 
 
 def title(panel: Panel, top: float) -> dict[str, Any]:
-    """The model and what it was measured on, above its panel; short lines for a narrow page."""
-    on, _, windows = panel.protocol.partition(" · ")
+    """Return the title of a panel: model and protocol, in short lines for a narrow page."""
+    data, _, windows = panel.protocol.partition(" · ")
+    text_source = f" · {data}" if data else ""
     return {
         "name": "title",
-        "text": f"<b>{escape(panel.model)}</b>{escape(on and f' · {on}')}<br>{escape(windows)}",
+        "text": f"<b>{escape(panel.model)}</b>{escape(text_source)}<br>{escape(windows)}",
         "xref": "paper",
         "yref": "paper",
         "x": 0,
         "y": top,
         "xanchor": "left",
-        "xshift": 16 - LEFT,  # a narrow page has no room to the right of the axis
+        "xshift": 16 - LEFT,  # a narrow page has no space to the right of the axis
         "yanchor": "bottom",
         "align": "left",
         "showarrow": False,
@@ -146,28 +153,29 @@ def title(panel: Panel, top: float) -> dict[str, Any]:
     }
 
 
-def looks(method: int, policy: int) -> dict[str, Any]:
-    """The colour and symbol of a method, the dashes of a policy."""
-    colour, symbol = SERIES[method % len(SERIES)], SYMBOLS[method % len(SYMBOLS)]
+def looks(line: int, method: int, policy: int) -> dict[str, Any]:
+    """Return the color of a line, the symbol of its method and the line style of its policy."""
+    color, symbol = SERIES[line % len(SERIES)], SYMBOLS[method % len(SYMBOLS)]
     return {
-        "marker": {"size": 9, "color": colour, "symbol": symbol},
-        "line": {"color": colour, "width": 1.5, "dash": DASHES[policy % len(DASHES)]},
+        "marker": {"size": 9, "color": color, "symbol": symbol},
+        "line": {"color": color, "width": 1.5, "dash": DASHES[policy % len(DASHES)]},
     }
 
 
 def ratios(panel: Panel) -> dict[str, str]:
-    """What stands at the point of a run, by its id. Of points above each other, as methods at one
-    size are, the uppermost has the ratio of all that have the same.
+    """Return the labels of points, by run id.
+
+    If points with equal labels are nearly above each other, only the highest has a label.
     """
-    if len(panel.runs) > MOST_LABELLED:
+    if len(panel.runs) > MAX_LABELED:
         return {}
-    places = [point.x for point in panel.points]
-    apart = TOGETHER * (max(places) - min(places))
-    said: list[tuple[str, float]] = []
+    positions = [point.x for point in panel.points]
+    distance = MIN_LABEL_DISTANCE * (max(positions) - min(positions))
+    labeled: list[tuple[str, float]] = []
     labels: dict[str, str] = {}
-    for point in sorted(panel.runs, key=lambda one: -one.excess):
-        if not any(point.label == label and abs(point.x - x) <= apart for label, x in said):
-            said.append((point.label, point.x))
+    for point in sorted(panel.runs, key=lambda run: -run.excess):
+        if not any(point.label == label and abs(point.x - x) <= distance for label, x in labeled):
+            labeled.append((point.label, point.x))
             labels[point.run] = point.label
     return labels
 
@@ -175,9 +183,9 @@ def ratios(panel: Panel) -> dict[str, str]:
 def joined(
     panel: Panel, line: str, points: Sequence[Point], labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The points of a method and policy, with their errors; labels: as `ratios` gives them."""
+    """Return the line of a method and policy, with error bars. labels: see `ratios`."""
     heights = panel.heights(points)
-    # on a log axis a bar must end above 0
+    # error bars on a log axis must end above 0
     below = [min(p.error or 0, 0.9 * y) for p, y in zip(points, heights, strict=True)]
     above = [p.error or 0 for p in points]
     return {
@@ -191,7 +199,13 @@ def joined(
         "textposition": "top center",
         "error_y": {"symmetric": False, "array": above, "arrayminus": below, "thickness": 1},
         "customdata": [
-            [escape(p.name), escape(p.note), p.run, f"{p.excess:+.4f}", f"{p.perplexity:.4f}"]
+            [
+                escape(p.name),
+                escape(p.description),
+                p.run,
+                f"{p.excess:+.4f}",
+                f"{p.perplexity:.4f}",
+            ]
             for p in points
         ],
         "hovertemplate": "<b>%{customdata[0]}</b><br>%{x:.4~g}<br>excess loss %{customdata[3]}"
@@ -200,22 +214,22 @@ def joined(
 
 
 def ring(panel: Panel, chosen: Sequence[str]) -> dict[str, Any]:
-    """Rings around the runs that are chosen, under everything else."""
-    own = [point for point in panel.runs if point.run in chosen]
+    """Return rings around the chosen runs, behind the lines."""
+    chosen_points = [point for point in panel.runs if point.run in chosen]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "chosen",
-        "x": [point.x for point in own],
-        "y": panel.heights(own),
+        "x": [point.x for point in chosen_points],
+        "y": panel.heights(chosen_points),
         "marker": {"size": 19, "symbol": "circle-open", "color": CUT, "line": {"width": 2.5}},
         "hoverinfo": "skip",
-        "showlegend": bool(own),
+        "showlegend": bool(chosen_points),
     }
 
 
 def front(panel: Panel) -> list[dict[str, Any]]:
-    """The line through the runs that none dominates; none for fewer than two runs."""
+    """Return the Pareto front of runs; [] for fewer than two runs."""
     if len(panel.runs) < 2:
         return []
     best: list[Point] = []
@@ -236,7 +250,7 @@ def front(panel: Panel) -> list[dict[str, Any]]:
 
 
 def dense(panel: Panel) -> list[dict[str, Any]]:
-    """A line where the dense model is: its excess loss of 0 is on no log axis."""
+    """Return a vertical line for the dense model, because a log axis has no 0."""
     low, high = loss_axis(panel, [0, 1])["range"]
     return [
         {

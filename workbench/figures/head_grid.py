@@ -1,4 +1,4 @@
-"""Every head of one slot side by side: small plots on the same axes."""
+"""Figure of all heads of a slot, as small plots with common axes."""
 
 import math
 from collections.abc import Sequence
@@ -6,93 +6,104 @@ from typing import Any
 
 import numpy as np
 
-from .base import CUT, axis_number, figure
+from .base import CUT, axis_suffix, figure, log_ticks
 from .curves import TWO_LINES, Curves, drawable
 
-PANEL = 100  # pixels of a head's plot
-FEW_POINTS = 60  # of a line in it
-LEAST = 1e-8  # of the greatest value: what is smaller leaves a log axis
+PANEL = 100  # pixels per plot
+MAX_LINE_POINTS = 60
+MAX_TICKS = 4  # labels of a panel between the powers of ten
+MIN_RELATIVE = 1e-8  # lower limit of a log axis, relative to the maximum
 Values = Sequence[tuple[str, np.ndarray]]
 
 
-def head_grid(heads: Sequence[Values], drawn: Curves) -> str:
-    """One small plot per head, all on the same axes, four or eight beside each other.
+def head_grid(heads: Sequence[Values], plot: Curves) -> str:
+    """Return a figure with one small plot per head, in four or eight columns.
 
-    heads: for each the lines by label; drawn: title, cut and axes.
+    heads: the lines of each head, by label. plot: title, cut and axes.
     """
-    across = 4 if len(heads) <= 16 else 8
-    down = math.ceil(len(heads) / across)
-    high = PANEL * down + 90
+    columns = 4 if len(heads) <= 16 else 8
+    rows = math.ceil(len(heads) / columns)
+    height = PANEL * rows + 90
     ranks = max(len(values) for lines in heads for _, values in lines)
-    bounds = range_of([values for lines in heads for _, values in lines], drawn.log)
+    bounds = range_of([values for lines in heads for _, values in lines], plot.is_log)
     axes: dict[str, Any] = {}
     for i in range(len(heads)):
-        row, column = divmod(i, across)
-        edges = column == 0, i + across >= len(heads)
-        place = grid_place(row, column, across, down)
-        axes |= panel_axes(i, place, edges, drawn)
-        axes[f"xaxis{axis_number(i)}"]["range"] = [1, max(2, ranks)]
-        axes[f"yaxis{axis_number(i)}"]["range"] = bounds
+        row, column = divmod(i, columns)
+        edges = column == 0, i + columns >= len(heads)
+        domains = grid_place(row, column, columns, rows)
+        axes |= panel_axes(i, domains, edges, plot, bounds)
+        axes[f"xaxis{axis_suffix(i)}"]["range"] = [1, max(2, ranks)]
     return figure(
-        [line for i, lines in enumerate(heads) for line in panel_lines(i, lines, drawn)],
-        high,
-        f"{drawn.keep}{drawn.log}{len(heads)}",
-        shapes=[] if drawn.cut is None else [cut_of(i, drawn.cut) for i in range(len(heads))],
-        annotations=[*(name_of(i) for i in range(len(heads))), *titles(drawn.title)],
+        [line for i, lines in enumerate(heads) for line in panel_lines(i, lines, plot)],
+        height,
+        f"{plot.zoom_key}{plot.is_log}{len(heads)}",
+        shapes=[] if plot.cut is None else [cut_line(i, plot.cut) for i in range(len(heads))],
+        annotations=[*(head_label(i) for i in range(len(heads))), *titles(plot.title)],
         margin={"t": 46, "r": 12, "b": 40, "l": 64},
         **axes,
     )
 
 
 def range_of(lines: Sequence[np.ndarray], log: bool) -> list[float]:
-    """The range of the y axis that all panels share; of a log axis its decades."""
-    shown = np.concatenate(lines)
-    most = float(shown.max())
-    if not log or most <= 0:
-        return [0.0, 1.05 * most or 1.0]
-    low = max(float(shown[shown > 0].min()), LEAST * most)
-    return [math.log10(low) - 0.1, math.log10(most) + 0.1]
+    """Return the common range of the y axes; for a log axis, in decades."""
+    values = np.concatenate(lines)
+    maximum = float(values.max())
+    if not log or maximum <= 0:
+        return [0.0, 1.05 * maximum or 1.0]
+    low = max(float(values[values > 0].min()), MIN_RELATIVE * maximum)
+    return [math.log10(low) - 0.1, math.log10(maximum) + 0.1]
 
 
 def titles(y: str) -> list[dict[str, Any]]:
-    """What the axes of the whole are."""
+    """Return the titles of the axes."""
     common = {"name": "title", "xref": "paper", "yref": "paper", "showarrow": False}
-    below = {"text": "rank", "x": 0.5, "y": 0, "yanchor": "top", "yshift": -22}
-    left = {"text": y, "x": 0, "y": 0.5, "xanchor": "center", "xshift": -46, "textangle": -90}
-    return [common | below | {"font": {"size": 12}}, common | left | {"font": {"size": 12}}]
+    x_title = {"text": "rank", "x": 0.5, "y": 0, "yanchor": "top", "yshift": -22}
+    y_title = {"text": y, "x": 0, "y": 0.5, "xanchor": "center", "xshift": -46, "textangle": -90}
+    return [common | x_title | {"font": {"size": 12}}, common | y_title | {"font": {"size": 12}}]
 
 
-def grid_place(row: int, column: int, across: int, down: int) -> tuple[list[float], list[float]]:
-    """The domains of a panel on the x and the y axis of the whole."""
-    wide, high = 1 / across, 1 / down
-    left, top = column * wide, 1 - row * high
-    return [left + 0.07 * wide, left + 0.96 * wide], [top - 0.8 * high, top - 0.04 * high]
+def grid_place(row: int, column: int, columns: int, rows: int) -> tuple[list[float], list[float]]:
+    """Return the domains of a panel on the x axis and on the y axis."""
+    width, height = 1 / columns, 1 / rows
+    x_start, top = column * width, 1 - row * height
+    return [x_start + 0.07 * width, x_start + 0.96 * width], [
+        top - 0.8 * height,
+        top - 0.04 * height,
+    ]
 
 
 def panel_axes(
-    i: int, place: tuple[list[float], list[float]], edges: tuple[bool, bool], drawn: Curves
+    i: int,
+    domains: tuple[list[float], list[float]],
+    edges: tuple[bool, bool],
+    plot: Curves,
+    bounds: list[float],
 ) -> dict[str, Any]:
-    """The axes of the i-th panel. edges: whether it stands at the left, and at the bottom, where
-    the numbers are.
+    """Return the axes of the i-th panel.
+
+    edges: whether the panel is at the left edge, and at the bottom edge, with tick labels. bounds:
+    see `range_of`.
     """
-    number = axis_number(i)
+    number = axis_suffix(i)
     common = {"nticks": 3, "tickfont": {"size": 9}, "zeroline": False}
-    y = common | {"domain": place[1], "anchor": f"x{number}", "showticklabels": edges[0]}
-    y |= {"type": "log" if drawn.log else "linear", "exponentformat": "power"}
-    if drawn.log:
-        y["dtick"] = 2 if drawn.share else 1
-    if drawn.share:
+    y = common | {"domain": domains[1], "anchor": f"x{number}", "showticklabels": edges[0]}
+    y |= {"type": "log" if plot.is_log else "linear", "exponentformat": "power", "range": bounds}
+    if plot.is_share:
         y["tickformat"] = "~%"
-    x = common | {"domain": place[0], "anchor": f"y{number}", "showticklabels": edges[1]}
+    if plot.is_log and plot.is_share:
+        y["dtick"] = 2
+    elif plot.is_log:
+        y |= log_ticks(10 ** bounds[0], 10 ** bounds[1], MAX_TICKS)
+    x = common | {"domain": domains[0], "anchor": f"y{number}", "showticklabels": edges[1]}
     x |= {"nticks": 2, "tickangle": 0}
     return {f"xaxis{number}": x, f"yaxis{number}": y}
 
 
-def panel_lines(i: int, lines: Values, drawn: Curves) -> list[dict[str, Any]]:
-    number, traces = axis_number(i), []
-    digits = "%{y:.3%}" if drawn.share else "%{y:.6~g}"
+def panel_lines(i: int, lines: Values, plot: Curves) -> list[dict[str, Any]]:
+    number, traces = axis_suffix(i), []
+    digits = "%{y:.3%}" if plot.is_share else "%{y:.6~g}"
     for (label, values), line in zip(lines, TWO_LINES, strict=True):
-        points = drawable(values, drawn.log, FEW_POINTS)
+        points = drawable(values, plot.is_log, MAX_LINE_POINTS)
         traces.append(
             {
                 "type": "scatter",
@@ -111,9 +122,9 @@ def panel_lines(i: int, lines: Values, drawn: Curves) -> list[dict[str, Any]]:
     return traces
 
 
-def name_of(i: int) -> dict[str, Any]:
-    """The head's number in the upper right corner of its panel."""
-    number = axis_number(i)
+def head_label(i: int) -> dict[str, Any]:
+    """Return the number of a head, in the upper right corner of its panel."""
+    number = axis_suffix(i)
     return {
         "name": "title",
         "text": str(i),
@@ -128,9 +139,9 @@ def name_of(i: int) -> dict[str, Any]:
     }
 
 
-def cut_of(i: int, rank: int) -> dict[str, Any]:
-    number = axis_number(i)
-    place = {"x0": rank, "x1": rank, "y0": 0, "y1": 1}
+def cut_line(i: int, rank: int) -> dict[str, Any]:
+    number = axis_suffix(i)
+    position = {"x0": rank, "x1": rank, "y0": 0, "y1": 1}
     refs = {"xref": f"x{number}", "yref": f"y{number} domain"}
     line = {"color": CUT, "width": 1.5, "dash": "dash"}
-    return {"type": "line", **place, **refs, "line": line, "name": "cut"}
+    return {"type": "line", **position, **refs, "line": line, "name": "cut"}

@@ -1,49 +1,49 @@
-"""The network as a picture: its layers one above the other, the input at the bottom, every slot a
-block whose area is what it costs.
-"""
+"""Diagram of the network: layers from bottom to top, and a block for each slot by its size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..numbers import count
-from .base import FORM_COLOURS, GHOST, figure
+from ..base.numbers import count
+from .base import FORM_COLORS, GHOST, figure
 
-WHOLE = "rgba(96,125,139,0.75)"  # what no rank is chosen for
-GAP = 0.02  # between two columns, of the width of all
-ROW = (9, 40)  # least and most pixels of a layer
-TALL = 640  # pixels that all layers share between these bounds
-LEAST_WHOLE = 0.005  # of a layer: less (biases) is left out
-SHARE_SHOWN = 0.1  # of the width: a narrower column has no room for its share on a telephone
+UNCOMPRESSED = "rgba(96,125,139,0.75)"  # matrices without a rank
+GAP = 0.02  # between columns, as a share of the total width
+ROW = (9, 40)  # minimum and maximum pixels per layer
+TALL = 640  # height of all layers in pixels, if ROW permits it
+MIN_UNCOMPRESSED = 0.005  # smaller shares of a layer, such as biases, are not drawn
+MIN_LABELED_WIDTH = 0.1  # share of the width; on a phone narrower columns have no percentage
 
 
 @dataclass(frozen=True)
 class Block:
-    """A slot: its rank of the full one, and what the plan's budget counts, kept and dense."""
+    """A slot: rank and full rank, and its retained and dense size in the unit of the budget."""
 
     rank: int
     full: int
-    kept: int
+    retained: int
     dense: int
 
 
 @dataclass(frozen=True)
 class Network:
-    """columns: component -> layer -> block; layers: of the model; counted: what the blocks count,
-    such as parameters; whole: of a layer what belongs to no slot, the mean over layers; pale: these
-    are not the ranks of the chosen policy; forms: component -> (part, form), where a part of a
-    layer has several: they share a column.
+    """The blocks of a network.
+
+    columns: component -> layer -> block. layers: number of layers. unit: unit of the sizes, such as
+    parameters. uncompressed: size outside the slots, mean over the layers. is_pale: whether the
+    ranks are from another policy than the chosen one. forms: component -> (part, form) for parts
+    with several forms, which share a column.
     """
 
     columns: Mapping[str, Mapping[int, Block]]
     layers: int
-    counted: str
-    whole: float = 0.0
-    pale: bool = False
+    unit: str
+    uncompressed: float = 0.0
+    is_pale: bool = False
     forms: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def form(self, component: str) -> tuple[str, str]:
-        """The part of a component, and its form; itself and "" where it has one only."""
+        """Return part and form of a component; component and "" for a part with a single form."""
         return self.forms.get(component, (component, ""))
 
     @property
@@ -56,26 +56,30 @@ class Network:
         return parts
 
     def wide(self, component: str) -> int:
-        """What the widest block of a component counts when dense."""
-        return max(one.dense for one in self.columns[component].values())
+        """Return the largest dense size of the blocks of a component."""
+        return max(block.dense for block in self.columns[component].values())
 
 
-def network(drawn: Network) -> str:
-    """Each block is centred in a column as wide as the dense one; its width is the share that is
-    kept, what is removed is grey.
+def network(diagram: Network) -> str:
+    """Return the diagram.
+
+    The width of a block is its retained size. It is centered in front of a gray block as wide as
+    the dense size.
     """
-    parts, rest = columns_of(drawn)
-    ends = components_of(drawn, parts)
-    data = bars_of(drawn, ends) + ([whole(drawn, *rest)] if rest else [])
-    row = min(ROW[1], max(ROW[0], TALL / drawn.layers))
+    parts, remainder = columns_of(diagram)
+    spans = components_of(diagram, parts)
+    data = bars_of(diagram, spans) + (
+        [uncompressed_blocks(diagram, *remainder)] if remainder else []
+    )
+    row = min(ROW[1], max(ROW[0], TALL / diagram.layers))
     names = [
-        f"{name}<br>{share_kept(drawn, name):.0%}" if end - begin > SHARE_SHOWN else name
+        f"{name}<br>{share_kept(diagram, name):.0%}" if end - begin > MIN_LABELED_WIDTH else name
         for name, (begin, end) in parts.items()
     ]
     return figure(
         data,
-        round(100 + row * drawn.layers),
-        f"network{drawn.layers}{'-'.join(parts)}",
+        round(100 + row * diagram.layers),
+        f"network{diagram.layers}{'-'.join(parts)}",
         barmode="overlay",
         bargap=0.12 if row > 12 else 0.06,
         uniformtext={"minsize": 8, "mode": "hide"},
@@ -92,124 +96,135 @@ def network(drawn: Network) -> str:
         },
         yaxis={
             "title": {"text": "layer", "standoff": 10},
-            "dtick": 1 if drawn.layers <= 32 else 8,
-            "range": [-0.6, drawn.layers - 0.4],
+            "dtick": 1 if diagram.layers <= 32 else 8,
+            "range": [-0.6, diagram.layers - 0.4],
             "showgrid": False,
             "showline": False,
             "zeroline": False,
         },
         margin={"t": 56, "r": 12, "b": 34, "l": 56},
         legend={"orientation": "h", "y": 0, "yanchor": "top", "x": 0, "bgcolor": "rgba(0,0,0,0)"},
-        meta={"mark": "block", "columns": ends},
+        meta={"mark": "block", "columns": spans},
     )
 
 
 def columns_of(
-    drawn: Network,
+    diagram: Network,
 ) -> tuple[dict[str, tuple[float, float]], tuple[float, float] | None]:
-    """Where each part's column begins and ends, in [0, 1], and that of the rest of a layer; None
-    where there is no rest.
+    """Return the span of the column of each part, in [0, 1], and of the uncompressed matrices.
+
+    The latter is None if they are too small to be drawn.
     """
-    wide = {
-        part: max(sum(map(drawn.wide, own)) for own in forms.values())
-        for part, forms in drawn.parts.items()
+    dense_sizes = {
+        part: max(sum(map(diagram.wide, components)) for components in forms.values())
+        for part, forms in diagram.parts.items()
     }
-    total = sum(wide.values()) + drawn.whole
-    widths: list[float] = list(wide.values())
-    if drawn.whole > LEAST_WHOLE * total:
-        widths.append(drawn.whole)
+    total = sum(dense_sizes.values()) + diagram.uncompressed
+    widths: list[float] = list(dense_sizes.values())
+    if diagram.uncompressed > MIN_UNCOMPRESSED * total:
+        widths.append(diagram.uncompressed)
     unit = (1 - GAP * (len(widths) - 1)) / sum(widths)
     begins = [sum(widths[:i]) * unit + i * GAP for i in range(len(widths))]
     pairs = [(begin, begin + width * unit) for begin, width in zip(begins, widths, strict=True)]
-    rest = pairs[len(wide)] if len(pairs) > len(wide) else None
-    return dict(zip(wide, pairs, strict=False)), rest
+    remainder = pairs[len(dense_sizes)] if len(pairs) > len(dense_sizes) else None
+    return dict(zip(dense_sizes, pairs, strict=False)), remainder
 
 
 def components_of(
-    drawn: Network, parts: Mapping[str, tuple[float, float]]
+    diagram: Network, parts: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Where each component's column begins and ends: those of a form divide that of their part."""
-    ends = {}
-    for part, forms in drawn.parts.items():
+    """Return the span of each component; components of a form divide the column of the part."""
+    spans = {}
+    for part, forms in diagram.parts.items():
         begin, end = parts[part]
-        for own in forms.values():
-            unit, at = (end - begin) / sum(map(drawn.wide, own)), begin
-            for name in own:
-                ends[name] = (at, at + unit * drawn.wide(name))
-                at = ends[name][1]
-    return {name: ends[name] for name in drawn.columns}
+        for components in forms.values():
+            unit, position = (end - begin) / sum(map(diagram.wide, components)), begin
+            for name in components:
+                spans[name] = (position, position + unit * diagram.wide(name))
+                position = spans[name][1]
+    return {name: spans[name] for name in diagram.columns}
 
 
-def bars_of(drawn: Network, ends: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
-    """The dense blocks in grey, which take the pointer, and what is kept of them, by form."""
+def bars_of(diagram: Network, spans: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
+    """Return the dense blocks in gray, with hover labels, and the retained blocks by form."""
     slots = [
-        (layer, name, block) for name, own in drawn.columns.items() for layer, block in own.items()
+        (layer, name, block)
+        for name, blocks in diagram.columns.items()
+        for layer, block in blocks.items()
     ]
-    spans = [(sum(ends[name]) / 2, ends[name][1] - ends[name][0]) for _, name, _ in slots]
+    bars = [(sum(spans[name]) / 2, spans[name][1] - spans[name][0]) for _, name, _ in slots]
     numbers = [
-        [layer, name, one.rank, one.full, one.kept, one.dense, one.kept / one.dense]
-        for layer, name, one in slots
+        [
+            layer,
+            name,
+            slot_block.rank,
+            slot_block.full,
+            slot_block.retained,
+            slot_block.dense,
+            slot_block.retained / slot_block.dense,
+        ]
+        for layer, name, slot_block in slots
     ]
     removed = [
-        (middle, width * one.dense / drawn.wide(name))
-        for (middle, width), (_, name, one) in zip(spans, slots, strict=True)
+        (middle, width * slot_block.dense / diagram.wide(name))
+        for (middle, width), (_, name, slot_block) in zip(bars, slots, strict=True)
     ]
-    grey = stacked("removed", GHOST, [layer for layer, *_ in slots], removed) | {
+    gray = stacked("removed", GHOST, [layer for layer, *_ in slots], removed) | {
         "customdata": numbers,
         "hovertemplate": "layer %{y} · %{customdata[1]}"
         "<br>rank %{customdata[2]} of %{customdata[3]}"
-        f"<br>%{{customdata[4]:,}} of %{{customdata[5]:,}} {drawn.counted} (%{{customdata[6]:.1%}})"
+        f"<br>%{{customdata[4]:,}} of %{{customdata[5]:,}} {diagram.unit} (%{{customdata[6]:.1%}})"
         "<extra></extra>",
     }
-    traces = [grey]
-    for form in sorted({drawn.form(name)[1] for name in drawn.columns}):
-        shown = [
+    traces = [gray]
+    for form in sorted({diagram.form(name)[1] for name in diagram.columns}):
+        form_slots = [
             (slot, span)
-            for slot, span in zip(slots, spans, strict=True)
-            if drawn.form(slot[1])[1] == form
+            for slot, span in zip(slots, bars, strict=True)
+            if diagram.form(slot[1])[1] == form
         ]
         label = f"kept: {form}" if form else "kept"
-        traces.append(kept_of(drawn, label, FORM_COLOURS[form], shown))
+        traces.append(retained_blocks(diagram, label, FORM_COLORS[form], form_slots))
     return traces
 
 
-def kept_of(
-    drawn: Network,
+def retained_blocks(
+    diagram: Network,
     label: str,
-    colour: str,
+    color: str,
     slots: Sequence[tuple[tuple[int, str, Block], tuple[float, float]]],
 ) -> dict[str, Any]:
-    """What is kept of some slots. slots: layer, component and block, with middle and width."""
-    # a latent may have more parameters than the matrix: its column is full
-    kept = [
-        (middle, width * min(one.kept, one.dense) / drawn.wide(name))
-        for (_, name, one), (middle, width) in slots
+    """Return the retained blocks. slots: (layer, component, block) with (middle, width)."""
+    # a latent can have more parameters than the matrix; its block fills the column
+    bars = [
+        (middle, width * min(block.retained, block.dense) / diagram.wide(name))
+        for (_, name, block), (middle, width) in slots
     ]
-    return stacked(label, colour, [layer for (layer, *_), _ in slots], kept) | {
+    return stacked(label, color, [layer for (layer, *_), _ in slots], bars) | {
         "hoverinfo": "skip",
-        "opacity": 0.4 if drawn.pale else 1,
-        "text": [str(one.rank) for (*_, one), _ in slots],
+        "opacity": 0.4 if diagram.is_pale else 1,
+        "text": [str(block.rank) for (*_, block), _ in slots],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
     }
 
 
-def whole(drawn: Network, begin: float, end: float) -> dict[str, Any]:
-    """The rest of every layer, which stays as it is."""
-    layers = list(range(drawn.layers))
-    blocks = [((begin + end) / 2, end - begin)] * drawn.layers
-    return stacked("not compressed", WHOLE, layers, blocks) | {
+def uncompressed_blocks(diagram: Network, begin: float, end: float) -> dict[str, Any]:
+    """Return the blocks of uncompressed matrices."""
+    layers = list(range(diagram.layers))
+    blocks = [((begin + end) / 2, end - begin)] * diagram.layers
+    return stacked("not compressed", UNCOMPRESSED, layers, blocks) | {
         "customdata": [[layer, None] for layer in layers],
-        "hovertemplate": f"layer %{{y}}<br>{count(drawn.whole)} {drawn.counted}, not compressed"
-        "<extra></extra>",
+        "hovertemplate": f"layer %{{y}}<br>{count(diagram.uncompressed)} {diagram.unit}, "
+        "not compressed<extra></extra>",
     }
 
 
 def stacked(
-    name: str, colour: str, layers: Sequence[int], blocks: Sequence[tuple[float, float]]
+    name: str, color: str, layers: Sequence[int], blocks: Sequence[tuple[float, float]]
 ) -> dict[str, Any]:
-    """A trace of blocks, one per layer given. blocks: middle and width."""
+    """Return a trace of blocks, one per layer. blocks: (middle, width)."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -217,16 +232,18 @@ def stacked(
         "y": list(layers),
         "x": [width for _, width in blocks],
         "base": [middle - width / 2 for middle, width in blocks],
-        "marker": {"color": colour},
+        "marker": {"color": color},
     }
 
 
-def share_kept(drawn: Network, part: str) -> float:
-    """Of a column."""
+def share_kept(diagram: Network, part: str) -> float:
+    """Return the retained share of a part."""
     blocks = [
         block
-        for own in drawn.parts[part].values()
-        for name in own
-        for block in drawn.columns[name].values()
+        for components in diagram.parts[part].values()
+        for name in components
+        for block in diagram.columns[name].values()
     ]
-    return sum(one.kept for one in blocks) / sum(one.dense for one in blocks)
+    return sum(slot_block.retained for slot_block in blocks) / sum(
+        slot_block.dense for slot_block in blocks
+    )

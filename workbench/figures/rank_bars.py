@@ -1,8 +1,7 @@
-"""The ranks of a plan as bars, before grey ones of uniform ranks or of a pinned plan: a plot for
-every part of a layer, and below them one of what each rank is more or less than in a pinned plan.
+"""Figure of ranks as bars, in front of uniform ranks or of a pinned plan.
 
-A part that can be taken in several forms has one plot for all of them: the colour says which form a
-layer takes, and slots of one form stand side by side.
+Each part of a layer has a plot. If a part has several forms, colors show the form, and the slots of
+a form are next to each other. With a pinned plan, a further plot has the changes in rank.
 """
 
 import math
@@ -10,28 +9,30 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..numbers import signed
-from .base import FORM_COLOURS, GHOST, SERIES, axis_number, figure, layer_axis, share_axis
-from .contrast import BLACK
+from ..base.numbers import signed
+from .base import BLACK, FORM_COLORS, GHOST, SERIES, axis_suffix, figure, layer_axis, share_axis
 
-PALE = 0.4  # the opacity of what is not chosen
-WIDE, NARROW = 0.9, 0.6  # bars of uniform ranks and of the plan, in layers
-GAP = 0.02  # between slots of one form, in layers
-# pixels: of the legend, of the layer axis, of a part at most and at least, of all where they can
-ABOVE, BELOW, PART, LEAST_PART, ROOM = 24, 36, 46, 23, 160
-CHANGES, BESIDE = 50, 0.76  # of the plot of changes; shares of a part's height that it leaves
-BETWEEN = 0.22  # the gap above a plot, of its height
-APART = 3  # pixels between the end of a change's bar and its number
-LEAST_CHANGE = 0.02  # of the full rank: what fills half of the plot of changes at least
-NAMED = 4  # parts whose changes the legend has room for
-LOW, SMALL, MEDIUM = 30, 9, 12  # pixels: of a low plot, and numbers in it and in a higher one
-MOST_NUMBERS = 24  # bars into which their ranks fit as numbers
+PALE_OPACITY = 0.4  # of the plan of another policy
+REFERENCE_WIDTH, PLAN_WIDTH = 0.9, 0.6  # of bars, in layers
+SLOT_GAP = 0.02  # between slots of a form, in layers
+LEGEND_HEIGHT, AXIS_HEIGHT = 24, 36  # pixels
+MAX_PART_HEIGHT, MIN_PART_HEIGHT, TOTAL_HEIGHT = 46, 23, 160  # pixels of the plots of parts
+CHANGES_HEIGHT = 50  # pixels of the plot of changes
+PART_SCALE = 0.76  # factor on the height of parts above a plot of changes
+PLOT_GAP = 0.22  # gap above a plot, as a share of its height
+NUMBER_DISTANCE = 3  # pixels between a bar and its number in the plot of changes
+MIN_CHANGE = 0.02  # minimum range of the plot of changes, as a share of the full rank
+MAX_NAMED_PARTS = 4  # parts in the legend of changes
+LOW_PLOT, SMALL_FONT, MEDIUM_FONT = 30, 9, 12  # pixels; plots below LOW_PLOT have the small font
+MAX_NUMBERS = 24  # bars that have numbers
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One slot of a plan. form: "" where its part has one only; place: which of `count` slots of
-    its layer's part it is.
+    """A slot of a plan.
+
+    form: "" for a part with a single form. position: index among the `count` slots of the part in
+    its layer.
     """
 
     layer: int
@@ -39,7 +40,7 @@ class Bar:
     rank: int
     full: int
     form: str = ""
-    place: int = 0
+    position: int = 0
     count: int = 1
 
     @property
@@ -47,13 +48,13 @@ class Bar:
         return self.rank / max(self.full, 1)
 
     def span(self, width: float) -> tuple[float, float]:
-        """Where it begins, from the middle of its layer, and how wide it is."""
-        own = width / self.count
-        return self.place * own - width / 2, own
+        """Return the start, relative to the middle of the layer, and the width of the bar."""
+        bar_width = width / self.count
+        return self.position * bar_width - width / 2, bar_width
 
     @property
     def middle(self) -> float:
-        begin, width = self.span(WIDE)
+        begin, width = self.span(REFERENCE_WIDTH)
         return self.layer + begin + width / 2
 
 
@@ -61,234 +62,256 @@ class Bar:
 class RankBars:
     """Bars by part.
 
-    behind: the ranks that the uniform policy gives, or those of the pinned plan; by_hand: the slots
-    "layer.component" set by hand, hatched; steps: the least step of a component's rank, which lets
-    the selected bar be dragged; other: whose ranks these are where they are not those of the policy
-    that is chosen: they are drawn pale. pinned: whether the plan behind is the pinned one: then
-    what the ranks are more or less is drawn below them.
+    reference: ranks of the uniform policy, or of the pinned plan. manual: slots "layer.component"
+    set manually, which are hatched. steps: smallest change of a rank by component; the browser
+    needs it to drag a bar, and no bar can be dragged without steps. other_policy: label of the plan
+    if it is not from the chosen policy; such a plan is pale. is_pinned: whether `reference` is the
+    pinned plan; the changes from it have a separate plot.
     """
 
     parts: Mapping[str, Sequence[Bar]]
-    behind: Mapping[str, Sequence[Bar]]
-    by_hand: Collection[str] = ()
+    reference: Mapping[str, Sequence[Bar]]
+    manual: Collection[str] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
-    other: str = ""
-    pinned: bool = False
+    other_policy: str = ""
+    is_pinned: bool = False
 
     @property
     def change(self) -> dict[tuple[int, str], int]:
-        """What each slot has more than in the pinned plan; empty where none is pinned."""
-        if not self.pinned:
+        """Change in rank of each slot relative to the pinned plan; {} without a pinned plan."""
+        if not self.is_pinned:
             return {}
-        before = {(b.layer, b.component): b.rank for bars in self.behind.values() for b in bars}
-        own = [bar for bars in self.parts.values() for bar in bars]
-        return {(b.layer, b.component): b.rank - before[b.layer, b.component] for b in own}
+        before = {(b.layer, b.component): b.rank for bars in self.reference.values() for b in bars}
+        plan_bars = [bar for bars in self.parts.values() for bar in bars]
+        return {(b.layer, b.component): b.rank - before[b.layer, b.component] for b in plan_bars}
 
     def name(self, form: str) -> str:
-        """What the legend calls bars of a form."""
-        own = self.other or "this allocation"
-        return f"{own}: {form}" if form else own
+        """Return the legend label of a form."""
+        label = self.other_policy or "this allocation"
+        return f"{label}: {form}" if form else label
 
 
-def rank_bars(drawn: RankBars) -> str:
-    """One plot per part: share of the full rank kept in each layer."""
+def rank_bars(plot: RankBars) -> str:
+    """Return the figure, with one plot of relative ranks per part."""
     data: list[dict[str, Any]] = []
+    # for the browser: axis, start and width of the bars of each component, in layers
     spans: dict[str, list[Any]] = {}
-    for i, (part, bars) in enumerate(drawn.parts.items()):
-        for trace in [*ghosts(drawn.behind.get(part, ()), drawn.pinned), *of_plan(drawn, bars)]:
-            named = all(trace["name"] != other["name"] for other in data)
-            data.append({"showlegend": named, "yaxis": f"y{axis_number(i)}"} | trace)
+    for i, (part, bars) in enumerate(plot.parts.items()):
+        for trace in [*ghosts(plot.reference.get(part, ()), plot.is_pinned), *of_plan(plot, bars)]:
+            in_legend = all(trace["name"] != previous["name"] for previous in data)
+            data.append({"showlegend": in_legend, "yaxis": f"y{axis_suffix(i)}"} | trace)
         for bar in bars:
-            spans[bar.component] = [f"y{axis_number(i)}", *bar.span(1.0)]
-    count = len(drawn.parts)
-    if drawn.pinned:
-        data += [trace | {"yaxis": f"y{axis_number(count)}"} for trace in changes(drawn)]
-    axes, height = axes_of(drawn)
-    layers = 1 + max((bar.layer for bars in drawn.parts.values() for bar in bars), default=-1)
+            spans[bar.component] = [f"y{axis_suffix(i)}", *bar.span(1.0)]
+    count = len(plot.parts)
+    if plot.is_pinned:
+        data += [trace | {"yaxis": f"y{axis_suffix(count)}"} for trace in changes(plot)]
+    axes, height = axes_of(plot)
+    layers = 1 + max((bar.layer for bars in plot.parts.values() for bar in bars), default=-1)
     meta: dict[str, Any] = {"mark": "bar", "axes": spans}
-    if drawn.steps:
-        meta["steps"] = {name: [step] for name, step in drawn.steps.items()}
+    if plot.steps:
+        meta["steps"] = {name: [step] for name, step in plot.steps.items()}
     return figure(
         data,
-        ABOVE + height + BELOW,
+        LEGEND_HEIGHT + height + AXIS_HEIGHT,
         f"bars{len(axes)}",
         barmode="overlay",
         xaxis=layer_axis(
             layers,
             zeroline=False,
-            anchor=f"y{axis_number(len(axes) - 1)}",
+            anchor=f"y{axis_suffix(len(axes) - 1)}",
             range=[-0.5, layers - 0.5],
         ),
-        margin={"t": ABOVE, "r": 12, "b": BELOW, "l": 72},
+        margin={"t": LEGEND_HEIGHT, "r": 12, "b": AXIS_HEIGHT, "l": 72},
         meta=meta,
         **axes,
     )
 
 
-def axes_of(drawn: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
-    """The y axes from above, of the ranks of every part and then of the changes, and the height of
-    all in pixels.
-    """
-    part = part_height(drawn)
-    rows = [(part, part_axis(name, part)) for name in drawn.parts]
-    if drawn.pinned:
-        rows.append((CHANGES, change_axis(drawn)))
-    total = sum(high for high, _ in rows) + sum(BETWEEN * high for high, _ in rows[1:])
+def axes_of(plot: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
+    """Return the y axes from top to bottom, changes last, and the total height in pixels."""
+    part = part_height(plot)
+    rows = [(part, part_axis(name, part)) for name in plot.parts]
+    if plot.is_pinned:
+        rows.append((CHANGES_HEIGHT, change_axis(plot)))
+    total = sum(high for high, _ in rows) + sum(PLOT_GAP * high for high, _ in rows[1:])
     axes, below = {}, 0.0
     for i, (high, axis) in enumerate(rows):
-        top = below + (BETWEEN * high if i else 0)
+        top = below + (PLOT_GAP * high if i else 0)
         below = top + high
         domain = [max(0.0, 1 - below / total), 1 - top / total]
-        axes[f"yaxis{axis_number(i)}"] = axis | {"domain": domain}
+        axes[f"yaxis{axis_suffix(i)}"] = axis | {"domain": domain}
     return axes, round(total)
 
 
-def part_height(drawn: RankBars) -> float:
-    """The height in pixels of the plot of one part."""
-    part: float = min(PART, max(LEAST_PART, ROOM // max(len(drawn.parts), 1)))
-    return part * (BESIDE if drawn.pinned else 1)
+def part_height(plot: RankBars) -> float:
+    """Return the height of the plot of a part, in pixels."""
+    part: float = min(
+        MAX_PART_HEIGHT, max(MIN_PART_HEIGHT, TOTAL_HEIGHT // max(len(plot.parts), 1))
+    )
+    return part * (PART_SCALE if plot.is_pinned else 1)
 
 
 def part_axis(name: str, high: float) -> dict[str, Any]:
-    """The y axis of a part; of a low plot it has the name alone, where 50 % is."""
-    if high < LOW:
+    """Return the y axis of a part. In a low plot, its only label is the name, at 50 %."""
+    if high < LOW_PLOT:
         return share_axis("") | {"tickvals": [0.5], "ticktext": [name]}
-    return share_axis(name) | {"tickvals": [0, 0.5]}  # the numbers of two plots would meet
+    return share_axis(name) | {"tickvals": [0, 0.5]}  # further labels would overlap
 
 
-def change_axis(drawn: RankBars) -> dict[str, Any]:
-    """The y axis of the changes, with 0 in the middle."""
-    most = most_change(drawn)
-    own = {"range": [-most, most], "tickvals": [0], "ticktext": ["0"], "zeroline": True}
-    return share_axis("Δ rank") | own
+def change_axis(plot: RankBars) -> dict[str, Any]:
+    """Return the y axis of the changes, with 0 in the middle."""
+    limit = most_change(plot)
+    options = {"range": [-limit, limit], "tickvals": [0], "ticktext": ["0"], "zeroline": True}
+    return share_axis("Δ rank") | options
 
 
-def most_change(drawn: RankBars) -> float:
-    """Where the axis of the changes ends: the numbers stand beyond the bars."""
-    full = {(b.layer, b.component): b.full for bars in drawn.parts.values() for b in bars}
-    shares = [abs(by) / max(full[slot], 1) for slot, by in drawn.change.items()]
-    return 2 * max([LEAST_CHANGE, *shares])
+def most_change(plot: RankBars) -> float:
+    """Return the limit of the axis of changes, with space for numbers beyond the bars."""
+    full = {(b.layer, b.component): b.full for bars in plot.parts.values() for b in bars}
+    shares = [abs(by) / max(full[slot], 1) for slot, by in plot.change.items()]
+    return 2 * max([MIN_CHANGE, *shares])
 
 
 def by_component(bars: Sequence[Bar]) -> list[list[Bar]]:
-    """The bars of every component: those of one trace."""
-    own: dict[str, list[Bar]] = {}
+    """Group bars by component; each group is a trace."""
+    groups: dict[str, list[Bar]] = {}
     for bar in bars:
-        own.setdefault(bar.component, []).append(bar)
-    return list(own.values())
+        groups.setdefault(bar.component, []).append(bar)
+    return list(groups.values())
 
 
 def placed(bars: Sequence[Bar], width: float) -> dict[str, Any]:
-    """A trace of one component's bars."""
-    begin, own = bars[0].span(width)
+    """Return a trace of the bars of a component."""
+    offset, width_per_bar = bars[0].span(width)
     return {
         "type": "bar",
         "x": [bar.layer for bar in bars],
         "y": [bar.share for bar in bars],
-        "offset": begin,
-        "width": own if bars[0].count == 1 else own - GAP,
+        "offset": offset,
+        "width": width_per_bar if bars[0].count == 1 else width_per_bar - SLOT_GAP,
     }
 
 
 def ghosts(bars: Sequence[Bar], pinned: bool = False) -> list[dict[str, Any]]:
+    """Return the gray bars of the reference ranks, behind the bars of the plan."""
     name = "pinned" if pinned else "uniform"
-    grey = {"marker": {"color": GHOST}, "name": name, "legendgroup": "behind"}
-    return [placed(own, WIDE) | grey | {"hoverinfo": "skip"} for own in by_component(bars)]
+    gray = {"marker": {"color": GHOST}, "name": name, "legendgroup": "behind"}
+    return [
+        placed(group, REFERENCE_WIDTH) | gray | {"hoverinfo": "skip"}
+        for group in by_component(bars)
+    ]
 
 
-def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """The bars of a part's components, with their ranks inside, or above where they are low."""
+def of_plan(plot: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Return the bars of a part, with ranks inside, or above low bars."""
     traces = []
-    for own in by_component(bars):
-        one = own[0]
-        hatched = ["/" if f"{bar.layer}.{bar.component}" in drawn.by_hand else "" for bar in own]
-        form = f" ({one.form})" if one.form else ""
-        trace = placed(own, NARROW if one.count == 1 else WIDE) | {
-            "marker": {"color": FORM_COLOURS[one.form], "pattern": {"shape": hatched, "size": 6}},
-            "opacity": PALE if drawn.other else 1,
-            "name": drawn.name(one.form),
-            "legendgroup": one.form or "this",
-            "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in own],
+    for group in by_component(bars):
+        first = group[0]
+        hatched = ["/" if f"{bar.layer}.{bar.component}" in plot.manual else "" for bar in group]
+        form = f" ({first.form})" if first.form else ""
+        trace = placed(group, PLAN_WIDTH if first.count == 1 else REFERENCE_WIDTH) | {
+            "marker": {"color": FORM_COLORS[first.form], "pattern": {"shape": hatched, "size": 6}},
+            "opacity": PALE_OPACITY if plot.other_policy else 1,
+            "name": plot.name(first.form),
+            "legendgroup": first.form or "this",
+            "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in group],
             "hoverinfo": "all",
-            "hovertemplate": f"layer %{{x}} · {one.component}{form}<br>rank %{{customdata[2]}} of "
-            "%{customdata[3]} (%{y:.1%})<extra></extra>",
+            "hovertemplate": f"layer %{{x}} · {first.component}{form}<br>"
+            "rank %{customdata[2]} of %{customdata[3]} (%{y:.1%})<extra></extra>",
         }
         traces.append(trace)
-    return [*traces, *numbered(drawn, bars)] if fits(bars) else traces
+    return [*traces, *numbered(plot, bars)] if fits(bars) else traces
 
 
-def numbered(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """The ranks in the bars, and above those that are lower than a number."""
-    high = part_height(drawn)
-    size = SMALL if high < LOW else MEDIUM
-    low = [bar for bar in bars if bar.share * high <= size]
-    rest = [bar for bar in bars if bar.share * high > size]
-    # on what is pale, in the colour of the page's text
-    ink = {} if drawn.other else {"color": BLACK}
+def numbered(plot: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Return the ranks as text: inside bars, or above bars that are lower than a number."""
+    high = part_height(plot)
+    size = SMALL_FONT if high < LOW_PLOT else MEDIUM_FONT
+    short = [bar for bar in bars if bar.share * high <= size]
+    tall = [bar for bar in bars if bar.share * high > size]
+    # numbers on pale bars have the text color of the page
+    ink = {} if plot.other_policy else {"color": BLACK}
     return [
-        words(
-            [(bar.middle, share * bar.share, str(bar.rank)) for bar in some],
-            {"textposition": where, "textfont": {"size": size} | colour},
+        text_trace(
+            [(bar.middle, share * bar.share, str(bar.rank)) for bar in group],
+            {"textposition": position, "textfont": {"size": size} | color},
         )
-        for some, share, where, colour in (
-            (rest, 0.5, "middle center", ink),
-            (low, 1.0, "top center", {}),
+        for group, share, position, color in (
+            (tall, 0.5, "middle center", ink),
+            (short, 1.0, "top center", {}),
         )
     ]
 
 
-def words(said: Sequence[tuple[float, float, str]], how: dict[str, Any]) -> dict[str, Any]:
-    """A trace of texts at x and y. Those of plotly's bars are measured one after the other, for
-    which the browser lays out the page each time: a quarter of what drawing the bars took.
+def text_trace(labels: Sequence[tuple[float, float, str]], style: dict[str, Any]) -> dict[str, Any]:
+    """Return a trace of texts (x, y, text).
+
+    The texts could belong to the bars, but then the browser would lay out the page once per text,
+    which took a quarter of the drawing time.
     """
-    x, y, text = ([one[i] for one in said] for i in range(3))
-    where = {"x": x, "y": y, "text": text, "mode": "text", "type": "scatter"}
-    return where | {"name": "", "showlegend": False, "hoverinfo": "skip", "cliponaxis": False} | how
+    x, y, text = ([label[i] for label in labels] for i in range(3))
+    trace = {"x": x, "y": y, "text": text, "mode": "text", "type": "scatter"}
+    return (
+        trace | {"name": "", "showlegend": False, "hoverinfo": "skip", "cliponaxis": False} | style
+    )
 
 
 def fits(bars: Sequence[Bar]) -> bool:
-    """Whether a number fits on every bar of a part."""
-    return (1 + max(bar.layer for bar in bars)) * bars[0].count <= MOST_NUMBERS
+    """Return True if numbers fit on all bars of a part."""
+    return (1 + max(bar.layer for bar in bars)) * bars[0].count <= MAX_NUMBERS
 
 
-def changes(drawn: RankBars) -> list[dict[str, Any]]:
-    """What the ranks are more or less than in the pinned plan, as shares of the full rank: the
-    parts of a layer side by side, each in a colour of its own, or in that of its form.
+def changes(plot: RankBars) -> list[dict[str, Any]]:
+    """Return the bars of changes relative to the pinned plan, as shares of the full rank.
+
+    The parts of a layer are next to each other, colored by part or by form.
     """
-    traces, numbers, change, count = [], [], drawn.change, len(drawn.parts)
-    for i, (part, bars) in enumerate(drawn.parts.items()):
-        for own in by_component(bars):
-            wide = WIDE / count
-            begin, width = own[0].span(wide)
-            offset = (i + 0.5) * wide - WIDE / 2 + begin
-            by = [change[bar.layer, bar.component] for bar in own]
-            shares = [more / max(bar.full, 1) for more, bar in zip(by, own, strict=True)]
-            form = own[0].form
-            trace = placed(own, wide) | {
+    traces: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
+    change, count = plot.change, len(plot.parts)
+    for i, (part, bars) in enumerate(plot.parts.items()):
+        for group in by_component(bars):
+            part_width = REFERENCE_WIDTH / count
+            begin, width = group[0].span(part_width)
+            offset = (i + 0.5) * part_width - REFERENCE_WIDTH / 2 + begin
+            differences = [change[bar.layer, bar.component] for bar in group]
+            shares = [
+                difference / max(bar.full, 1)
+                for difference, bar in zip(differences, group, strict=True)
+            ]
+            form = group[0].form
+            trace = placed(group, part_width) | {
                 "y": shares,
                 "offset": offset,
                 "width": 0.9 * width,
-                "marker": {"color": FORM_COLOURS[form] if form else SERIES[i % len(SERIES)]},
-                "name": f"Δ {own[0].component}",
-                "showlegend": count <= NAMED and not form,
-                "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in own],
-                "hovertext": [signed(more) for more in by],
+                "marker": {"color": FORM_COLORS[form] if form else SERIES[i % len(SERIES)]},
+                "name": f"Δ {group[0].component}",
+                "showlegend": count <= MAX_NAMED_PARTS and not form,
+                "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in group],
+                "hovertext": [signed(difference) for difference in differences],
                 "hovertemplate": f"layer %{{x}} · {part}{f' ({form})' if form else ''}<br>rank "
                 "%{customdata[2]} of %{customdata[3]}: %{hovertext} against the pinned plan"
                 "<extra></extra>",
             }
             traces.append(trace)
-            middles = [bar.layer + offset + 0.45 * width for bar in own]
-            numbers += zip(middles, shares, by, strict=True)
-    if len(change) > MOST_NUMBERS:
+            middles = [bar.layer + offset + 0.45 * width for bar in group]
+            numbers += zip(middles, shares, differences, strict=True)
+    if len(change) > MAX_NUMBERS:
         return traces
-    return [*traces, numbers_of_changes(numbers, 2 * most_change(drawn) * APART / CHANGES)]
+    return [
+        *traces,
+        numbers_of_changes(numbers, 2 * most_change(plot) * NUMBER_DISTANCE / CHANGES_HEIGHT),
+    ]
 
 
-def numbers_of_changes(numbers: Sequence[tuple[float, float, int]], apart: float) -> dict[str, Any]:
-    """What was added or taken away, `apart` from the end of each bar; nothing where a rank is the
-    same.
-    """
-    said = [(x, y + math.copysign(apart, y), signed(more)) for x, y, more in numbers if more]
-    where = ["top center" if y > 0 else "bottom center" for _, y, _ in said]
-    return words(said, {"textposition": where, "textfont": {"size": 10}})
+def numbers_of_changes(
+    numbers: Sequence[tuple[float, float, int]], distance: float
+) -> dict[str, Any]:
+    """Return the changes as text, `distance` from the ends of the bars; zeros are omitted."""
+    labels = [
+        (x, y + math.copysign(distance, y), signed(difference))
+        for x, y, difference in numbers
+        if difference
+    ]
+    positions = ["top center" if y > 0 else "bottom center" for _, y, _ in labels]
+    return text_trace(labels, {"textposition": positions, "textfont": {"size": 10}})

@@ -1,53 +1,58 @@
-"""What the spectrum says of a slot against what the loss says, as a figure."""
+"""Figures of measured loss increase and of lost energy by slot."""
 
 from collections.abc import Sequence
 from math import log10
 from typing import Any
 
-from ..sensitivity import ProbedSlot
-from .base import SERIES, SYMBOLS, figure
+from ..state.sensitivity import ProbedSlot
+from .base import SERIES, SYMBOLS, figure, log_ticks
 from .spectra import Heat, heatmap
 
-LEAST = 1e-7  # nats/token and share of energy: less is rounding, and a log axis has no 0
+MIN_VALUE = 1e-7  # lower limit of log axes, nats/token and share of energy
 
 
 def loss_map(slots: Sequence[ProbedSlot], influence: Sequence[float], label: str) -> str:
-    """The heatmap of the increase in loss of every slot, coloured by its logarithm."""
-    names = list(dict.fromkeys(one.name for one in slots))
-    at = {(one.layer, one.name): one for one in slots}
+    """Return the heatmap of the loss increase of all slots, colored by its logarithm."""
+    names = list(dict.fromkeys(slot.name for slot in slots))
+    by_slot = {(slot.layer, slot.name): slot for slot in slots}
     layers = range(len(influence))
 
     def rows(value: Any) -> dict[str, list[Any]]:
         return {
-            name: [value(at[layer, name]) if (layer, name) in at else None for layer in layers]
+            name: [
+                value(by_slot[layer, name]) if (layer, name) in by_slot else None
+                for layer in layers
+            ]
             for name in names
         }
 
     full: dict[str, dict[int, int]] = {name: {} for name in names}
-    for one in slots:
-        full[one.name][one.layer] = one.full
-    increases = rows(lambda one: one.increase)
-    shades = rows(lambda one: log10(max(one.increase, LEAST)))
-    said = rows(lambda one: one.says)
-    heat = Heat(label, "log10", ".1e", increases, shades, full, influence, said=said)
+    for slot in slots:
+        full[slot.name][slot.layer] = slot.full
+    increases = rows(lambda slot: slot.increase)
+    shades = rows(lambda slot: log10(max(slot.increase, MIN_VALUE)))
+    hover = rows(lambda slot: slot.hover_text)
+    heat = Heat(label, "log10", ".1e", increases, shades, full, influence, hover_text=hover)
     return heatmap(heat)
 
 
 def against_energy(slots: Sequence[ProbedSlot]) -> str:
-    """Increase in loss over energy lost, both on log axes; a point per slot, by component."""
-    names = list(dict.fromkeys(one.name for one in slots))
-    data = []
+    """Return a scatter plot of loss increase against energy lost, a point per slot."""
+    names = list(dict.fromkeys(slot.name for slot in slots))
+    data: list[dict[str, Any]] = []
     for i, name in enumerate(names):
-        own = [one for one in slots if one.name == name]
+        group = [slot for slot in slots if slot.name == name]
         data.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": name,
-                "x": [max(one.energy_lost, LEAST) for one in own],
-                "y": [max(one.increase, LEAST) for one in own],
-                "error_y": {"array": [one.error for one in own], "thickness": 1, "width": 0},
-                "customdata": [[one.layer, one.name, one.increase, one.says] for one in own],
+                "x": [max(slot.energy_lost, MIN_VALUE) for slot in group],
+                "y": [max(slot.increase, MIN_VALUE) for slot in group],
+                "error_y": {"array": [slot.error for slot in group], "thickness": 1, "width": 0},
+                "customdata": [
+                    [slot.layer, slot.name, slot.increase, slot.hover_text] for slot in group
+                ],
                 "hovertemplate": "<b>layer %{customdata[0]} · %{customdata[1]}</b>"
                 "<br>%{customdata[3]}<extra></extra>",
                 "marker": {
@@ -57,13 +62,18 @@ def against_energy(slots: Sequence[ProbedSlot]) -> str:
                 },
             }
         )
-    axis = {"type": "log", "exponentformat": "power", "dtick": 1}
+    axis = {"type": "log", "exponentformat": "power"}
+    losses: list[float] = [value for trace in data for value in trace["x"]] or [1.0]
+    rises: list[float] = [value for trace in data for value in trace["y"]] or [1.0]
+    title = {"text": "increase in loss (nats/token)", "standoff": 12}
     return figure(
         data,
         320,
         "against" + "".join(names),
-        xaxis=axis | {"title": {"text": "energy lost (share)"}},
-        yaxis=axis | {"title": {"text": "increase in loss (nats/token)", "standoff": 12}},
+        xaxis=axis
+        | log_ticks(min(losses), max(losses))
+        | {"title": {"text": "energy lost (share)"}},
+        yaxis=axis | log_ticks(min(rises), max(rises)) | {"title": title},
         hovermode="closest",
         meta={"mark": "point"},
     )

@@ -1,26 +1,26 @@
-"""The heatmap of the Spectra tab: a rank measure by layer and component."""
+"""Heatmap of a rank measure by layer and component."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import text
-from .base import GHOST, figure, layer_axis
-from .contrast import GREY, ink
+from lrcore.system.notebooks import WHOLE_SCALE
 
-EMPTY = " "  # the name of the row between components and matrices
-WHOLE_SCALE = ("effective_rank", "energy_rank")  # stable ranks are a few hundredths of the full one
+from .. import words
+from .base import GHOST, GRAY, figure, ink, layer_axis
+
+EMPTY = " "  # name of the empty row between components and matrices
 
 
 @dataclass(frozen=True)
 class Heat:
-    """What a heatmap shows, by component and layer.
+    """Values of a heatmap by component and layer.
 
-    values: in the text of the cells, None: a layer without the component; shades: in the colours,
-    as the label `shade` says; full: the full rank of a component by layer; influence: Block
-    Influence per layer; number: the format of the values; bounds: of the colours, None: those of
-    the shades; apart: the component below which a row stays empty; said: what else a cell says.
+    values: text of the cells; None for a layer without the component. shades: values of the color
+    scale, labeled `shade`. full: full rank by component and layer. influence: Block Influence by
+    layer. number: format of the values. bounds: limits of the color scale; None for the limits of
+    the shades. separated_after: component before an empty row. hover_text: additional text.
     """
 
     measure: str
@@ -31,56 +31,56 @@ class Heat:
     full: dict[str, dict[int, int]]
     influence: Sequence[float]
     bounds: tuple[float, float] | None = None
-    apart: str = ""
-    said: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    separated_after: str = ""
+    hover_text: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[str]:
-        """Components from above, with the empty row."""
+        """Components from top to bottom, with the empty row."""
         names = list(self.values)
-        if self.apart in names[:-1]:
-            names.insert(names.index(self.apart) + 1, EMPTY)
+        if self.separated_after in names[:-1]:
+            names.insert(names.index(self.separated_after) + 1, EMPTY)
         return names
 
     def limits(self) -> tuple[float, float]:
-        """Of the colours."""
-        known = [one for own in self.shades.values() for one in own if one is not None]
-        return self.bounds or (min(known, default=0.0), max(known, default=1.0))
+        """Return the limits of the color scale."""
+        values = [value for row in self.shades.values() for value in row if value is not None]
+        return self.bounds or (min(values, default=0.0), max(values, default=1.0))
 
 
 def heat_figure(table: Any, measure: str, kind: str, components: Sequence[str] = ()) -> str:
-    """The heatmap of one measure.
+    """Return the heatmap of a measure.
 
-    table: as `Analysis.table` gives it; components: those that stand apart from the matrices. Rank
-    measures are coloured as shares of the full rank, so that wide and narrow matrices compare, and
-    on the same scale for every model where they use the whole of it.
+    table: from `Analysis.table`. components: rows above the matrices. Rank measures are colored as
+    shares of the full rank, so that wide and narrow matrices are comparable. Measures that use the
+    full scale have the same scale for all models.
     """
     rows = table[table["kind"] == kind]
-    label, shade, number = text.MEASURES[measure]
+    label, shade, number = words.spectra.MEASURES[measure]
     influence = rows.drop_duplicates("layer").sort_values("layer")["block_influence"].tolist()
     layers, values, shades, full = range(len(influence)), {}, {}, {}
     for name, group in rows.groupby("name", sort=False):
-        own = dict(zip(group["layer"], group[measure].tolist(), strict=True))
+        by_layer = dict(zip(group["layer"], group[measure].tolist(), strict=True))
         full[name] = dict(zip(group["layer"], map(int, group["full"]), strict=True))
-        values[name] = [own.get(layer) for layer in layers]
+        values[name] = [by_layer.get(layer) for layer in layers]
         shades[name] = [
-            shade_of(own[layer], measure, full[name][layer]) if layer in own else None
+            shade_of(by_layer[layer], measure, full[name][layer]) if layer in by_layer else None
             for layer in layers
         ]
     bounds = (0.0, 1.0) if measure in WHOLE_SCALE else None
-    apart = next((name for name in reversed(values) if name in components), "")
-    return heatmap(Heat(label, shade, number, values, shades, full, influence, bounds, apart))
+    separated = next((name for name in reversed(values) if name in components), "")
+    return heatmap(Heat(label, shade, number, values, shades, full, influence, bounds, separated))
 
 
 def shade_of(value: float, measure: str, full: int) -> float | None:
-    """What colours a cell: the share of the full rank, or the logarithm of a condition number."""
+    """Return the share of the full rank, or the logarithm of a condition number."""
     if measure != "condition":
         return value / full
     return math.log10(value) if math.isfinite(value) and value > 0 else None
 
 
 def heatmap(heat: Heat) -> str:
-    """Layers across, components down; Block Influence as bars below."""
+    """Return the heatmap, with layers as columns and bars of Block Influence below."""
     layers = list(range(len(heat.influence)))
     bars = {
         "type": "bar",
@@ -92,7 +92,7 @@ def heatmap(heat: Heat) -> str:
         "hovertemplate": "layer %{x}<br>Block Influence %{y:.5f}<extra></extra>",
         "showlegend": False,
     }
-    # a cell's number needs about 40 pixels; with many layers the colour alone is readable
+    # a number needs about 40 pixels per cell
     inside = [numbers(heat, layers)] if len(layers) <= 16 else []
     return figure(
         [cells(heat, layers), bars, *inside],
@@ -119,7 +119,7 @@ def heatmap(heat: Heat) -> str:
 
 
 def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
-    """The heatmap's own trace."""
+    """Return the trace of the heatmap."""
     low, high = heat.limits()
     return {
         "type": "heatmap",
@@ -132,9 +132,9 @@ def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
             [cell_data(heat, name, layer) for layer in layers] if name != EMPTY else []
             for name in heat.rows
         ],
-        "hoverongaps": not heat.apart,
+        "hoverongaps": not heat.separated_after,
         "hovertemplate": f"layer %{{x}} · %{{y}}<br>{heat.measure} %{{customdata[2]:.6~g}}<br>"
-        + ("%{customdata[4]}" if heat.said else "full rank %{customdata[3]}")
+        + ("%{customdata[4]}" if heat.hover_text else "full rank %{customdata[3]}")
         + "<extra></extra>",
         "colorscale": "Viridis",
         "colorbar": {
@@ -151,30 +151,30 @@ def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
 
 
 def cell_data(heat: Heat, name: str, layer: int) -> list[Any]:
-    """Slot, value and what else is said of a cell."""
-    said = heat.said[name][layer] if heat.said else ""
+    """Return slot, value, full rank and additional hover text of a cell."""
+    hover = heat.hover_text[name][layer] if heat.hover_text else ""
     value = heat.values[name][layer]
-    finite = value if value is not None and math.isfinite(value) else None
-    return [layer, name, finite, heat.full[name].get(layer), said]
+    finite_value = value if value is not None and math.isfinite(value) else None
+    return [layer, name, finite_value, heat.full[name].get(layer), hover]
 
 
 def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
-    """The values in the cells, each in the ink that is read best on its colour: plotly's own choice
-    has half the contrast.
+    """Return the values of the cells as text, black or white; Plotly's default has half the
+    contrast.
     """
     low, high = heat.limits()
     span = (high - low) or 1.0
-    every = ((name, layer) for name in heat.values for layer in layers)
-    slots = [(name, layer) for name, layer in every if heat.values[name][layer] is not None]
+    all_slots = ((name, layer) for name in heat.values for layer in layers)
+    slots = [(name, layer) for name, layer in all_slots if heat.values[name][layer] is not None]
     values = [heat.values[name][layer] for name, layer in slots]
     shades = [heat.shades[name][layer] for name, layer in slots]
-    inks = [GREY if one is None else ink((one - low) / span) for one in shades]
+    inks = [GRAY if value is None else ink((value - low) / span) for value in shades]
     return {
         "type": "scatter",
         "mode": "text",
         "x": [layer for _, layer in slots],
         "y": [name for name, _ in slots],
-        "text": [format(one, heat.number) if math.isfinite(one) else "∞" for one in values],
+        "text": [format(value, heat.number) if math.isfinite(value) else "∞" for value in values],
         "textfont": {"size": 11, "color": inks},
         "hoverinfo": "skip",
         "showlegend": False,

@@ -1,22 +1,27 @@
-"""The kinds of jobs: frozen values with a `title`, a stored form and a `run`."""
+"""Kinds of jobs, as frozen values with a title, a stored form and a `run` method."""
 
-from .analyses import AnalyseJob, SurveyJob
-from .derived import HealJob, QuantiseJob
+from .analysis import AnalyzeJob, SurveyJob, start_analysis, start_survey
 from .details import DetailsJob
 from .exports import ExportJob, PushJob
 from .measuring import MeasureJob, SpeedJob
-from .models import CompressJob, ShareJob, ShortenJob, SliceJob
-from .starting import Unmeasured, start_analysis, start_survey, unmeasured_evidence
+from .models import (
+    CompressJob,
+    HealJob,
+    PruneLayersJob,
+    QuantizeJob,
+    ShareJob,
+    SliceJob,
+)
+from .paper_table import TableJob
 from .sweep import SweepJob
-from .table import TableJob
 
 KINDS = {
     kind.kind: kind
     for kind in (
-        AnalyseJob,
+        AnalyzeJob,
         SurveyJob,
         CompressJob,
-        ShortenJob,
+        PruneLayersJob,
         SliceJob,
         ShareJob,
         SweepJob,
@@ -24,7 +29,7 @@ KINDS = {
         MeasureJob,
         SpeedJob,
         DetailsJob,
-        QuantiseJob,
+        QuantizeJob,
         HealJob,
         ExportJob,
         PushJob,
@@ -33,23 +38,21 @@ KINDS = {
 
 __all__ = [
     "KINDS",
-    "AnalyseJob",
+    "AnalyzeJob",
     "CompressJob",
     "DetailsJob",
     "ExportJob",
     "HealJob",
     "MeasureJob",
+    "PruneLayersJob",
     "PushJob",
-    "QuantiseJob",
+    "QuantizeJob",
     "ShareJob",
-    "ShortenJob",
     "SliceJob",
     "SpeedJob",
     "SurveyJob",
     "SweepJob",
     "TableJob",
-    "Unmeasured",
     "start_analysis",
     "start_survey",
-    "unmeasured_evidence",
 ]

@@ -1,25 +1,30 @@
-"""Where kept runs lose what they lose: by component, by layer, and on a task."""
+"""Job for details of runs: losses by component, local errors, accuracy and error bounds."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import lrcore
+from lrcore.compression.pipeline.model_bounds import plan_bounds
+from lrcore.data.questions import BUILTIN_TASKS
+from lrcore.evaluation.contributions import contributions as lrcore_contributions
+from lrcore.evaluation.local_errors import local_errors as lrcore_local_errors
+from lrcore.recipes.history import Compressed
 
-from .. import numbers
-from ..job import Job, Reporter
-from ..keys import unmeasured
-from ..store import Store
+from ..base import numbers
+from ..state.job import Job, Reporter
+from ..state.keys import without_measurements
+from ..state.store import Store
 from .measuring import load_dense
 
-TASK = lrcore.BUILTIN_TASKS[0]
+TASK = BUILTIN_TASKS[0]
 
 
 @dataclass(frozen=True)
 class DetailsJob(Job):
-    """Component contributions, local errors, the score of a task, and error bounds where the
-    method's paper states some, of runs and their dense models.
+    """Contributions of components, local errors, accuracy on a task, and error bounds if the paper
+    of the method states bounds.
 
-    runs: their ids; items: how many of the task are scored.
+    runs: ids. items: number of task items.
     """
 
     kind: ClassVar[str] = "details"
@@ -30,21 +35,21 @@ class DetailsJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Details of {numbers.several(len(self.runs), 'run')}"
+        return f"Details of {numbers.plural(len(self.runs), 'run')}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         for run_id in self.runs:
             run = store.runs.get(run_id)
-            reporter.note(f"details of {run.name}")
-            pair = load_dense(store, run.recipe, reporter), store.small(run)
+            reporter.add_log(f"details of {run.name}")
+            pair = load_dense(store, run.recipe, reporter), store.run_model(run)
             for measure in (contributions, local_errors, task_scores):
                 try:
                     kind, protocol, figures = measure(*pair, self, reporter)
-                except lrcore.InputError as error:  # it has not the components that this is about
-                    reporter.note(f"{run.name}: {error}")
+                except lrcore.InputError as error:  # such as missing components
+                    reporter.add_log(f"{run.name}: {error}")
                 else:
                     store.runs.add_result(run.id, kind, protocol, figures)
-            if bounded(pair[1]):
+            if has_bounds(pair[1]):
                 store.runs.add_result(run.id, *error_bounds(store, run.recipe, pair[1], reporter))
         return list(self.runs)
 
@@ -55,58 +60,59 @@ Result = tuple[str, dict[str, Any], dict[str, Any]]  # kind, protocol, figures
 def contributions(
     dense: lrcore.LoadedModel, small: lrcore.LoadedModel, job: DetailsJob, reporter: Reporter
 ) -> Result:
-    """The loss from compressing each component alone, by component."""
-    found = lrcore.contributions(dense, small, job.evaluation, progress=reporter.progress)
-    figures = {row["parts"]: row["delta_nll"] for row in found.rows}
-    return "contributions", found.protocol, figures
+    """Return the increase in loss for each component compressed alone."""
+    result = lrcore_contributions(dense, small, job.evaluation, progress=reporter.progress)
+    figures = {row["parts"]: row["delta_nll"] for row in result.rows}
+    return "contributions", result.protocol, figures
 
 
 def local_errors(
     dense: lrcore.LoadedModel, small: lrcore.LoadedModel, job: DetailsJob, reporter: Reporter
 ) -> Result:
-    """The relative squared error of each component, by component: its mean over the layers."""
-    found = lrcore.local_errors(dense, small, job.evaluation, progress=reporter.progress)
+    """Return the mean relative squared error of each component over the layers."""
+    result = lrcore_local_errors(dense, small, job.evaluation, progress=reporter.progress)
     figures = {
         name: sum(values) / len(values)
-        for name in dict.fromkeys(name for own in found.errors for name in own)
-        if (values := [own[name] for own in found.errors if name in own])
+        for name in dict.fromkeys(name for errors in result.errors for name in errors)
+        if (values := [errors[name] for errors in result.errors if name in errors])
     }
-    return "local errors", found.protocol, figures
+    return "local errors", result.protocol, figures
 
 
-def bounded(small: lrcore.LoadedModel) -> bool:
-    """Whether its weights are as a method with bounds of its errors has made them."""
+def has_bounds(small: lrcore.LoadedModel) -> bool:
+    """Return True if the weights are from a method with error bounds, without further steps."""
     return small.recipe is not None and (
-        small.recipe.method == "modegpt" and isinstance(small.history[-1], lrcore.Compressed)
+        small.recipe.method == "modegpt" and isinstance(small.history[-1], Compressed)
     )
 
 
 def error_bounds(
     store: Store, recipe: lrcore.Recipe, small: lrcore.LoadedModel, reporter: Reporter
 ) -> Result:
-    """Errors as shares of the bounds of MoDeGPT's propositions, by component: the mean over the
-    layers that have a bound above 0.
+    """Return the ratio of errors to the bounds of MoDeGPT's propositions, by component.
+
+    It is the mean over the layers with a bound above 0.
     """
-    plain = unmeasured(recipe)
+    plain = without_measurements(recipe)
     factors = store.factors(plain, reporter.progress)
-    ranks = {(one.layer, one.component): one.rank for one in small.ranks}
+    ranks = {(row.layer, row.component): row.rank for row in small.ranks}
     plan = replace(lrcore.allocate(factors, plain), ranks=ranks)
-    rows = lrcore.bounds(store.dense(recipe), factors, plan, reporter.progress)
-    shares: dict[str, list[float]] = {}
+    rows = plan_bounds(store.dense(recipe), factors, plan, reporter.progress)
+    ratios: dict[str, list[float]] = {}
     for row in rows:
         if row["bound"]:
-            shares.setdefault(row["component"], []).append(row["error"] / row["bound"])
-    figures = {name: sum(own) / len(own) for name, own in shares.items()}
+            ratios.setdefault(row["component"], []).append(row["error"] / row["bound"])
+    figures = {name: sum(values) / len(values) for name, values in ratios.items()}
     return "bounds", factors.calibration.protocol, figures
 
 
 def task_scores(
     dense: lrcore.LoadedModel, small: lrcore.LoadedModel, job: DetailsJob, reporter: Reporter
 ) -> Result:
-    """The accuracy of both models on a task of multiple choice, with its standard error."""
+    """Return the accuracy of both models on a multiple-choice task, with standard errors."""
     scores = {
         name: lrcore.score_choices(model, TASK, job.items, progress=reporter.progress)
         for name, model in (("dense", dense), ("small", small))
     }
-    figures = {name: [one.accuracy, one.error] for name, one in scores.items()}
+    figures = {name: [score.accuracy, score.error] for name, score in scores.items()}
     return "tasks", scores["small"].protocol, figures | {"task": TASK}

@@ -1,4 +1,4 @@
-"""Jobs that write a run for other programs."""
+"""Jobs that export a run for other programs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lrcore
+from lrcore.checkpoints.export import export_for
+from lrcore.runs.runs import Run
 
-from ..job import Job, Reporter
-from ..store import Store
+from ..state.job import Job, Reporter
+from ..state.store import Store
 
-PLACES = {  # in the folder of a run, by target: exports are deleted with it
+EXPORT_PATHS = {  # by target, in the folder of a run, so that exports are deleted with the run
     "transformers": "export",
     "transformers-stock": "export-stock",
     "vllm": "export-vllm",
@@ -21,13 +23,13 @@ PLACES = {  # in the folder of a run, by target: exports are deleted with it
 
 @dataclass(frozen=True)
 class ExportJob(Job):
-    """Write a run for a target, anew each time: its name and measurements may have changed.
+    """Export of a run. A former export is replaced, because name and measurements can change.
 
-    run_id: its id. target: one of PLACES.
+    target: a key of EXPORT_PATHS. name: current name of the run.
     """
 
     kind: ClassVar[str] = "export"
-    once: ClassVar[bool] = True
+    is_unique: ClassVar[bool] = True
 
     run_id: str
     target: str
@@ -43,12 +45,12 @@ class ExportJob(Job):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
-        return super().from_dict(with_target(values))
+        return super().from_dict(read_target(values))
 
 
 @dataclass(frozen=True)
 class PushJob(Job):
-    """Export a run and upload the folder to a hub repository."""
+    """Export of a run, and upload of the folder to a hub repository."""
 
     kind: ClassVar[str] = "push"
 
@@ -65,57 +67,57 @@ class PushJob(Job):
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         folder = export_run(store, self.run_id, self.target, reporter)
         reporter.progress("push", 0, 1)
-        reporter.note(f"uploaded to {lrcore.push(folder, self.repo, self.private)}")
+        reporter.add_log(f"uploaded to {lrcore.push(folder, self.repo, self.private)}")
         reporter.progress("push", 1, 1)
         return []
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
-        return super().from_dict(with_target(values))
+        return super().from_dict(read_target(values))
 
 
-def with_target(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a record; those of earlier versions say whether the export is a stock one."""
-    own = dict(values)
-    if "stock" in own:
-        own["target"] = "transformers-stock" if own.pop("stock") else "transformers"
-    return own
+def read_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record; earlier versions had "stock" instead of "target"."""
+    current = dict(values)
+    if "stock" in current:
+        current["target"] = "transformers-stock" if current.pop("stock") else "transformers"
+    return current
 
 
 def export_run(store: Store, run_id: str, target: str, reporter: Reporter) -> Path:
-    """Write the folder or file and keep its place with the run's results."""
+    """Write the folder or file, store its path with the run, and return it."""
     run = store.runs.get(run_id)
     reporter.progress("export", 0, 1)
-    small = replace(store.small(run), name=run.name)
+    small = replace(store.run_model(run), name=run.name)
     path, notes = WRITERS.get(target, _folder)(small, run, target)
     store.runs.add_result(run.id, "export", {"target": target}, {"folder": str(path)})
     for note in (*notes, f"written to {path}"):
-        reporter.note(note)
+        reporter.add_log(note)
     reporter.progress("export", 1, 1)
     return path
 
 
-Written = tuple[Path, tuple[str, ...]]
+Export = tuple[Path, tuple[str, ...]]
 
 
-def _folder(small: lrcore.LoadedModel, run: lrcore.Run, target: str) -> Written:
-    place = run.folder / PLACES[target]
-    written = lrcore.export_for(small, place, target, run.evaluations, overwrite=True)
-    return written.path, written.notes
+def _folder(small: lrcore.LoadedModel, run: Run, target: str) -> Export:
+    path = run.folder / EXPORT_PATHS[target]
+    exported = export_for(small, path, target, run.evaluations, overwrite=True)
+    return exported.path, exported.notes
 
 
-def _latent(small: lrcore.LoadedModel, run: lrcore.Run, target: str) -> Written:
-    place = run.folder / PLACES[target]
-    written = lrcore.export_mla(small, place, run.evaluations, overwrite=True)
-    return written.path, written.notes
+def _latent(small: lrcore.LoadedModel, run: Run, target: str) -> Export:
+    path = run.folder / EXPORT_PATHS[target]
+    exported = lrcore.export_mla(small, path, run.evaluations, overwrite=True)
+    return exported.path, exported.notes
 
 
-def _gguf(small: lrcore.LoadedModel, run: lrcore.Run, target: str) -> Written:
-    written = lrcore.export_gguf(small, run.folder / PLACES[target])
-    return written.path, written.notes
+def _gguf(small: lrcore.LoadedModel, run: Run, target: str) -> Export:
+    exported = lrcore.export_gguf(small, run.folder / EXPORT_PATHS[target])
+    return exported.path, exported.notes
 
 
-WRITERS: Mapping[str, Callable[[lrcore.LoadedModel, lrcore.Run, str], Written]] = {
+WRITERS: Mapping[str, Callable[[lrcore.LoadedModel, Run, str], Export]] = {
     "mla": _latent,
     "llama.cpp": _gguf,
 }

@@ -1,20 +1,24 @@
-"""Measuring kept runs against their dense models."""
+"""Jobs that compare runs with their dense models: perplexity and speed."""
 
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import lrcore
+from lrcore.evaluation.evaluate import check_evaluation
+from lrcore.runs.runs import Run
+from lrcore.system.errors import ResourceError
 
-from .. import numbers, run_text
-from ..job import Job, Reporter
-from ..keys import model_key
-from ..store import Store
+from ..base import numbers
+from ..state.job import Job, Reporter
+from ..state.keys import model_key
+from ..state.store import Store
+from ..views import run_text
 
 
 @dataclass(frozen=True)
 class MeasureJob(Job):
-    """Runs, and their dense models, evaluated under one protocol. runs: their ids."""
+    """Evaluation of runs and of their dense models by one protocol. runs: ids."""
 
     kind: ClassVar[str] = "measure"
 
@@ -23,23 +27,24 @@ class MeasureJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Measure {numbers.several(len(self.runs), 'run')}"
+        return f"Measure {numbers.plural(len(self.runs), 'run')}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         for run_id in self.runs:
             run = store.runs.get(run_id)
-            reporter.note(f"measure {run.name}")
+            reporter.add_log(f"measure {run.name}")
             evaluate_run(store, run, self.evaluation, reporter)
         if len(self.runs) > 1:
-            reporter.outcome = run_text.lowest(store.chosen_runs(self.runs), self.evaluation)
+            reporter.outcome = run_text.lowest(store.runs_by_id(self.runs), self.evaluation)
         return list(self.runs)
 
 
 @dataclass(frozen=True)
 class SpeedJob(Job):
-    """Tokens per second of runs and of their dense model, taking turns, so that a busy machine
-    slows all of them alike; of a run whose factors are slower than their matrices, also with these
-    merged. runs: their ids.
+    """Tokens per second of runs and of their dense models. runs: ids.
+
+    Models alternate, so that load on the machine affects them equally. Runs with factors that are
+    slower than the dense matrices are also measured with merged factors.
     """
 
     kind: ClassVar[str] = "speed"
@@ -48,43 +53,44 @@ class SpeedJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Speed of {numbers.several(len(self.runs), 'run')}"
+        return f"Speed of {numbers.plural(len(self.runs), 'run')}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        groups: dict[tuple, list[lrcore.Run]] = {}
+        groups: dict[tuple, list[Run]] = {}
         for run in (store.runs.get(run_id) for run_id in self.runs):
             groups.setdefault(model_key(run.recipe), []).append(run)
-        for own in groups.values():
-            dense = load_dense(store, own[0].recipe, reporter)
-            self._measure(store, dense, own, reporter)
+        for group in groups.values():
+            dense = load_dense(store, group[0].recipe, reporter)
+            self._measure(store, dense, group, reporter)
         return list(self.runs)
 
     def _measure(
-        self, store: Store, dense: lrcore.LoadedModel, runs: list[lrcore.Run], reporter: Reporter
+        self, store: Store, dense: lrcore.LoadedModel, runs: list[Run], reporter: Reporter
     ) -> None:
-        small = [store.small(run) for run in runs]
-        merged = [_merged(one, reporter) for one in small]
-        models = [dense, *small, *(one for one in merged if one is not None)]
-        first, *rest = lrcore.measure_speed(models, progress=reporter.progress)
-        own, others = rest[: len(runs)], iter(rest[len(runs) :])
-        where = {"device": str(dense.device), "dtype": dense.dtype}
-        for run, speed, other in zip(runs, own, merged, strict=True):
-            figures = {"dense": first.to_dict(), "small": speed.to_dict(), "where": where}
-            if other is not None:
-                figures["merged"] = next(others).to_dict()
-            store.runs.add_result(run.id, "speed", where, figures)
+        small = [store.run_model(run) for run in runs]
+        merged = [_merge(model, reporter) for model in small]
+        models = [dense, *small, *(model for model in merged if model is not None)]
+        dense_speed, *speeds = lrcore.measure_speed(models, progress=reporter.progress)
+        small_speeds, merged_speeds = speeds[: len(runs)], iter(speeds[len(runs) :])
+        hardware = {"device": str(dense.device), "dtype": dense.dtype}
+        for run, speed, merged_model in zip(runs, small_speeds, merged, strict=True):
+            figures = {"dense": dense_speed.to_dict(), "small": speed.to_dict(), "where": hardware}
+            if merged_model is not None:
+                figures["merged"] = next(merged_speeds).to_dict()
+            store.runs.add_result(run.id, "speed", hardware, figures)
 
 
-def _merged(model: lrcore.LoadedModel, reporter: Reporter) -> lrcore.LoadedModel | None:
-    """The model with factors merged where that is faster; None where nothing is, where memory does
-    not suffice, or where layers are offloaded.
+def _merge(model: lrcore.LoadedModel, reporter: Reporter) -> lrcore.LoadedModel | None:
+    """Return a model in which factors are multiplied out if they are slower than dense matrices.
+
+    Returns None if no factors are slower, if memory is insufficient, or for offloaded layers.
     """
     if model.offloaded:
         return None
     try:
         merged = lrcore.merge_factors(model, progress=reporter.progress)
-    except lrcore.Shortage as error:
-        reporter.note(str(error))
+    except ResourceError as error:
+        reporter.add_log(str(error))
         return None
     return None if merged is model else merged
 
@@ -95,40 +101,41 @@ def load_dense(
     reporter: Reporter,
     evaluation: lrcore.EvaluationSettings | None = None,
 ) -> lrcore.LoadedModel:
-    """The dense model of a recipe, as a stage of its own.
+    """Load the dense model of a recipe, as a separate stage of the job.
 
-    evaluation: how the job measures at its end. Raises InputError at once where that cannot be.
+    evaluation: the settings of the evaluation at the end of the job. Raises InputError immediately
+    if the evaluation is not possible.
     """
     reporter.progress("load", 0, 1)
     model = store.dense(recipe)
     if evaluation is not None:
-        lrcore.check_evaluation(model, evaluation.apart_from([recipe.data]))
+        check_evaluation(model, evaluation.held_out_from([recipe.data]))
     reporter.progress("load", 1, 1)
     return model
 
 
 def evaluate_run(
-    store: Store, run: lrcore.Run, settings: lrcore.EvaluationSettings, reporter: Reporter
+    store: Store, run: Run, settings: lrcore.EvaluationSettings, reporter: Reporter
 ) -> dict[str, Any]:
-    """Evaluate a run and its dense model on the same tokens, and keep the result with the run.
+    """Evaluate a run and its dense model on the same tokens, and store the result.
 
-    Returns its stored form: what `Evaluation.to_dict` gives of the run, with dense_perplexity, kl,
-    top1, delta and delta_error (see `Comparison`), settings, same_base (whether the dense model is
-    the one that the run was made of) and when.
+    Returns the stored values: `Evaluation.to_dict` of the run, dense_perplexity, kl, top1, delta
+    and delta_error (see `Comparison`), settings, same_base (whether the run was compressed from
+    this dense model) and when.
     """
     dense = store.dense(run.recipe)
-    both = lrcore.compare(
+    comparison = lrcore.compare(
         dense,
-        store.small(run),
+        store.run_model(run),
         settings,
         progress=lambda _, done, total: reporter.progress("evaluate both", done, total),
     ).to_dict()
-    result = both["small"] | {
-        "dense_perplexity": both["dense"]["perplexity"],
-        "kl": both["kl"],
-        "top1": both["top1"],
-        "delta": both["delta"],
-        "delta_error": both["delta_error"],
+    result = comparison["small"] | {
+        "dense_perplexity": comparison["dense"]["perplexity"],
+        "kl": comparison["kl"],
+        "top1": comparison["top1"],
+        "delta": comparison["delta"],
+        "delta_error": comparison["delta_error"],
         "same_base": run.base is not None and dense.fingerprint == run.base.fingerprint,
         "settings": asdict(settings),
         "when": time.time(),

@@ -1,21 +1,27 @@
-"""Jobs that make a smaller model of a dense one: the result is a run."""
+"""Jobs that compress a dense model or change a run. Their result is a new run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import lrcore
+from lrcore.recipes.history import Healed, LayersDropped, SharedBases, Sliced
+from lrcore.runs.runs import Run
+from lrcore.system.errors import Cancelled
 
-from .. import numbers, run_text, sharing_text, text
-from ..job import Job, Reporter
-from ..store import Store
+from ..base import numbers
+from ..state.job import Job, Reporter
+from ..state.store import Store
+from ..views import run_text
 from .measuring import evaluate_run, load_dense
 
 
 @dataclass(frozen=True)
 class CompressJob(Job):
-    """One run by a recipe; measured against the dense model unless evaluation is None.
+    """Compression by a recipe. The run is evaluated unless `evaluation` is None.
 
-    name: of the run, made from the recipe where it is empty.
+    name: of the run; "" for a name generated from the recipe.
     """
 
     kind: ClassVar[str] = "compress"
@@ -26,26 +32,27 @@ class CompressJob(Job):
 
     @property
     def title(self) -> str:
-        return f"{self.recipe.method} {self.recipe.ratio:.0%} on {self.recipe.model}"
+        title = f"{self.recipe.method} {self.recipe.ratio:.0%} on {self.recipe.model}"
+        return titled(self.name, title)
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         recipe = self.recipe
         dense = load_dense(store, recipe, reporter, self.evaluation)
         factors = store.factors(recipe, reporter.progress)
         small = lrcore.compress(dense, recipe, factors, progress=reporter.progress)
-        if not_given := small.account.planned.not_given(recipe.policy):
-            reporter.note(not_given)
-        if about_experts := small.history[-1].about_experts:
-            reporter.note(about_experts)
+        if notice := small.account.planned.uniform_notice(recipe.policy):
+            reporter.add_log(notice)
+        if few_tokens := small.history[-1].about_calibration:
+            reporter.add_log(few_tokens)
         name = self.name or run_name(recipe)
-        return keep_measured(store, reporter, recipe, name, small, self.evaluation)
+        return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
 
 
 @dataclass(frozen=True)
-class ShortenJob(Job):
-    """A run without some of the model's layers. layers: how many go; by: see `lrcore.shorten`."""
+class PruneLayersJob(Job):
+    """Removal of layers. layers: number of layers; by: criterion, see `lrcore.prune_layers`."""
 
-    kind: ClassVar[str] = "shorten"
+    kind: ClassVar[str] = "prune_layers"
 
     recipe: lrcore.Recipe
     layers: int
@@ -55,21 +62,24 @@ class ShortenJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Drop {numbers.several(self.layers, 'layer')} of {self.recipe.model}"
+        title = f"Drop {numbers.plural(self.layers, 'layer')} of {self.recipe.model}"
+        return titled(self.name, title)
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         dense = load_dense(store, self.recipe, reporter, self.evaluation)
-        small = lrcore.shorten(dense, self.recipe, self.layers, self.by, progress=reporter.progress)
-        step = small.step(lrcore.Shortened)
-        reporter.note(text.shortened(small.history))
-        what = f"without {len(step.gone)} of {step.of} layers, {step.by}"
-        name = self.name or of_base(what, self.recipe)
-        return keep_measured(store, reporter, self.recipe, name, small, self.evaluation)
+        small = lrcore.prune_layers(
+            dense, self.recipe, self.layers, self.by, progress=reporter.progress
+        )
+        step = small.step(LayersDropped)
+        reporter.add_log(run_text.pruned(small.history))
+        action = f"without {len(step.gone)} of {step.of} layers, {step.by}"
+        name = self.name or name_with_model(action, self.recipe)
+        return save_and_evaluate(store, reporter, self.recipe, name, small, self.evaluation)
 
 
 @dataclass(frozen=True)
 class SliceJob(Job):
-    """A run with a narrower residual stream. rotations: see `lrcore.slice_hidden`."""
+    """Reduction of the width of the residual stream. rotations: see `lrcore.slice_hidden`."""
 
     kind: ClassVar[str] = "slice"
 
@@ -80,25 +90,25 @@ class SliceJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Slice {self.recipe.model}, remove {self.recipe.ratio:.0%}"
+        title = f"Slice {self.recipe.model}, remove {self.recipe.ratio:.0%}"
+        return titled(self.name, title)
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         recipe = self.recipe
         dense = load_dense(store, recipe, reporter, self.evaluation)
         small = lrcore.slice_hidden(
-            dense, recipe, self.rotations, recipe.multiple, progress=reporter.progress
+            dense, recipe, self.rotations, recipe.rank_multiple, progress=reporter.progress
         )
-        step = small.step(lrcore.Sliced)
-        reporter.note(text.sliced(small.history))
-        name = self.name or of_base(
-            f"sliced to {step.width} of {step.of}, {step.rotations}", recipe
-        )
-        return keep_measured(store, reporter, recipe, name, small, self.evaluation)
+        step = small.step(Sliced)
+        reporter.add_log(run_text.sliced(small.history))
+        action = f"sliced to {step.width} of {step.of}, {step.rotations}"
+        name = self.name or name_with_model(action, recipe)
+        return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
 
 
 @dataclass(frozen=True)
 class ShareJob(Job):
-    """A run whose neighbouring layers share a basis. group: see `lrcore.share_bases`."""
+    """Shared bases of neighboring layers. group: layers per basis, see `lrcore.share_bases`."""
 
     kind: ClassVar[str] = "share"
 
@@ -109,43 +119,106 @@ class ShareJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Share a basis in {self.recipe.model}, remove {self.recipe.ratio:.0%}"
+        title = f"Share a basis in {self.recipe.model}, remove {self.recipe.ratio:.0%}"
+        return titled(self.name, title)
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         recipe = self.recipe
         dense = load_dense(store, recipe, reporter, self.evaluation)
         small = lrcore.share_bases(dense, recipe, self.group, progress=reporter.progress)
-        reporter.note(sharing_text.shared(small.step(lrcore.SharedBases)))
-        name = self.name or of_base(f"shared by {self.group} {recipe.ratio:.0%}", recipe)
-        return keep_measured(store, reporter, recipe, name, small, self.evaluation)
+        reporter.add_log(run_text.shared(small.step(SharedBases)))
+        action = f"shared by {self.group} {recipe.ratio:.0%}"
+        name = self.name or name_with_model(action, recipe)
+        return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
+
+
+@dataclass(frozen=True)
+class QuantizeJob(Job):
+    """Quantization of a run to 2 to 8 bits. name: current name of the run."""
+
+    kind: ClassVar[str] = "quantize"
+    is_unique: ClassVar[bool] = True
+
+    run_id: str
+    bits: int
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"Quantize {self.name or self.run_id} to {self.bits} bit"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        run = store.runs.get(self.run_id)
+        small = lrcore.quantize(store.run_model(run), self.bits, progress=reporter.progress)
+        return [save_derived_run(store, reporter, run, f"{run.name} · {self.bits} bit", small).id]
+
+
+@dataclass(frozen=True)
+class HealJob(Job):
+    """Training of a run against its dense model. name: current name of the run.
+
+    The state of the training is in the folder of the run, so that a restarted job continues.
+    """
+
+    kind: ClassVar[str] = "heal"
+    is_unique: ClassVar[bool] = True
+
+    run_id: str
+    healing: lrcore.Healing
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"Heal {self.name or self.run_id}"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        run = store.runs.get(self.run_id)
+        teacher = load_dense(store, run.recipe, reporter)
+        state = run.folder / "healing.safetensors"
+        small = lrcore.heal(
+            store.run_model(run),
+            self.healing,
+            teacher=teacher,
+            state=state,
+            progress=reporter.progress,
+        )
+        reporter.curve = list(small.step(Healed).cross_entropy)
+        healed = save_derived_run(store, reporter, run, f"{run.name} · healed", small)
+        state.unlink(missing_ok=True)
+        return [healed.id]
+
+
+def titled(name: str, title: str) -> str:
+    """Return the title of a job, after the name of its run if there is one."""
+    return f"{name}: {title}" if name else title
 
 
 def run_name(recipe: lrcore.Recipe) -> str:
-    """What a run is called where nobody named it."""
-    return of_base(f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}", recipe)
+    """Return the default name of a run."""
+    return name_with_model(f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}", recipe)
 
 
-def of_base(what: str, recipe: lrcore.Recipe) -> str:
-    """What was done, and to which model: its name without the folders before it."""
-    return f"{what} · {recipe.model.rstrip('/').rpartition('/')[2]}"
+def name_with_model(action: str, recipe: lrcore.Recipe) -> str:
+    """Return an action with the name of the model, without the folders of its path."""
+    return f"{action} · {recipe.model.rstrip('/').rpartition('/')[2]}"
 
 
-def keep_run(
+def save_run(
     store: Store,
     reporter: Reporter,
     recipe: lrcore.Recipe,
     name: str,
     model: lrcore.LoadedModel,
-) -> lrcore.Run:
-    """Keep a model as a run, as a stage of its own."""
+) -> Run:
+    """Save a model as a run, as a separate stage of the job."""
     reporter.progress("save", 0, 1)
-    run = store.keep(name, recipe, model)
-    reporter.note(f"kept as {run.name} ({run.id})")
+    run = store.save_run(name, recipe, model)
+    reporter.add_log(f"saved as {run.name} ({run.id})")
     reporter.outcome = run_text.outcome(run, None)
     return run
 
 
-def keep_measured(
+def save_and_evaluate(
     store: Store,
     reporter: Reporter,
     recipe: lrcore.Recipe,
@@ -153,10 +226,35 @@ def keep_measured(
     model: lrcore.LoadedModel,
     evaluation: lrcore.EvaluationSettings | None,
 ) -> list[str]:
-    """Keep a model as a run, measured against its dense model unless evaluation is None; its id is
-    the result of the job.
-    """
-    run = keep_run(store, reporter, recipe, name, model)
+    """Save a model as a run, evaluate it unless `evaluation` is None, and return its id."""
+    run = save_run(store, reporter, recipe, name, model)
     if evaluation is not None:
-        evaluate_run(store, run, evaluation, reporter)
+        with deleted_if_canceled(store, run):
+            evaluate_run(store, run, evaluation, reporter)
     return [run.id]
+
+
+@contextmanager
+def deleted_if_canceled(store: Store, run: Run) -> Iterator[None]:
+    """Delete a run if the job is canceled before the run is measured.
+
+    Otherwise the job, started again, would make a second run of the same name.
+    """
+    try:
+        yield
+    except Cancelled:
+        store.delete(run.id)
+        raise
+
+
+def save_derived_run(
+    store: Store, reporter: Reporter, run: Run, name: str, model: lrcore.LoadedModel
+) -> Run:
+    """Save a model derived from a run, and evaluate it with the settings of that run."""
+    derived = save_run(store, reporter, run.recipe, name, model)
+    with deleted_if_canceled(store, derived):
+        for evaluation in run.evaluations:
+            if "settings" in evaluation:
+                settings = lrcore.EvaluationSettings(**evaluation["settings"])
+                evaluate_run(store, derived, settings, reporter)
+    return derived

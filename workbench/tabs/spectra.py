@@ -1,6 +1,4 @@
-"""Where the model can be compressed: a heatmap of rank measures, and the singular values behind
-each cell.
-"""
+"""Spectra tab: a heatmap of rank measures, and the singular values of the selected cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,44 +7,46 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.compression.evidence.measure import evidence_key
 
-from .. import cell_text, markup, measuring_text, saving_text, selection, text
-from ..components import Slider, download, panel, plot
-from ..events import (
+from .. import words
+from ..figures.base import captioned
+from ..figures.cell import ALL_HEADS, ALL_LAYERS, EVERY_HEAD, HeatmapCell, cell_figures
+from ..figures.sensitivity import against_energy, loss_map
+from ..figures.spectra import heat_figure
+from ..jobs import start_analysis
+from ..state.keys import probed_recipe, recipe_of_key
+from ..state.sensitivity import agreement, probed_slots
+from ..state.store import Store
+from ..views import markup
+from ..widgets import selection
+from ..widgets.components import download, panel, plot
+from ..widgets.events import (
     DRAWN,
     PRESSED,
     QUIET,
+    EventValues,
     FormData,
     bind,
     collect,
-    event_data,
     form_data,
     listen,
     plain,
 )
-from ..figures.base import captioned
-from ..figures.cell import ALL_HEADS, ALL_LAYERS, EVERY_HEAD, Cell, cell_figures
-from ..figures.sensitivity import against_energy, loss_map
-from ..figures.spectra import heat_figure
-from ..form import START, input_values, read_recipe, try_recipe
-from ..jobs import start_analysis, unmeasured_evidence
-from ..keys import by_probes, calibrated
-from ..page import Page
-from ..selection_events import select_on_click, select_on_row
-from ..sensitivity import agreement, probed_slots
-from ..store import Store
+from ..widgets.form import START, input_values, read_recipe, try_recipe
+from ..widgets.page import Page
+from ..widgets.selection_events import select_on_click, select_on_row
 
 TITLE = "Spectra"
-LOSS = "increase"  # the measure that is no measure of a spectrum
-
-
-# What the controls say as the page opens: measure, threshold, kind; head, scale.
+LOSS = "increase"  # the only measure that is not computed from a spectrum
+# Initial values of the controls: of the heatmap (measure, threshold, kind), of the cell (head,
+# scale).
 MEASURE, CELL = ("effective_rank", 0.9, "aware"), (ALL_HEADS, "log")
 
 
 @dataclass(frozen=True)
 class FirstView:
-    """What the page opens with; heads, layers: (label, value) to choose from."""
+    """Initial values of the tab. heads, layers: choices as (label, value)."""
 
     heatmap: str
     help_line: str
@@ -60,6 +60,12 @@ class FirstView:
 
 @dataclass(frozen=True)
 class SpectraTab:
+    """All components that handlers read or write.
+
+    compared: the layers drawn with the selected layer. drawn_cell: the cell that a click in the
+    heatmap has already drawn.
+    """
+
     measure: gr.Dropdown
     threshold: gr.Slider
     kind: gr.Radio
@@ -68,7 +74,7 @@ class SpectraTab:
     scatter: gr.HTML
     heading: gr.HTML
     head: gr.Dropdown
-    beside: gr.Dropdown
+    compared: gr.Dropdown
     scale: gr.Radio
     values: gr.HTML
     energy: gr.HTML
@@ -76,10 +82,11 @@ class SpectraTab:
     csv: gr.Button
     heatmap_controls: FormData
     cell_controls: FormData
-    drawn_cell: gr.State  # the cell that a click here has drawn already
+    drawn_cell: gr.State
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
+    """Place the components of the tab and attach their handlers."""
     parts = layout(first_view(store, page.analysis_key.value))
     wire_heatmap(page, store, parts, tab)
     wire_cell(page, store, parts, tab)
@@ -87,7 +94,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
 
 
 def first_view(store: Store, key: list[Any]) -> FirstView:
-    """What stands there before a listener has run: the analysis with this key."""
+    """Return the initial values, from the analysis with this key."""
     measure, cell, form = [*MEASURE], [*CELL, []], input_values(START)
     heatmap, _, help_line = draw_heatmap(store, measure, key, *form)
     slot = [*selection.FIRST]
@@ -98,19 +105,32 @@ def first_view(store: Store, key: list[Any]) -> FirstView:
 
 
 def heatmap_settings() -> tuple[gr.Dropdown, gr.Slider, gr.Radio]:
-    """Measure, threshold and kind."""
-    measures = [(label, name) for name, (label, *_) in text.MEASURES.items()]
-    kinds, label = list(text.KINDS.items()), "Energy threshold"
+    """Place measure, threshold and kind."""
+    measures = [(label, name) for name, (label, *_) in words.spectra.MEASURES.items()]
     with gr.Row():
-        measure = gr.Dropdown(measures, value="effective_rank", label="Measure", elem_id="measure")
-        threshold = Slider(
-            0.5, 0.999, 0.9, step=0.001, label=label, elem_id="threshold", visible=False
+        measure = gr.Dropdown(
+            measures, value="effective_rank", label=words.spectra.MEASURE, elem_id="measure"
         )
-        kind = gr.Radio(kinds, value="aware", label="Singular values of", elem_id="kind")
+        threshold = gr.Slider(
+            0.5,
+            0.999,
+            0.9,
+            step=0.001,
+            label=words.spectra.ENERGY_THRESHOLD,
+            elem_id="threshold",
+            visible=False,
+        )
+        kind = gr.Radio(
+            list(words.spectra.KINDS.items()),
+            value="aware",
+            label=words.spectra.SPECTRUM_KIND,
+            elem_id="kind",
+        )
     return measure, threshold, kind
 
 
 def layout(first: FirstView) -> SpectraTab:
+    """Place the components, with their initial values."""
     measure, threshold, kind = heatmap_settings()
     help_line = panel("measure-help", value=first.help_line)
     heatmap = plot("heatmap", 360, first.heatmap, awaited=True)
@@ -120,24 +140,28 @@ def layout(first: FirstView) -> SpectraTab:
         head = gr.Dropdown(
             first.heads,
             value=ALL_HEADS,
-            label="Head",
+            label=words.spectra.HEAD_BOX,
             elem_id="head",
             min_width=140,
         )
-        beside = gr.Dropdown(
+        compared = gr.Dropdown(
             first.layers,
             value=[],
             multiselect=True,
-            label=cell_text.BESIDE,
+            label=words.spectra.COMPARE_LAYERS,
             elem_id="beside",
-            min_width=220,
+            min_width=290,
         )
         scale = gr.Radio(
-            ["log", "linear"], value="log", label="Scale", elem_id="scale", min_width=180
+            ["log", "linear"],
+            value="log",
+            label=words.spectra.SCALE,
+            elem_id="scale",
+            min_width=180,
         )
     with gr.Row():
         values, energy = plot("spectrum", 270, first.values), plot("energy", 270, first.energy)
-    with gr.Accordion("Table", open=False):
+    with gr.Accordion(words.spectra.TABLE, open=False):
         table = gr.Dataframe(
             first.table,
             interactive=False,
@@ -145,7 +169,7 @@ def layout(first: FirstView) -> SpectraTab:
             elem_id="spectra-table",
             max_height=420,
         )
-        csv = gr.Button("Download CSV", size="sm", elem_id="spectra-csv")
+        csv = gr.Button(words.spectra.DOWNLOAD_CSV, size="sm", elem_id="spectra-csv")
     return SpectraTab(
         measure,
         threshold,
@@ -155,49 +179,60 @@ def layout(first: FirstView) -> SpectraTab:
         scatter,
         heading,
         head,
-        beside,
+        compared,
         scale,
         values,
         energy,
         table,
         csv,
         form_data([measure, threshold, kind], [*MEASURE]),
-        form_data([head, scale, beside], [*CELL, []]),
+        form_data([head, scale, compared], [*CELL, []]),
         gr.State(None),
     )
 
 
 def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
+    """Redraw the heatmap after changes; a click on a cell selects and draws it."""
     controls, form = parts.heatmap_controls, page.form.inputs
     inputs, outputs = [controls, page.analysis_key, *form], heatmap_outputs(parts)
     draw = bind(draw_heatmap, store)
     changed = [*(part.input for part in controls.parts), page.analysis_key.change]
     listen(changed, draw, inputs, outputs, **DRAWN)
-    shown = [parts.threshold, parts.kind]
-    parts.measure.input(bind(controls_of), parts.measure, shown, **DRAWN)
-    # what was probed, of which method, and the budget may have changed
+    controls_of_measure = [parts.threshold, parts.kind]
+    parts.measure.input(bind(show_controls), parts.measure, controls_of_measure, **DRAWN)
+    # the probes, the method and the budget may have changed
     changed = [page.methods_ready.change, page.factors_key.change, tab.select]
-    listen(changed, bind(draw_again, store), inputs, outputs, **DRAWN)
-    asked = listen([parts.help_line.select], bind(probe, store), form, None, **QUIET)
-    listen(asked, draw, inputs, outputs, **DRAWN)
+    chosen = gr.State(False)  # whether a person chose the measure
+    parts.measure.input(lambda: True, None, chosen, **QUIET)
+    redrawn = [parts.measure, *controls_of_measure, *outputs]
+    listen(changed, bind(redraw_loss, store), [chosen, *inputs], redrawn, **DRAWN)
+    probing = listen([parts.help_line.select], bind(probe, store), form, None, **QUIET)
+    listen(probing, draw, inputs, outputs, **DRAWN)
     select_on_click(page, parts.scatter.select)
     collect([parts.heatmap.select], [parts.cell_controls, page.form.collected])
     parts.heatmap.select(
         bind(click_cell, store),
         plain([page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]),
-        [page.selected, page.selection_mark, parts.drawn_cell, parts.beside, *cell_outputs(parts)],
+        [
+            page.selected,
+            page.selection_mark,
+            parts.drawn_cell,
+            parts.compared,
+            *cell_outputs(parts),
+        ],
         **PRESSED,
     )
 
 
 def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
-    drawn, outputs = parts.drawn_cell, cell_outputs(parts)
+    """Redraw the selected cell, and list the heads and the layers of the model."""
+    drawn_cell, outputs = parts.drawn_cell, cell_outputs(parts)
     inputs = [page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]
     listen(
         [page.selected.change],
         bind(draw_other_cell, store),
-        [drawn, *inputs],
-        [drawn, *outputs],
+        [drawn_cell, *inputs],
+        [drawn_cell, *outputs],
         **DRAWN,
     )
     listen(
@@ -218,12 +253,12 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
         [page.analysis_key.change],
         bind(list_layers, store),
         page.analysis_key,
-        parts.beside,
+        parts.compared,
         **DRAWN,
     )
     changed = [
         parts.head.input,
-        parts.beside.input,
+        parts.compared.input,
         parts.scale.input,
         page.analysis_key.change,
         tab.select,
@@ -234,6 +269,7 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
 
 
 def wire_table(page: Page, store: Store, parts: SpectraTab) -> None:
+    """Fill the table of measures and offer the download."""
     inputs = [parts.threshold, page.analysis_key]
     select_on_row(page, parts.table, "name")
     listen(
@@ -247,93 +283,125 @@ def wire_table(page: Page, store: Store, parts: SpectraTab) -> None:
 
 
 def cell_outputs(parts: SpectraTab) -> list[gr.HTML]:
-    """What `draw_cell` gives the values of."""
+    """Return the components of the values that `draw_cell` returns."""
     return [parts.values, parts.energy, parts.heading]
 
 
 def heatmap_outputs(parts: SpectraTab) -> list[gr.HTML]:
-    """What `draw_heatmap` gives the values of."""
+    """Return the components of the values that `draw_heatmap` returns."""
     return [parts.heatmap, parts.scatter, parts.help_line]
 
 
 def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: Any) -> tuple:
-    """The heatmap of the analysis with this key, the figure below it, and what its measure means.
+    """Return the heatmap of the analysis with this key, the figure below it, and an explanation.
 
     controls: measure, threshold, kind.
     """
     measure, threshold, kind = controls
     if measure == LOSS:
         return loss_figures(store, try_recipe(values))
-    analysis = store.analysis_shown(key)
+    analysis = store.analysis_by_key(key)
     if analysis is None:
-        return "", "", markup.missing(store.awaited(try_recipe(values)), text.NOT_ANALYSED)
+        return (
+            "",
+            "",
+            markup.missing(store.waiting_jobs(try_recipe(values)), words.spectra.NOT_ANALYZED),
+        )
     figure = heat_figure(analysis.table(threshold), measure, kind, analysis.components)
-    at = saving_text.THRESHOLD.format(threshold) if measure == "energy_rank" else ""
-    label = f"{text.MEASURES[measure][0]}{at}, {saving_text.kind(kind)}"
-    figure = captioned(figure, saving_text.source(calibrated(key), label))
-    return figure, "", markup.note(text.SPECTRA_HELP[measure])
+    suffix = words.spectra.AT_THRESHOLD.format(threshold) if measure == "energy_rank" else ""
+    label = f"{words.spectra.MEASURES[measure][0]}{suffix}, {words.spectra.kind_name(kind)}"
+    figure = captioned(figure, words.spectra.source_caption(recipe_of_key(key), label))
+    return figure, "", markup.note(words.spectra.MEASURE_HELP[measure])
 
 
-def controls_of(measure: str) -> tuple[Any, Any]:
-    """Threshold and kind, on show where the measure has a use for them."""
+def show_controls(measure: str) -> tuple[Any, Any]:
+    """Return threshold and kind, visible if they apply to the measure."""
     return gr.update(visible=measure == "energy_rank"), gr.update(visible=measure != LOSS)
 
 
-def draw_again(store: Store, controls: list[Any], key: list | None, *values: Any) -> Any:
-    """The heatmap, where it is the one that depends on method, budget and probes."""
-    skipped = (gr.skip(),) * 3
-    return draw_heatmap(store, controls, key, *values) if controls[0] == LOSS else skipped
+def redraw_loss(
+    store: Store, is_chosen: bool, controls: list[Any], key: list | None, *values: Any
+) -> Any:
+    """Redraw the map of the increase in loss, which depends on method, budget and probes.
+
+    Until a person chooses a measure, it is the increase in loss once the chosen policy has probed
+    the slots. Returns the measure, the updates of its controls, and the figures.
+    """
+    measure, *settings = controls
+    if not is_chosen:
+        recipe = try_recipe(values)
+        is_probed = recipe is not None and store.peek_factors(probed_recipe(recipe)) is not None
+        by_policy = is_probed and "probes" in evidence_key(recipe)
+        measure = LOSS if by_policy or (is_probed and measure == LOSS) else MEASURE[0]
+    if measure == controls[0] != LOSS:
+        return (gr.skip(),) * 6
+    figures = draw_heatmap(store, [measure, *settings], key, *values)
+    return (measure, *show_controls(measure), *figures)
 
 
 def loss_figures(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str, str]:
-    """The map of the probed increase in loss, the same against the energy lost, and what they say;
-    where nothing was probed, how to have it probed. Probes that are on disk are read at once.
+    """Return the map of the increase in loss, the plot against the lost energy, and a note.
+
+    Without probes, the note has a button that starts them. Probes on disk are read at once.
     """
     if recipe is None:
-        return "", "", markup.note(text.NO_FACTORS, "hint")
-    probed = by_probes(recipe)
-    factors, lacking = store.peek_factors(probed), unmeasured_evidence(store, probed)
-    if lacking is not None and (lacking.running or lacking.seconds == 0):
-        if not lacking.running:
-            start_analysis(store, probed)  # of what is on disk, or ships
-        return "", "", markup.note(measuring_text.PROBES_NOW.format(recipe.method), "hint")
-    if lacking is not None:
-        return "", "", markup.ask(measuring_text.PROBE_FIRST.format(recipe.method), lacking.seconds)
+        return "", "", markup.note(words.spectra.NO_FACTORS, "hint")
+    probed = probed_recipe(recipe)
+    factors, missing = store.peek_factors(probed), store.missing_evidence(probed)
+    if missing is not None and (missing.is_running or missing.seconds == 0):
+        if not missing.is_running:
+            start_analysis(store, probed)  # reads probes on disk, or the probes of the package
+        return "", "", markup.note(words.spectra.PROBES_NOW.format(recipe.method), "hint")
+    if missing is not None:
+        sentence = words.spectra.PROBE_FIRST.format(recipe.method)
+        label = words.allocation.run_button(missing.seconds)
+        return "", "", markup.measure_button(sentence, label)
     if factors is None:
-        return "", "", markup.missing(store.awaited(recipe), text.NO_FACTORS)
-    slots, label = probed_slots(factors, recipe.ratio), text.MEASURES[LOSS][0]
-    influence, alike = factors.evidence.influence["block"], agreement(slots)
-    more = "" if alike is None else measuring_text.SPECTRUM_AND_LOSS.format(len(slots), alike)
-    note = markup.note(text.SPECTRA_HELP[LOSS] + more)
-    caption = saving_text.of_recipe(recipe, f"{label}: {saving_text.PROBED}")
+        return "", "", markup.missing(store.waiting_jobs(recipe), words.spectra.NO_FACTORS)
+    slots, label = probed_slots(factors, recipe.ratio), words.spectra.MEASURES[LOSS][0]
+    influence, correlation = factors.evidence.influence["block"], agreement(slots)
+    correlation_text = (
+        ""
+        if correlation is None
+        else words.spectra.SPECTRUM_AND_LOSS.format(len(slots), correlation)
+    )
+    explanation = markup.note(words.spectra.MEASURE_HELP[LOSS] + correlation_text)
+    caption = words.spectra.recipe_caption(recipe, f"{label}: {words.spectra.PROBED_NEAR}")
     maps = loss_map(slots, influence, label), against_energy(slots)
-    return *(captioned(one, caption) for one in maps), note
+    return *(captioned(figure, caption) for figure in maps), explanation
 
 
 def probe(store: Store, browser: gr.Request, *values: Any) -> None:
-    """Queue the probes of the form's method; a choice under Allocation does not drop them."""
-    start_analysis(store, by_probes(read_recipe(values)), (browser.session_hash, LOSS))
+    """Queue the probes of the form's method.
+
+    The job is requested in the name of this page and figure, so a later choice in the Allocation
+    tab does not cancel it.
+    """
+    start_analysis(store, probed_recipe(read_recipe(values)), (browser.session_hash, LOSS))
 
 
 def draw_cell(
     store: Store, slot: list, controls: list[Any], key: list | None, *values: Any
 ) -> tuple[str, str, str]:
-    """Singular values, energy lost and heading of one layer and component.
+    """Return singular values, lost energy and heading of a slot.
 
-    controls: head, scale, and the layers beside it.
+    controls: head, scale, and the layers to compare with.
     """
-    head, scale, beside = controls
-    analysis = store.analysis_shown(key)
+    head, scale, compared = controls
+    analysis = store.analysis_by_key(key)
     if analysis is None:
-        return "", "", markup.note(text.CLICK_A_CELL)
+        return "", "", markup.note(words.spectra.CLICK_A_CELL)
     slot, recipe = selection.nearest(analysis, slot), try_recipe(values)
-    planned = recipe is not None and store.peek_factors(recipe) is not None
+    has_plan = recipe is not None and store.peek_factors(recipe) is not None
     rank = planned_rank(store, recipe, slot)
-    cell = Cell(*slot, head, rank, beside, planned).of(analysis)
-    *drawn, heading = cell_figures(analysis, cell, scale == "log")
-    named = cell_text.slot(*slot, cell.head) + cell_text.beside(cell.beside, analysis.layers)
-    caption = saving_text.source(calibrated(key), named)
-    return *(captioned(one, caption) for one in drawn), heading
+    layer, name = slot
+    cell = HeatmapCell(layer, name, head, rank, compared, has_plan).of(analysis)
+    *figures, heading = cell_figures(analysis, cell, scale == "log")
+    title = words.spectra.slot_title(layer, name, cell.head) + words.spectra.compared_layers(
+        cell.compared_layers, analysis.layers
+    )
+    caption = words.spectra.source_caption(recipe_of_key(key), title)
+    return *(captioned(figure, caption) for figure in figures), heading
 
 
 def click_cell(
@@ -344,78 +412,88 @@ def click_cell(
     key: list | None,
     *values: Any,
 ) -> tuple[Any, ...]:
-    """A click on a cell selects it and draws it in one answer: a second trip to the server
-    would be felt. A Ctrl-click on one of the same row draws its layer beside the selected one, or
-    no longer.
+    """Select the clicked cell and draw it, in a single answer: a second request would be slow.
+
+    A Ctrl-click on a cell in the same row adds the layer to the compared layers, or removes it.
     """
-    head, scale, beside = controls
+    head, scale, compared = controls
     clicked, mark = selection.select_clicked(event, slot)
-    if event_data(event).get("more") and clicked[1] == slot[1]:
-        beside = sorted({*beside} ^ {clicked[0]} - {slot[0]})
-        drawn = draw_cell(store, slot, [head, scale, beside], key, *values)
-        return gr.skip(), gr.skip(), slot, beside, *drawn
-    kept = [one for one in beside if one == ALL_LAYERS]
+    if EventValues(event).get("more") and clicked[1] == slot[1]:
+        # toggles the clicked layer; the selected layer is not compared with itself
+        compared = sorted({*compared} ^ {clicked[0]} - {slot[0]})
+        curves = draw_cell(store, slot, [head, scale, compared], key, *values)
+        return gr.skip(), gr.skip(), slot, compared, *curves
+    # another cell keeps the choice "all layers", but not single layers
+    still_compared = [layer for layer in compared if layer == ALL_LAYERS]
     head = head if head == EVERY_HEAD else ALL_HEADS
-    drawn = draw_cell(store, clicked, [head, scale, kept], key, *values)
-    return clicked, mark, clicked, gr.skip() if kept == beside else kept, *drawn
+    curves = draw_cell(store, clicked, [head, scale, still_compared], key, *values)
+    return (
+        clicked,
+        mark,
+        clicked,
+        gr.skip() if still_compared == compared else still_compared,
+        *curves,
+    )
 
 
-def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) -> Any:
-    """Draw a cell that was selected elsewhere; `drawn` is the one that a click here has drawn."""
-    return (gr.skip(),) * 4 if slot == drawn else (None, *draw_cell(store, slot, *others))
+def draw_other_cell(store: Store, drawn_cell: list | None, slot: list, *values: Any) -> Any:
+    """Draw the selected cell, unless the click that selected it has drawn it (`drawn_cell`)."""
+    return (gr.skip(),) * 4 if slot == drawn_cell else (None, *draw_cell(store, slot, *values))
 
 
 def reselect(store: Store, slot: list, key: list | None) -> tuple[Any, Any]:
-    """Another slot where the model that was analysed lacks the selected one."""
-    return selection.select_nearest(store.analysis_shown(key), slot)
+    """Select another slot if the analyzed model lacks the selected slot."""
+    return selection.select_nearest(store.analysis_by_key(key), slot)
 
 
 def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) -> dict[str, Any]:
-    """The heads of the selected component, to look at one alone, or at each side by side."""
+    """List the heads of the selected component."""
     choices = head_choices(store, slot, key)
-    several = len(choices) > 1
-    value = EVERY_HEAD if several and controls[0] == EVERY_HEAD else ALL_HEADS
-    return gr.update(choices=choices, value=value, interactive=several)
+    has_heads = len(choices) > 1
+    value = EVERY_HEAD if has_heads and controls[0] == EVERY_HEAD else ALL_HEADS
+    return gr.update(choices=choices, value=value, interactive=has_heads)
 
 
 def head_choices(store: Store, slot: list, key: list | None) -> list[tuple[str, int]]:
-    analysis = store.analysis_shown(key)
+    """Return the choices of heads: all together, each in a plot, or a single head."""
+    analysis = store.analysis_by_key(key)
     count = analysis.heads(*selection.nearest(analysis, slot)) if analysis is not None else 0
-    each = [(cell_text.EVERY_HEAD, EVERY_HEAD)] if count else []
-    each += [(cell_text.HEAD.format(i), i) for i in range(count)]
-    return [(cell_text.ALL_HEADS, ALL_HEADS), *each]
+    single_heads = [(words.spectra.EACH_HEAD, EVERY_HEAD)] if count else []
+    single_heads += [(words.spectra.HEAD.format(i), i) for i in range(count)]
+    return [(words.spectra.ALL_HEADS, ALL_HEADS), *single_heads]
 
 
 def list_layers(store: Store, key: list | None) -> dict[str, Any]:
-    """The layers that can be drawn beside the selected one."""
+    """List the layers that can be compared with the selected layer."""
     return gr.update(choices=layer_choices(store, key))
 
 
 def layer_choices(store: Store, key: list | None) -> list[tuple[str, int]]:
-    analysis = store.analysis_shown(key)
+    """Return the choices of compared layers."""
+    analysis = store.analysis_by_key(key)
     count = analysis.layers if analysis is not None else 0
-    layers = [(cell_text.LAYER_NUMBER.format(i), i) for i in range(count)]
-    return [(cell_text.ALL_LAYERS, ALL_LAYERS), *layers]
+    layers = [(words.spectra.LAYER.format(i), i) for i in range(count)]
+    return [(words.spectra.ALL_LAYERS, ALL_LAYERS), *layers]
 
 
 def fill_table(store: Store, threshold: float, key: list | None) -> Any:
-    analysis = store.analysis_shown(key)
+    """Return the table of all measures."""
+    analysis = store.analysis_by_key(key)
     return None if analysis is None else analysis.table(threshold).round(4)
 
 
 def download_table(store: Store, threshold: float, key: list | None) -> str:
-    analysis = store.analysis_shown(key)
+    """Return the table of all measures as a file to download."""
+    analysis = store.analysis_by_key(key)
     if analysis is None:
-        raise lrcore.InputError(text.NOT_ANALYSED)
+        raise lrcore.InputError(words.spectra.NOT_ANALYZED)
     return download("spectra.csv", analysis.table(threshold).to_csv(index=False))
 
 
 def planned_rank(store: Store, recipe: lrcore.Recipe | None, slot: Sequence) -> int | None:
-    """The rank that the present allocation gives this cell; None where the method does not
-    allocate this name.
-    """
+    """Return the rank of a slot in the current plan; None if the plan has no such slot."""
     try:
         plan = store.plan(recipe)
-    except lrcore.InputError:  # the Allocation tab says that a budget is impossible
+    except lrcore.InputError:  # the Allocation tab shows the message
         return None
     return None if plan is None else plan.ranks.get(tuple(slot))

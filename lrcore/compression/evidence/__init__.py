@@ -1,1 +1,1 @@
-"""What allocation policies need measured on the model besides spectra."""
+"""Measurements on the model that allocation policies need besides spectra."""

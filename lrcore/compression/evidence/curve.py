@@ -1,31 +1,30 @@
-"""From a few noisy probes of a slot to its predicted increase in loss at every rank."""
+"""Loss curves: the predicted increase in loss of a slot at each rank, from a few noisy probes."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ...evidence import LossCurve, Probe
-from ...spectra import Spectrum
+from ...layers.spectra import Spectrum
+from ...ranks.evidence import LossCurve, Probe
 
-# Divergences below this are rounding of float32 log-probabilities; it also keeps the logarithm
-# finite where truncating a slot changes nothing.
-LEAST_INCREASE = 1e-7
-# How far the logarithm of a slot's scale moves between its probes by itself: a standard deviation.
-# A probe whose relative error is larger says less about the scale than the others do.
+# Smaller divergences are rounding errors of float32 log-probabilities. The bound also keeps the
+# logarithm finite if truncating a slot changes nothing.
+MIN_INCREASE = 1e-7
+# Standard deviation of the logarithm of a slot's scale between probes without noise. A probe with a
+# larger relative error has less weight than the mean of the slot.
 SPREAD = 1.0
-# Below the lowest probed rank nothing was measured, and losses compound there: the curve grows with
-# this power of the rank.
-STEEP = 2.0
+# Losses compound below the lowest probed rank: the curve grows with this power of 1 / rank there.
+STEEPNESS = 2.0
 
 
 def loss_curve(s: Spectrum, probes: Sequence[Probe]) -> LossCurve:
-    """Predicted increase in loss (nats/token) at every rank of `s.cost.ranks()`, [ranks], float64,
-    falling to 0 at full rank.
+    """Return the predicted increase in loss (nats/token) at each rank of `s.cost.ranks()`.
 
-    The tail of the spectrum times a scale whose logarithm is interpolated over rank between the
-    probes, see `fitted_scales`. The scale is constant above the highest probed rank, and grows as
-    (lowest probed rank / rank) ** STEEP below the lowest. The result is then made monotonic.
+    [ranks], float64, descending to 0 at full rank. It is the tail of the spectrum times a scale,
+    whose logarithm is interpolated over rank between the probes, see `fitted_scales`. The scale is
+    constant above the highest probed rank and grows as (lowest probed rank / rank) ** STEEPNESS
+    below the lowest. The result is then made monotonic.
     """
     ranks = s.cost.ranks()
     grid = torch.tensor(ranks, dtype=torch.float64)
@@ -34,56 +33,61 @@ def loss_curve(s: Spectrum, probes: Sequence[Probe]) -> LossCurve:
     tails = torch.tensor([s.tail(r) for r in ranks], dtype=torch.float64)
     tails = tails.clamp_min(float(tails.max()) * 1e-12 or 1.0)
     probes = sorted(probes, key=lambda probe: probe.rank)
-    at = torch.tensor([probe.rank for probe in probes], dtype=torch.float64)
-    scales = fitted_scales(tails[torch.searchsorted(grid, at)], probes)
-    fitted = tails[torch.searchsorted(grid, at)] * scales.exp()
-    curve = tails * interpolate(grid, at, scales).exp() * (at[0] / grid).clamp_min(1) ** STEEP
-    curve = torch.minimum(curve, _most(grid, at, fitted))
+    probed_ranks = torch.tensor([probe.rank for probe in probes], dtype=torch.float64)
+    scales = fitted_scales(tails[torch.searchsorted(grid, probed_ranks)], probes)
+    fitted = tails[torch.searchsorted(grid, probed_ranks)] * scales.exp()
+    steepness = (probed_ranks[0] / grid).clamp_min(1) ** STEEPNESS
+    curve = tails * interpolate(grid, probed_ranks, scales).exp() * steepness
+    curve = torch.minimum(curve, _upper_bounds(grid, probed_ranks, fitted))
     curve[-1] = 0
     return LossCurve(ranks, curve.flip(0).cummax(0).values.flip(0))
 
 
-def _most(grid: Tensor, at: Tensor, fitted: Tensor) -> Tensor:
-    """The increase fitted at the next probed rank below each rank of the grid, [ranks]: what a
-    larger rank does not exceed. Infinite below the lowest.
+def _upper_bounds(grid: Tensor, probed_ranks: Tensor, fitted: Tensor) -> Tensor:
+    """Return an upper bound of the increase at each rank of the grid, [ranks].
 
-    Where the tail is 0 at a probed rank and not at the next one below, the logarithms of their
-    scales are so far apart that the curve between them would rise beyond both.
+    The bound is the increase fitted at the next lower probed rank: a larger rank does not lose
+    more. Infinite below the lowest probed rank.
+
+    It is needed if the tail is 0 at a probed rank and positive at the next lower one: the
+    logarithms of their scales differ so much that the curve between them would exceed both.
     """
-    below = torch.searchsorted(at, grid, right=True)  # how many probed ranks are at most this one
+    # number of probed ranks that are at most the rank of the grid
+    below = torch.searchsorted(probed_ranks, grid, right=True)
     return torch.cat((fitted.new_tensor([torch.inf]), fitted))[below]
 
 
 def fitted_scales(tails: Tensor, probes: Sequence[Probe]) -> Tensor:
-    """Logarithms of the factors that take the analytic tail to the probes, [k].
+    """Return logarithms of the factors that scale the analytic tail to the probes, [k].
 
-    tails [k] > 0 at the probed ranks; probes in ascending order of their ranks. Each scale is drawn
-    towards the weighted mean of the slot's, as far as its relative error is large beside SPREAD: a
-    probe below its noise leaves the shape to the tail. Neighbours by which the increase would grow
-    with the rank then share one scale, the mean by their precision (isotonic regression).
+    tails [k] > 0 at the probed ranks; probes in ascending order of rank. Each scale is shrunk
+    towards the weighted mean of the slot, the more the larger its relative error is compared to
+    SPREAD: the shape of a noisy probe comes from the tail. Neighbors whose increase would grow with
+    the rank then share a scale, the mean weighted by precision (isotonic regression).
     """
     increases = torch.tensor([probe.increase for probe in probes], dtype=torch.float64)
     errors = torch.tensor([probe.standard_error for probe in probes], dtype=torch.float64)
-    increases = increases.clamp_min(LEAST_INCREASE)
-    own, variances = (increases / tails).log(), (errors / increases) ** 2
+    increases = increases.clamp_min(MIN_INCREASE)
+    measured, variances = (increases / tails).log(), (errors / increases) ** 2
     weights = 1 / (variances + SPREAD**2)
-    common = (weights * own).sum() / weights.sum()
-    scales = common + (own - common) * weights * SPREAD**2
+    mean = (weights * measured).sum() / weights.sum()
+    scales = mean + (measured - mean) * weights * SPREAD**2
     return _falling(scales, tails, 1 / variances.clamp_min(1e-6))
 
 
 def _falling(scales: Tensor, tails: Tensor, weights: Tensor) -> Tensor:
-    """The scales [k] with those of neighbours pooled until tails * exp(scales) falls with the rank
-    (pool adjacent violators).
+    """Return the scales [k], pooled so that tails * exp(scales) descends with the rank.
+
+    Pool adjacent violators.
     """
     blocks: list[tuple[float, float, list[int]]] = []  # scale, weight, members
     for i, (scale, weight) in enumerate(zip(scales.tolist(), weights.tolist(), strict=True)):
         block = (scale, weight, [i])
         while blocks and _rises(blocks[-1], block, tails):
             scale, weight, members = blocks.pop()
-            both = weight + block[1]
-            mean = (scale * weight + block[0] * block[1]) / both
-            block = (mean, both, members + block[2])
+            total = weight + block[1]
+            mean = (scale * weight + block[0] * block[1]) / total
+            block = (mean, total, members + block[2])
         blocks.append(block)
     result = torch.empty_like(scales)
     for scale, _, members in blocks:
@@ -94,12 +98,12 @@ def _falling(scales: Tensor, tails: Tensor, weights: Tensor) -> Tensor:
 def _rises(
     low: tuple[float, float, list[int]], high: tuple[float, float, list[int]], tails: Tensor
 ) -> bool:
-    """Whether the block of lower ranks ends below where that of higher ranks begins."""
+    """Return whether the increase rises from the end of one block to the start of the next."""
     return bool(tails[low[2][-1]].log() + low[0] < tails[high[2][0]].log() + high[0])
 
 
 def interpolate(x: Tensor, known_x: Tensor, known_y: Tensor) -> Tensor:
-    """Piecewise linear through the known points, constant outside; equivalent to `numpy.interp`.
+    """Interpolate linearly between known points, constant outside; equivalent to `numpy.interp`.
 
     x [n], known_x [k] ascending, known_y [k] -> [n].
     """

@@ -1,28 +1,30 @@
-"""What a row of the table of evidence is."""
+"""Kinds of evidence, and the cache files of their measurements."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ...models.load import LoadedModel
-from ...progress import Progress
-from ...recipe import Recipe
-from ..allocate import allocation_key
-from ..factorise import Factorisation
+from ...recipes.recipe import Recipe
+from ...system.files import cache_folder, cache_key
+from ...system.progress import Progress
+from ..solve.allocate import allocation_key
+from ..solve.factorize import Factorization
 
-Measure = Callable[[LoadedModel, Factorisation, Recipe, Progress], Any]
-Tokens = Callable[[Factorisation, Recipe], float]
+Measure = Callable[[LoadedModel, Factorization, Recipe, Progress], Any]
+Tokens = Callable[[Factorization, Recipe], float]
 
 
 @dataclass(frozen=True)
 class EvidenceKind:
-    """One kind of evidence.
+    """A kind of evidence: a row of `EVIDENCE`.
 
-    name: what `Policy.needs` says. about: what is measured, and what it costs.
-    measure(model, factors, recipe, progress): the value; None where it comes with the factors.
-    one_budget: whether the value holds for the recipe's budget only. tokens(factors, recipe): how
-    many measuring runs through the whole network, as many as take the time that it takes; 0 where
-    the value is on disk.
+    name: as in `Policy.needs`. about: what is measured, and at what cost.
+    measure(model, factors, recipe, progress): returns the value; None if it comes with the factors.
+    one_budget: whether the value is valid only for the recipe's budget. tokens(factors, recipe):
+    number of tokens of forward passes through the complete network that take as long as the
+    measurement; 0 if the value is cached.
     """
 
     name: str
@@ -32,11 +34,31 @@ class EvidenceKind:
     tokens: Tokens | None = None
 
     def budget(self, recipe: Recipe) -> str:
-        """The key of the one budget that the value holds for, "" where it holds for all."""
+        """Return the key of the budget that the value is valid for; "" if it is valid for all."""
         return allocation_key(recipe) if self.one_budget else ""
 
     def key(self, recipe: Recipe) -> tuple[str, ...]:
-        """What the value depends on besides the factors; empty where it comes with them."""
+        """Return the key of the value in addition to the factors; empty if it comes with them."""
         if self.measure is None:
             return ()
         return (self.name, *filter(None, [self.budget(recipe)]))
+
+
+# Options that were added later, with their defaults. They are left out of the cache key, so that
+# measurements from before the options existed are still found.
+ADDED_OPTIONS = {"stored": "pairs", "qk": "centered", "outputs": "none"}
+
+
+def cache_file(folder: str, factors: Factorization, *parts: Any) -> Path:
+    """Return the cache file, in the subfolder `folder`, of a measurement on these factors.
+
+    parts: JSON-able values that the measurement depends on in addition to the calibration, the
+    method with the options, and the slots.
+    """
+    slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
+    values = asdict(factors.options)
+    if values.get("outputs") == ADDED_OPTIONS["outputs"]:
+        del values["damping"]  # of the curvature, which is not read
+    options = sorted(option for option in values.items() if option not in ADDED_OPTIONS.items())
+    key = cache_key(factors.calibration.key, factors.method, options, *parts, slots)
+    return cache_folder() / folder / f"{key}.json"

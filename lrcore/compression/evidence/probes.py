@@ -1,9 +1,9 @@
-"""Evidence "probes": the predicted increase in loss of every slot at every rank. Ours; in no paper.
+"""Evidence "probes": the predicted increase in loss of each slot at each rank. Ours; in no paper.
 
 The loss curves of the slots have different units (scores, outputs of attention, outputs of the
-MLP). Probes give them one, nats/token: truncate one slot alone to a few ranks and measure how far
-the model's predictions then are from the dense model's, on windows that the moments have not seen
-(divergence.py). Each curve is scaled to its probes (curve.py). Layers before the slot are not run
+MLP). Probes convert them to nats/token: truncate a slot to a few ranks and measure the divergence
+of the model's predictions from the dense model's, on windows that the moments have not seen
+(divergence.py). Each curve is scaled to the probes (curve.py). Layers before the slot are not run
 again.
 """
 
@@ -13,60 +13,64 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...cache import has_value
-from ...evidence import Probe, Probes
+from ...layers.spectra import Slot
 from ...models.load import LoadedModel
-from ...progress import Progress, silent
-from ...recipe import Recipe
-from ...spectra import Slot
-from ...units import Work, each
-from ..factorise import Factorisation
-from . import joint
-from .cache import cache_file
+from ...ranks.evidence import Probe, Probes
+from ...recipes.recipe import Recipe
+from ...system.cache import has_value
+from ...system.progress import Progress, silent
+from ...system.units import Work, map_units
+from ..solve.factorize import Factorization
+from . import joint_probes
 from .curve import loss_curve
-from .few_windows import mean_and_error, window_costs
-from .kind import EvidenceKind
-from .probing import LayerProbes, Probing, key, most_windows, probed_ranks
-from .windows import windows_of
+from .kind import EvidenceKind, cache_file
+from .layer_probes import LayerProbes, Probing, max_windows, probe_key, probed_ranks
+from .probe_windows import mean_and_error, select_windows, window_costs
 
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending
 
 
 def probe(
-    model: LoadedModel, factors: Factorisation, progress: Progress | None = None
-) -> Factorisation:
-    """The factorisation with evidence "probes", for the policies `probed` and `sensitivity` and for
-    predicted perplexities.
+    model: LoadedModel, factors: Factorization, progress: Progress | None = None
+) -> Factorization:
+    """Return the factorization with evidence "probes".
+
+    The policies `probed` and `sensitivity` and predicted perplexities need it.
     """
     return factors.with_measurement("probes", measure(model, factors, progress or silent))
 
 
-def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> Probes:
-    """Slots x 4 short evaluations, each on 8 to 32 windows of 128 tokens; those of every layer are
-    kept on disk beside the calibration.
+def measure(model: LoadedModel, factors: Factorization, progress: Progress) -> Probes:
+    """Return the probes of all slots.
+
+    Slots x 4 short evaluations, each on 8 to 32 windows of 128 tokens. The probes of each layer
+    are cached on disk.
     """
-    windows = windows_of(factors.calibration)
+    windows = select_windows(factors.calibration)
     base, points = measure_divergences(model, factors, windows.probing, progress)
     curves = {slot: loss_curve(s, points[slot]) for slot, s in factors.spectra.items()}
-    return Probes(base, curves, points, windows.held_out)
+    return Probes(base, curves, points, windows.is_held_out)
 
 
-def kept(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> Probes | None:
-    """What `measure_together` left on disk; None where a part of it is missing. Raises InputError
-    as it does.
+def cached_probes(model: LoadedModel, factors: Factorization, recipe: Recipe) -> Probes | None:
+    """Return the cached result of `measure_with_interaction`, or None if a part of it is missing.
+
+    Raises InputError as it does.
     """
-    if _missing(factors):
+    if _missing_layers(factors):
         return None
     probes = measure(model, factors, silent)
-    together = joint.kept_interaction(model, factors.with_measurement("probes", probes), recipe)
-    return None if together is None else replace(probes, interaction=together)
+    probed = factors.with_measurement("probes", probes)
+    interaction = joint_probes.cached_interaction(model, probed, recipe)
+    return None if interaction is None else replace(probes, interaction=interaction)
 
 
-def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
-    """See `EvidenceKind.tokens`: a probe runs the layers from its own on; a few whole plans
-    follow.
+def tokens_run(factors: Factorization, recipe: Recipe) -> float:
+    """Return `EvidenceKind.tokens` of the probes.
+
+    A probe runs the layers from the probed slot on; a few complete plans follow.
     """
-    missing = _missing(factors)
+    missing = _missing_layers(factors)
     if not missing:
         return 0.0
     layers = len(factors.layers)
@@ -75,14 +79,14 @@ def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
         for (layer, _), spectrum in factors.spectra.items()
         if layer in missing
     )
-    windows = windows_of(factors.calibration).probing
-    tokens = windows[: most_windows(factors, windows)].numel()
-    return tokens * sum(passes) + joint.tokens_run(factors, recipe)
+    windows = select_windows(factors.calibration).probing
+    tokens = windows[: max_windows(factors, windows)].numel()
+    return tokens * sum(passes) + joint_probes.tokens_run(factors, recipe)
 
 
-def _missing(factors: Factorisation) -> set[int]:
-    """The layers whose probes are not on disk."""
-    parts = key(windows_of(factors.calibration).probing)
+def _missing_layers(factors: Factorization) -> set[int]:
+    """Return the layers without cached probes."""
+    parts = probe_key(select_windows(factors.calibration).probing)
     files: dict[int, Path] = {
         layer: cache_file("probes", factors, *parts, layer) for layer in range(len(factors.layers))
     }
@@ -90,18 +94,20 @@ def _missing(factors: Factorisation) -> set[int]:
 
 
 def measure_divergences(
-    model: LoadedModel, factors: Factorisation, tokens: Tensor, progress: Progress
+    model: LoadedModel, factors: Factorization, tokens: Tensor, progress: Progress
 ) -> tuple[float, Points]:
-    """Mean loss (nats/token) of the dense network on tokens [windows, length], and the divergence
-    from it for each slot alone at each probed rank.
+    """Return the loss of the dense network on tokens [windows, length] and the probes of all slots.
+
+    The loss is the mean in nats/token. A probe is the divergence with a slot truncated to a
+    probed rank.
     """
     work = Work("probe", Probing(model, factors, tokens))
-    layers = list(each(work, range(len(factors.layers)), progress))
+    layers = list(map_units(work, range(len(factors.layers)), progress))
     return layers[0].loss, points_of(layers)
 
 
 def points_of(layers: Sequence[LayerProbes]) -> Points:
-    """The probes of all slots, estimated for all windows."""
+    """Return the probes of all slots, estimated for all windows."""
     costs = window_costs(
         [layer.values[name][rank] for layer in layers for name, rank in layer.references]
     )
@@ -115,19 +121,20 @@ def points_of(layers: Sequence[LayerProbes]) -> Points:
     }
 
 
-def measure_together(
-    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
+def measure_with_interaction(
+    model: LoadedModel, factors: Factorization, recipe: Recipe, progress: Progress
 ) -> Probes:
-    """Probes, and what slots lose together under the recipe's passes."""
+    """Return the probes, and the joint losses of slots under the recipe's passes."""
     probes = measure(model, factors, progress)
     probed = factors.with_measurement("probes", probes)
-    return replace(probes, interaction=joint.measure_interaction(model, probed, recipe, progress))
+    interaction = joint_probes.measure_interaction(model, probed, recipe, progress)
+    return replace(probes, interaction=interaction)
 
 
 KIND = EvidenceKind(
     "probes",
-    "Predicted increase in loss of every slot at every rank; slots x 4 short evaluations, kept on "
-    "disk.",
-    measure_together,
+    "Predicted increase in loss of every slot at every rank; slots x 4 short evaluations, cached "
+    "on disk.",
+    measure_with_interaction,
     tokens=tokens_run,
 )

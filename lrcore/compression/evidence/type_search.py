@@ -1,47 +1,46 @@
-"""Evidence "type_weights": what share every type of matrix keeps, beside the others, by Bayesian
-optimisation of the loss of calibration tokens (Bolaco).
+"""Evidence "type_weights": the share of each matrix type relative to the largest, for Bolaco.
 
-A Gaussian process is fitted to the losses of the plans so far, and the next plan is the one of
-largest expected improvement (Optuna's GPSampler). The first plan has equal shares.
+Bayesian optimization of the loss of calibration tokens: a Gaussian process is fitted to the losses
+of the plans so far, and the next plan has the largest expected improvement (Optuna's GPSampler).
+The first plan has equal shares.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cache import keep_value, read_as
-from ...errors import InputError
 from ...models.load import LoadedModel
-from ...policies import find_policy
-from ...policies.bolaco import slot_types
-from ...progress import Progress
-from ...recipe import Recipe
-from ..allocate import allocation_key
-from ..factorise import Factorisation
-from .cache import cache_file
-from .kind import EvidenceKind
+from ...ranks.policies import find_policy
+from ...ranks.policies.bolaco import slot_types
+from ...recipes.recipe import Recipe
+from ...system.cache import keep_value, read_as
+from ...system.errors import InputError
+from ...system.progress import Progress
+from ..solve.allocate import allocation_key
+from ..solve.factorize import Factorization
+from .kind import EvidenceKind, cache_file
 from .losses import LENGTH, WINDOWS
 from .search import plan_loss
 
-RUNS, FIRST = 50, 10  # plans in all, as published; of them at random
-LEAST = 0.2  # weight of a type against the largest, as published
+RUNS, RANDOM_RUNS = 50, 10  # number of plans, as published; the first ones are random
+MIN_WEIGHT = 0.2  # of a type, relative to the largest, as published
 Weights = dict[str, float]  # by type
 
 
 def measure(
-    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
+    model: LoadedModel, factors: Factorization, recipe: Recipe, progress: Progress
 ) -> Weights:
-    """The weights of the types, each in [LEAST, 1], whose plan at the recipe's budget loses least.
+    """Return the weights of the types, each in [MIN_WEIGHT, 1], with the least loss.
 
-    RUNS evaluations of the first 32 calibration windows, cut to 128 tokens; kept on disk under a
-    key of the calibration, the method, its options and the whole recipe. Raises InputError without
-    Optuna.
+    RUNS evaluations of the first 32 calibration windows, shortened to 128 tokens, at the recipe's
+    budget. The result is cached on disk; the key covers the calibration, the method, the options
+    and the recipe. Raises InputError if Optuna is not installed.
     """
     path = _file(factors, recipe)
     types = _types(factors, recipe)
-    kept = read_as(path, lambda value: {name: float(value[name]) for name in types})
-    if kept is not None:
-        return kept
+    cached = read_as(path, lambda value: {name: float(value[name]) for name in types})
+    if cached is not None:
+        return cached
     loss = plan_loss(model, factors, recipe, "type_weights")
     weights = best_weights(types, loss, progress)
     keep_value(path, weights)
@@ -51,56 +50,56 @@ def measure(
 def best_weights(
     types: Sequence[str], loss: Callable[[Weights], float], progress: Progress
 ) -> Weights:
-    """The weights of least loss among those that are tried, equal ones included."""
+    """Return the weights of least loss among those that are tried, including equal weights."""
     optuna = _optuna()
-    sampler = optuna.samplers.GPSampler(seed=0, n_startup_trials=FIRST)
+    sampler = optuna.samplers.GPSampler(seed=0, n_startup_trials=RANDOM_RUNS)
     study = optuna.create_study(sampler=sampler)
     study.enqueue_trial(dict.fromkeys(types, 1.0))
     for number in range(RUNS):
         progress("search", number, RUNS)
         trial = study.ask()
-        weights = {name: trial.suggest_float(name, LEAST, 1.0) for name in types}
+        weights = {name: trial.suggest_float(name, MIN_WEIGHT, 1.0) for name in types}
         study.tell(trial, loss(weights))
     progress("search", RUNS, RUNS)
     return dict(study.best_params)
 
 
 def _optuna() -> Any:
-    """Optuna, which says nothing of its own."""
+    """Return the module optuna, with logging disabled."""
     try:
         import optuna
         import scipy  # noqa: F401  # GPSampler imports it when it first samples
     except ImportError as error:
         raise InputError(
-            "Policy 'bolaco' searches by Optuna and SciPy, which are not installed: pip install -r "
-            "requirements-search.txt, or choose a policy without a search for types, such as mix "
-            "or probed."
+            "Policy 'bolaco' needs Optuna and SciPy, which are not installed: pip install -r "
+            "requirements-search.txt, or choose a policy without this search, such as mix or "
+            "probed."
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
-def _types(factors: Factorisation, recipe: Recipe) -> list[str]:
+def _types(factors: Factorization, recipe: Recipe) -> list[str]:
     options: Any = find_policy("bolaco").choose(recipe.policy_options)
     return sorted(set(slot_types(factors.spectra, options.groups).values()))
 
 
-def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
-    """See `EvidenceKind.tokens`."""
+def tokens_run(factors: Factorization, recipe: Recipe) -> float:
+    """Return `EvidenceKind.tokens` of the search."""
     if _file(factors, recipe).exists():
         return 0.0
     return float(factors.calibration.tokens[:WINDOWS, :LENGTH].numel() * RUNS)
 
 
-def _file(factors: Factorisation, recipe: Recipe) -> Path:
-    sizes = (RUNS, FIRST, LEAST, WINDOWS, LENGTH)
+def _file(factors: Factorization, recipe: Recipe) -> Path:
+    sizes = (RUNS, RANDOM_RUNS, MIN_WEIGHT, WINDOWS, LENGTH)
     return cache_file("type_searches", factors, allocation_key(recipe), *sizes)
 
 
 KIND = EvidenceKind(
     "type_weights",
-    "Share of every type of matrix, beside the others, that loses least at one budget; 50 short "
-    "evaluations by Bayesian optimisation, kept on disk.",
+    "Relative share of every matrix type at one budget; 50 short evaluations chosen by Bayesian "
+    "optimization, cached on disk.",
     measure,
     one_budget=True,
     tokens=tokens_run,

@@ -1,5 +1,5 @@
-"""Matrices factored on their own output: one by one, stacked over a shared input, or head by
-head (LatentLLM sections 3.2-3.3, C, D).
+"""Separately factorized matrices: single matrices, matrices stacked over a shared input, or single
+heads (LatentLLM sections 3.2-3.3, C, D).
 """
 
 from collections.abc import Sequence
@@ -8,55 +8,59 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...forms import Matrix, cast
-from ...layer import Layer, LowRank, heads
-from ...linalg import whitened_svd
-from ...spectra import Cost
+from ...layers.forms import Matrix, cast
+from ...layers.layer import Layer, LowRank, heads
+from ...layers.linalg import whitened_svd
+from ...layers.spectra import Cost
 from ..costs import matrix_cost
 from ..factors import moved_bias, pooled
 from .junction import NestedProduct, applied, nested, saves_square
 
 
 def factored_size(rank: int, size_in: int, size_out: int, junction: str) -> int:
-    """Numbers of a factored matrix: r (d + d'), r^2 fewer with a block identity."""
+    """Return the numbers of a factorized matrix: r (d + d'), and r^2 fewer with a block
+    identity.
+    """
     return rank * (size_in + size_out) - (rank * rank if saves_square(junction) else 0)
 
 
 def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: bool) -> Cost:
-    """The cost of matrices that share one `down`: r (d + sum d') numbers, r^2 fewer with a block
-    identity. Biases cost the same at every rank.
+    """Return the cost of matrices that share a `down`: r (d + sum d') numbers, and r^2 fewer with a
+    block identity.
+
+    Biases have the same cost at all ranks.
     """
-    own = [matrix_cost(layer, name) for name in names]
+    costs = [matrix_cost(layer, name) for name in names]
     shapes = [layer.matrices()[name].weight.shape for name in names]
     size_in, size_out = shapes[0][1], sum(shape[0] for shape in shapes)
     full = min(size_in, size_out)
     if len(names) == 1:
-        full = own[0].full
-    fixed = size_out if add_bias else sum(cost.fixed for cost in own)
-    kv = sum(cost.kv_fixed for cost in own)
+        full = costs[0].full
+    fixed = size_out if add_bias else sum(cost.fixed for cost in costs)
+    kv = sum(cost.kv_fixed for cost in costs)
     curve = tuple(factored_size(rank, size_in, size_out, junction) for rank in range(1, full))
     return Cost(
         full,
         size_in + size_out,
-        sum(cost.dense for cost in own),
+        sum(cost.dense for cost in costs),
         fixed,
         kv_fixed=kv,
         kv_dense=kv,
         curve=curve,
-        cached_dense=sum(cost.cached_dense for cost in own if cost.recomputed),
-        recomputed=any(cost.recomputed for cost in own),
+        cached_dense=sum(cost.cached_dense for cost in costs if cost.recomputed),
+        recomputed=any(cost.recomputed for cost in costs),
         idle_fixed=fixed,
-        idle_dense=sum(cost.idle_dense for cost in own),
+        idle_dense=sum(cost.idle_dense for cost in costs),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class StackedMatrices:
-    """One or more matrices that read one input through one shared `down`.
+    """One or more matrices that read the same input through a shared `down`.
 
-    product: U [sum out, k] times U^T W [k, in] as one head; the scale, the singular values of
-    `W P`, goes where the junction puts it. mean [in]: where means go into the biases,
-    `b^ = b + (W - B A) mu` (eq. 45); None where the biases stay as they are.
+    product: U [sum out, k] times U^T W [k, in] as a single head. The scale, the singular values of
+    `W P`, belongs to the side that the junction determines. mean [in]: if means move into the
+    biases, `b^ = b + (W - B A) mu` (eq. 45); None if the biases are unchanged.
     """
 
     values: Tensor
@@ -75,13 +79,13 @@ class StackedMatrices:
         parts: Sequence[Matrix] = up.split(sizes) if isinstance(up, Tensor) else [up]
         biases = [matrix.bias for matrix in matrices.values()]
         if self.mean is not None:
-            kept = applied(up, down, self.mean).split(sizes)
+            means = applied(up, down, self.mean).split(sizes)  # B A mu by matrix
             biases = [
-                moved_bias(old, old.weight.double() @ self.mean - own)
-                for old, own in zip(matrices.values(), kept, strict=True)
+                moved_bias(old, old.weight.double() @ self.mean - mean)
+                for old, mean in zip(matrices.values(), means, strict=True)
             ]
         dtype = next(iter(matrices.values())).weight.dtype
-        down = cast(down, dtype)  # one object for all: a shared matrix is stored once
+        down = cast(down, dtype)  # the same object for all projections, so it is stored once
         changed = {
             name: LowRank(down, cast(part, dtype), bias)
             for name, part, bias in zip(matrices, parts, biases, strict=True)
@@ -92,10 +96,10 @@ class StackedMatrices:
 def stacked(
     layer: Layer, names: tuple[str, ...], metric: Tensor | None, mean: Tensor | None, junction: str
 ) -> StackedMatrices:
-    """`U S V = svd(W P)` of the stacked W for all ranks (eq. 6; eq. 50 for q, k and v).
+    """Return `U S V = svd(W P)` of the stacked W for all ranks (eq. 6; eq. 50 for q, k and v).
 
     metric = P^2 [in, in] or None; mean [in] or None. The block identity of stacked matrices lies in
-    the `down` that they share, whichever side the junction names.
+    the `down` that they share, for both identity junctions.
     """
     if junction == "left_identity" and len(names) > 1:
         junction = "right_identity"
@@ -115,10 +119,10 @@ def stacked(
 
 @dataclass(frozen=True, eq=False)
 class SplitHeads:
-    """One matrix, each head factored on its own (eq. 53-54): `up` is block-diagonal, ranks are per
+    """A matrix with separately factorized heads (eq. 53-54): `up` is block-diagonal, ranks are per
     head.
 
-    product: of [heads, s, k] and [heads, k, in]; heads [heads, k]: the singular values of every
+    product: of [heads, s, k] and [heads, k, in]; heads [heads, k]: the singular values of each
     head; mean [in] or None as in StackedMatrices.
     """
 
@@ -136,8 +140,8 @@ class SplitHeads:
         up, down = self.product.at(rank)
         bias = old.bias
         if self.mean is not None:
-            kept = applied(up, down, self.mean)
-            bias = moved_bias(old, old.weight.double() @ self.mean - kept)
+            mean = applied(up, down, self.mean)  # B A mu
+            bias = moved_bias(old, old.weight.double() @ self.mean - mean)
         dtype = old.weight.dtype
         stored: tuple[Matrix, Matrix] = (cast(down, dtype), cast(up, dtype))
         return layer.with_matrices(**{self.name: LowRank(*stored, bias)})
@@ -146,7 +150,9 @@ class SplitHeads:
 def split_heads(
     layer: Layer, name: str, count: int, metric: Tensor | None, mean: Tensor | None, junction: str
 ) -> SplitHeads:
-    """`svd(W_i P)` of every head for all ranks; metric = P^2 [in, in] and mean [in], or None."""
+    """Return `svd(W_i P)` of each head for all ranks; metric = P^2 [in, in] and mean [in],
+    or None.
+    """
     projection = layer.matrices()[name]
     solved = [whitened_svd(weight, metric) for weight in heads(projection.weight, count)]
     up, values, down = (torch.stack(parts) for parts in zip(*solved, strict=True))

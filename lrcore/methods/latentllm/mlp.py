@@ -1,11 +1,11 @@
-"""Joint UD: up and down of a ReLU MLP factored for the output of the MLP (LatentLLM section 4.3,
+"""Joint UD: up and down of a ReLU MLP, factorized for the output of the MLP (LatentLLM section 4.3,
 appendix H, after SparseLLM).
 
-With auxiliary z and a beside the tokens x and the dense outputs y, the loss is
+With auxiliary z and a in addition to the tokens x and the dense outputs y, the loss is
 `alpha |U x + b - z|^2 + beta |a - relu(z)|^2 + gamma |D a + c - y|^2` (eq. 20, 227), and each step
-minimises it in one unknown. alpha, beta and gamma are one. The tokens are a sample, so each fit
-has a prior from the moments of the whole calibration, `PRIOR |(W^ - W) C^{1/2}|^2`: it makes the
-fits unique with fewer tokens than dimensions, and does not change the other steps.
+minimizes it in one unknown. alpha, beta and gamma are 1. The tokens are a sample, so each fit has a
+prior from the moments of the complete calibration, `PRIOR |(W^ - W) C^{1/2}|^2`: it makes the fits
+unique with fewer tokens than dimensions and does not change the remaining steps.
 """
 
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...forms import cast
-from ...layer import Layer, LowRank, Projection
-from ...linalg import cholesky, whitened_svd
-from ...spectra import Cost
+from ...layers.forms import cast
+from ...layers.layer import Layer, LowRank, Projection
+from ...layers.linalg import cholesky, whitened_svd
+from ...layers.spectra import Cost
 from ..factors import mlp_of
 from .junction import join
 from .local import StackedMatrices, factored_size
@@ -31,7 +31,7 @@ DAMPING = 1e-10
 class Fit:
     """A projection of rank r: `y = up (down x) + bias`.
 
-    up [out, r] orthonormal; values [r]: singular values in the fit's metric.
+    up [out, r] orthonormal; values [r]: singular values in the metric of the fit.
     """
 
     up: Tensor
@@ -47,25 +47,26 @@ class Fit:
 class Dense:
     """A dense projection, weight [out, in], and the moments of its input.
 
-    bias [out], zero where there is none. second [in, in]: the covariance where the bias may change
-    (then centred is True), the second moment otherwise.
+    bias [out], zero if missing. second [in, in]: the covariance if the bias may change (then
+    centered is True), the second moment otherwise.
     """
 
     weight: Tensor
     bias: Tensor
     second: Tensor
-    centred: bool
+    centered: bool
 
 
 def fit(dense: Dense, x: Tensor, target: Tensor, rank: int) -> Fit:
-    """The projection of a rank that minimises `mean |W^ x + b^ - target|^2 + PRIOR |(W^ - W)
-    C^{1/2}|^2`, by an SVD of the effective weight (appendix H).
+    """Return the projection of a rank that minimizes
+    `mean |W^ x + b^ - target|^2 + PRIOR |(W^ - W) C^{1/2}|^2`, by an SVD of the effective weight
+    (appendix H).
 
-    x [l, in], target [l, out]. The paper's `target x^+` is the dense weight and a correction by the
-    tokens here.
+    x [l, in], target [l, out]. The paper's `target x^+` is replaced by the dense weight plus a
+    correction from the tokens.
     """
-    x_mean = x.mean(0) if dense.centred else x.new_zeros(x.shape[1])
-    offset = target.mean(0) if dense.centred else dense.bias
+    x_mean = x.mean(0) if dense.centered else x.new_zeros(x.shape[1])
+    offset = target.mean(0) if dense.centered else dense.bias
     x, gap = x - x_mean, target - offset
     metric = x.mT @ x / len(x) + PRIOR * dense.second
     cross = (gap - x @ dense.weight.mT).mT @ x / len(x)
@@ -76,7 +77,8 @@ def fit(dense: Dense, x: Tensor, target: Tensor, rank: int) -> Fit:
 
 
 def best_hidden(down: Fit, z: Tensor, y: Tensor) -> Tensor:
-    """`(gamma D^T D + beta I)^{-1} (beta relu(z) + gamma D^T (y - c))`, eq. 21, by an r x r solve.
+    """Return `(gamma D^T D + beta I)^{-1} (beta relu(z) + gamma D^T (y - c))`, eq. 21, by an r x r
+    solve.
 
     z [l, d_f], y [l, d] -> a [l, d_f].
     """
@@ -90,7 +92,7 @@ def best_hidden(down: Fit, z: Tensor, y: Tensor) -> Tensor:
 
 
 def best_preactivation(linear: Tensor, a: Tensor) -> Tensor:
-    """Eq. 22, entry by entry: the better of `min(z_-, 0)` and
+    """Return z of eq. 22, entry by entry: the better of `min(z_-, 0)` and
     `max((alpha z_- + beta a) / (alpha + beta), 0)`, z_- = linear.
 
     linear [l, d_f], a [l, d_f] -> z [l, d_f].
@@ -107,8 +109,8 @@ def best_preactivation(linear: Tensor, a: Tensor) -> Tensor:
 def alternate(
     up: Dense, down: Dense, x: Tensor, rank: int, rounds: int = ROUNDS
 ) -> tuple[Fit, Fit]:
-    """Both projections after some rounds on the tokens x [l, d]; after none, each is fitted to the
-    dense activations.
+    """Return both projections after some rounds on the tokens x [l, d]; without rounds, each is
+    fitted to the dense activations.
     """
     z = x @ up.weight.mT + up.bias
     a = torch.relu(z)
@@ -123,11 +125,11 @@ def alternate(
 
 @dataclass(frozen=True, eq=False)
 class JointMLP:
-    """up and down of a ReLU MLP with one rank for both; `truncate` runs the rounds on the sample
-    [l, d].
+    """up and down of a ReLU MLP with a common rank; `truncate` runs the rounds on the sample [l,
+    d].
 
-    values: the loss curve before the first round, from those of up and down on their own, weighted
-    by alpha and gamma.
+    values: the loss curve before the first round, from those of up and down solved separately,
+    weighted by alpha and gamma.
     """
 
     values: Tensor
@@ -152,26 +154,26 @@ class JointMLP:
         up, down = join(
             small.up.unsqueeze(0), small.down.unsqueeze(0), small.values.unsqueeze(0), self.junction
         )
-        bias = small.bias if old.bias is not None or dense.centred else None
+        bias = small.bias if old.bias is not None or dense.centered else None
         dtype = old.weight.dtype
         return LowRank(cast(down, dtype), cast(up, dtype), None if bias is None else bias.to(dtype))
 
 
 def joint_ud(
     layer: Layer,
-    own: dict[str, StackedMatrices],
+    separate: dict[str, StackedMatrices],
     seconds: dict[str, Tensor],
     sample: Tensor,
     junction: str,
 ) -> JointMLP:
-    """The factor of up and down together.
+    """Return the factor of up and down jointly.
 
-    own: both solved on their own; their loss curves and costs add up. seconds [in, in] each: the
-    covariance of the input where the bias may change, its second moment otherwise. sample [l, d]:
-    tokens of the MLP's input.
+    separate: the separate solutions of both, whose loss curves and costs are added. seconds [in,
+    in] each: the covariance of the input if the bias may change, its second moment otherwise.
+    sample [l, d]: tokens of the MLP's input.
     """
-    values = (ALPHA * own["up"].values ** 2 + GAMMA * own["down"].values ** 2).sqrt()
-    costs = [own[name].cost for name in ("up", "down")]
+    values = (ALPHA * separate["up"].values ** 2 + GAMMA * separate["down"].values ** 2).sqrt()
+    costs = [separate[name].cost for name in ("up", "down")]
     size = sum(mlp_of(layer).up.weight.shape)
     curve = tuple(2 * factored_size(rank, size, 0, junction) for rank in range(1, costs[0].full))
     cost = replace(
@@ -188,5 +190,5 @@ def joint_ud(
         p = layer.matrices()[name]
         weight = p.weight.double()
         bias = weight.new_zeros(len(weight)) if p.bias is None else p.bias.double()
-        dense[name] = Dense(weight, bias, seconds[name], own[name].mean is not None)
+        dense[name] = Dense(weight, bias, seconds[name], separate[name].mean is not None)
     return JointMLP(values, cost, None, dense["up"], dense["down"], sample.double(), junction)

@@ -1,32 +1,33 @@
-"""The leading eigenspace of a large symmetric matrix, from one that is near: by products alone,
-and decompositions of matrices of at most `SMALL` rows.
+"""The leading eigenspace of a large symmetric matrix from a nearby subspace, by matrix products and
+decompositions of matrices of at most `SMALL` rows.
 
 An eigendecomposition of a `k x k` matrix costs about ten products and runs at a fraction of their
-speed. An alternation moves its subspaces little from round to round, so two cheap steps do: the
-directions at the boundary, which any change may exchange, are solved exactly among themselves, and
-all others take one step of Davidson's correction. On the heads of trained models a round of these
-steps gains what a round of eigendecompositions does (`docs/methods.md`).
+speed. An alternation changes its subspaces little from round to round, so two cheap steps suffice:
+the directions at the boundary, which small changes can exchange, are solved exactly among
+themselves, and all remaining directions take a step of Davidson's correction. On the heads of
+trained models a round of these steps gains as much as a round of eigendecompositions
+(`docs/methods.md`).
 """
 
 import torch
 from torch import Tensor
 
-from ...linalg import EPS, eigh_descending, symmetric
+from ...layers.linalg import EPS, eigh_descending, symmetric
 
 SMALL = 64  # rows of the largest matrix that is decomposed
-# Of an eigenvalue: the least difference that Davidson's correction divides by.
-LEAST_GAP = 0.1
-# Directions of which less than this share (squared) is outside the subspace are no news to it.
+# The smallest divisor of Davidson's correction, as a fraction of the eigenvalue.
+MIN_GAP = 0.1
+# Directions with less than this fraction (squared) outside the subspace are ignored.
 OUTSIDE = 0.1
-LONGEST = 0.7  # norm of a step: shorter than the subspace's own directions, which have norm one
+LONGEST = 0.7  # norm of a step, less than that of the directions of the subspace, 1
 
 
-def towards_leading(m: Tensor, basis: Tensor) -> Tensor:
-    """An orthonormal basis nearer to the leading eigenvectors of m than the orthonormal `basis`
-    [k, r] is; their span itself where m has at most `SMALL` rows.
+def refine_basis(m: Tensor, basis: Tensor) -> Tensor:
+    """Return an orthonormal basis [k, r] that is closer to the leading eigenvectors of m than the
+    orthonormal `basis` [k, r]; exactly their span if m has at most `SMALL` rows.
 
-    m [k, k]: symmetric, positive semi-definite, and so that the unit vectors are not far from
-    eigenvectors; of a basis far away, one step gains less. Returns [k, r].
+    m [k, k]: symmetric, positive semi-definite, with eigenvectors close to the unit vectors; from a
+    distant basis, a step gains less.
     """
     count, rank = basis.shape
     if rank in (0, count):
@@ -37,38 +38,44 @@ def towards_leading(m: Tensor, basis: Tensor) -> Tensor:
 
 
 def _exchanged(m: Tensor, basis: Tensor) -> Tensor:
-    """The basis with its directions of least value solved together with those unit vectors beside
-    it that have the largest: `SMALL` directions at most, by an eigendecomposition among them.
+    """Return the basis with its directions of least value solved jointly with the unit vectors
+    outside it that have the largest value.
+
+    These are at most `SMALL` directions, solved by an eigendecomposition among them.
     """
     size = SMALL // 2
-    kept = (basis * (m @ basis)).sum(0)
-    inner = kept.topk(min(size, len(kept)), largest=False).indices
+    energies = (basis * (m @ basis)).sum(0)
+    inner = energies.topk(min(size, len(energies)), largest=False).indices
     outside = 1 - basis.square().sum(1)
-    outer = (m.diagonal() * outside).topk(min(size, len(m) - len(kept))).indices
-    others = -basis @ basis[outer].mT
-    others[outer, torch.arange(len(outer), device=m.device)] += 1
-    # orthonormal; what lies almost within the subspace becomes zero, and is never chosen below
-    values, vectors = eigh_descending(others.mT @ others)
-    seen = values > OUTSIDE
-    others = others @ (vectors * torch.where(seen, values.clamp_min(OUTSIDE).rsqrt(), 0))
-    window = torch.cat((basis[:, inner], others), 1)
+    outer = (m.diagonal() * outside).topk(min(size, len(m) - len(energies))).indices
+    candidates = -basis @ basis[outer].mT
+    candidates[outer, torch.arange(len(outer), device=m.device)] += 1
+    # orthonormal; directions almost inside the subspace become zero and are never selected below
+    values, vectors = eigh_descending(candidates.mT @ candidates)
+    is_outside = values > OUTSIDE
+    candidates = candidates @ (
+        vectors * torch.where(is_outside, values.clamp_min(OUTSIDE).rsqrt(), 0)
+    )
+    window = torch.cat((basis[:, inner], candidates), 1)
     projected = symmetric(window.mT @ m @ window)
     last = projected.diagonal()[len(inner) :]
-    last -= torch.where(seen, 0, m.diagonal().sum().clamp_min(1e-100))
+    last -= torch.where(is_outside, 0, m.diagonal().sum().clamp_min(1e-100))
     chosen = eigh_descending(projected)[1][:, : len(inner)]
     return basis.index_copy(1, inner, window @ chosen)
 
 
 def _corrected(m: Tensor, basis: Tensor) -> Tensor:
-    """Davidson's correction of every direction: the residual outside the subspace over the
-    difference of eigenvalues, as the diagonal of m estimates them; then made orthonormal again.
+    """Return the basis after Davidson's correction of each direction, orthonormal again.
+
+    The correction is the residual outside the subspace divided by the difference of eigenvalues,
+    which the diagonal of m estimates.
     """
     image = m @ basis
     inner = basis.mT @ image
-    kept = inner.diagonal()
-    gap = torch.maximum(kept - m.diagonal().unsqueeze(1), LEAST_GAP * kept)
-    least = (EPS * kept.max()).clamp_min(torch.finfo(m.dtype).tiny)
-    step = (image - basis @ inner) / gap.clamp_min(least)
+    energies = inner.diagonal()
+    gap = torch.maximum(energies - m.diagonal().unsqueeze(1), MIN_GAP * energies)
+    min_gap = (EPS * energies.max()).clamp_min(torch.finfo(m.dtype).tiny)
+    step = (image - basis @ inner) / gap.clamp_min(min_gap)
     step = step - basis @ (basis.mT @ step)
     bound = float((step.mT @ step).norm().sqrt())  # at least the largest singular value
     if bound > LONGEST:
@@ -77,7 +84,7 @@ def _corrected(m: Tensor, basis: Tensor) -> Tensor:
 
 
 def _orthonormal(basis: Tensor, error: float) -> Tensor:
-    """The nearest orthonormal basis, by Newton and Schulz's iteration `Q (3 I - Q^T Q) / 2`.
+    """Return the nearest orthonormal basis, by the Newton-Schulz iteration `Q (3 I - Q^T Q) / 2`.
 
     error < 1: a bound of `|Q^T Q - I|`, which becomes `(3 error^2 + error^3) / 4` in each step.
     """

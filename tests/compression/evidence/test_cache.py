@@ -1,15 +1,15 @@
-"""Measurements that are on disk are found again: their keys stay the same."""
+"""Cache keys of measurements are stable, so existing measurements are found."""
 
 from types import SimpleNamespace
 
 import torch
 
-from lrcore.compression.allocate import allocation_key
-from lrcore.compression.evidence import probing, search
-from lrcore.compression.evidence.cache import cache_file
-from lrcore.files import cache_folder
+from lrcore.compression.evidence import layer_probes, search
+from lrcore.compression.evidence.kind import cache_file
+from lrcore.compression.solve.allocate import allocation_key
 from lrcore.methods import find_method
-from lrcore.recipe import Recipe
+from lrcore.recipes.recipe import Recipe
+from lrcore.system.files import cache_folder
 
 
 def test_keys_of_measurements_stay_what_they_were() -> None:
@@ -20,8 +20,8 @@ def test_keys_of_measurements_stay_what_they_were() -> None:
         options=find_method("svd").choose({}),
         spectra={(1, "q"): spectrum, (0, "down"): spectrum},
     )
-    kept = cache_file("probes", factors, *probing.key(torch.tensor([[3, 1], [4, 1]])), 5)
-    assert kept == cache_folder() / "probes" / "9a5b8d24c34a5cffc16f8d01.json"
+    path = cache_file("probes", factors, *layer_probes.probe_key(torch.tensor([[3, 1], [4, 1]])), 5)
+    assert path == cache_folder() / "probes" / "9a5b8d24c34a5cffc16f8d01.json"
     budget = allocation_key(Recipe(policy="mix"))
     sizes = (search.STEP, search.ROUNDS, search.WINDOWS, search.LENGTH)
     assert cache_file("searches", factors, budget, *sizes).name == "c76c8bdcdb6c0f9c542ed41a.json"

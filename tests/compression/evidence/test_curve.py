@@ -1,19 +1,19 @@
-"""Curves pass through probes that are sure of themselves and follow the tail elsewhere."""
+"""Loss curves pass through accurate probes and follow the tail of the spectrum otherwise."""
 
 import pytest
 import torch
 
 from lrcore.compression.evidence.curve import SPREAD, interpolate, loss_curve
-from lrcore.compression.evidence.probing import probed_ranks
-from lrcore.evidence import Probe
-from lrcore.spectra import Cost, Spectrum
+from lrcore.compression.evidence.layer_probes import probed_ranks
+from lrcore.layers.spectra import Cost, Spectrum
+from lrcore.ranks.evidence import Probe
 
 COST = Cost(10, 3, 30)
 S = Spectrum((0, "mlp"), torch.linspace(2, 0.2, 10, dtype=torch.float64), COST)
 
 
 def curve_of(increases: dict[int, float], errors: dict[int, float]) -> dict[int, float]:
-    """The curve by rank; errors are relative, 0 where none is given."""
+    """Return the curve by rank; errors are relative, 0 by default."""
     probes = [Probe(r, value, value * errors.get(r, 0)) for r, value in increases.items()]
     curve = loss_curve(S, probes)
     assert (curve.increase.diff() <= 0).all()
@@ -41,22 +41,22 @@ def test_a_probe_below_its_noise_leaves_the_shape_to_the_tail() -> None:
 
 def test_a_probe_counts_as_far_as_its_error_is_small_beside_the_spread() -> None:
     flat = {3: S.tail(3), 5: S.tail(5)}
-    known, unsure = curve_of(flat | {9: 0.01}, {}), curve_of(flat | {9: 0.01}, {9: SPREAD})
-    assert known[9] == pytest.approx(0.01, rel=1e-9)
-    assert 1.5 * known[9] < unsure[9] < 0.6 * S.tail(9)
+    exact, unsure = curve_of(flat | {9: 0.01}, {}), curve_of(flat | {9: 0.01}, {9: SPREAD})
+    assert exact[9] == pytest.approx(0.01, rel=1e-9)
+    assert 1.5 * exact[9] < unsure[9] < 0.6 * S.tail(9)
 
 
 def test_probes_that_grow_with_the_rank_share_one_scale_by_their_precision() -> None:
     increases = {7: 0.01, 9: 0.02}  # impossible: more is lost at the higher rank
     even = curve_of(increases, {7: 0.1, 9: 0.1})
     assert even[7] / S.tail(7) == pytest.approx(even[9] / S.tail(9))
-    left, right = (curve_of(increases, errors) for errors in ({7: 0.1}, {9: 0.1}))
-    assert right[7] < even[7] < left[7]
-    assert right[7] == pytest.approx(0.01, rel=0.05)
+    first_noisy, second_noisy = (curve_of(increases, errors) for errors in ({7: 0.1}, {9: 0.1}))
+    assert second_noisy[7] < even[7] < first_noisy[7]
+    assert second_noisy[7] == pytest.approx(0.01, rel=0.05)
 
 
 def test_between_two_probes_a_curve_stays_between_them() -> None:
-    """Where the tail ends at a probed rank, the logarithms of the two scales are far apart."""
+    """If the tail ends at a probed rank, the logarithms of the two scales differ greatly."""
     values = torch.tensor([2, 1.5, 1, 0.8, 0.6, 0.4, 0.2, 0, 0, 0], dtype=torch.float64)
     curve = loss_curve(Spectrum((0, "mlp"), values, COST), [Probe(9, 1e-6, 0), Probe(5, 0.1, 0)])
     at = dict(zip(curve.ranks, curve.increase.tolist(), strict=True))

@@ -1,13 +1,13 @@
-"""Means from a few windows are those of all windows where what windows cost is known."""
+"""Means estimated from a few windows equal the means of all windows if window costs are known."""
 
 import pytest
 import torch
 
-from lrcore.compression.evidence.few_windows import mean_and_error, window_costs
+from lrcore.compression.evidence.probe_windows import mean_and_error, window_costs
 
 
 def changes(count: int, noise: float) -> list[torch.Tensor]:
-    """Divergences on 32 windows whose costs differ tenfold, the first ones being the cheapest."""
+    """Return divergences on 32 windows with costs that differ tenfold, cheapest first."""
     g = torch.Generator().manual_seed(3)
     costs = torch.linspace(0.2, 2, 32, dtype=torch.float64)
     sizes = torch.logspace(-6, 0, count, dtype=torch.float64)
@@ -17,29 +17,29 @@ def changes(count: int, noise: float) -> list[torch.Tensor]:
 
 def test_without_noise_eight_windows_say_what_all_do() -> None:
     costs = window_costs(changes(4, 0.0))
-    for own in changes(9, 0.0):
-        mean, error = mean_and_error(own[:8], costs)
-        assert mean == pytest.approx(float(own.mean()), rel=1e-12)
-        assert float(own[:8].mean()) < 0.4 * mean
+    for change in changes(9, 0.0):
+        mean, error = mean_and_error(change[:8], costs)
+        assert mean == pytest.approx(float(change.mean()), rel=1e-12)
+        assert float(change[:8].mean()) < 0.4 * mean
         assert 0 < error < mean
 
 
 def test_with_noise_the_estimate_lies_within_its_errors() -> None:
-    every = changes(60, 0.5)
-    costs = window_costs(every[::6])
+    all_changes = changes(60, 0.5)
+    costs = window_costs(all_changes[::6])
     off = []
-    for own in every:
-        mean, error = mean_and_error(own[:8], costs)
-        off.append(abs(mean - float(own.mean())) / error)
-    assert sum(one < 2 for one in off) >= 57
+    for change in all_changes:
+        mean, error = mean_and_error(change[:8], costs)
+        off.append(abs(mean - float(change.mean())) / error)
+    assert sum(deviation < 2 for deviation in off) >= 57
 
 
 def test_all_windows_give_the_plain_mean_and_error() -> None:
     costs = window_costs(changes(4, 0.5))
-    own = changes(9, 0.5)[5]
-    assert mean_and_error(own, costs) == (float(own.mean()), float(own.std()) / 32**0.5)
-    assert mean_and_error(own[:8], window_costs([]))[0] == float(own[:8].mean())
-    assert mean_and_error(own[:1], costs)[1] == mean_and_error(own[:1], costs)[0]
+    change = changes(9, 0.5)[5]
+    assert mean_and_error(change, costs) == (float(change.mean()), float(change.std()) / 32**0.5)
+    assert mean_and_error(change[:8], window_costs([]))[0] == float(change[:8].mean())
+    assert mean_and_error(change[:1], costs)[1] == mean_and_error(change[:1], costs)[0]
 
 
 def test_changes_that_cost_nothing_say_nothing_of_the_windows() -> None:

@@ -1,4 +1,4 @@
-"""What slots lose together is measured, and predictions refer to the text that is evaluated."""
+"""Joint losses of slots are measured, and predictions refer to the evaluated text."""
 
 import json
 from dataclasses import astuple, replace
@@ -8,8 +8,10 @@ import torch
 
 import lrcore
 from lrcore.cli import main
-from lrcore.compression.evidence import joint
+from lrcore.compression.evidence import joint_probes as joint
+from lrcore.compression.evidence.measure import with_cached_probes
 from lrcore.data import held_out
+from lrcore.ranks import prediction
 
 
 @pytest.fixture(scope="module")
@@ -22,85 +24,100 @@ def case(tiny_llama, story_file):
 
 
 def plain_losses(network, tokens) -> torch.Tensor:
-    """Mean loss of every window, one at a time."""
+    """Return the mean loss of each window, computed separately."""
     losses = []
     for window in tokens:
         with torch.inference_mode():
-            own = network(window[None]).logits[0, :-1].double().log_softmax(-1)
-        losses.append(-own.gather(1, window[1:, None]).mean())
+            log_predictions = network(window[None]).logits[0, :-1].double().log_softmax(-1)
+        losses.append(-log_predictions.gather(1, window[1:, None]).mean())
     return torch.stack(losses)
 
 
 def test_a_joint_measurement_is_that_of_the_model_that_compress_makes(case) -> None:
     model, recipe, factors = case
-    tokens = factors.calibration.aside
+    tokens = factors.calibration.unseen_tokens
     dense = plain_losses(model.network, tokens)
-    found = factors.evidence.get("probes").interaction.joint
-    assert len(found) == 3
-    assert [one.summed for one in found] == sorted(one.summed for one in found)
-    assert sorted(one.chosen for one in found) == [False, True, True]
-    one, (policy, ratio) = next(one for one in found if one.chosen), joint.PLANS[0]
+    measurements = factors.evidence.get("probes").interaction.joint
+    assert len(measurements) == 3
+    assert [measurement.summed for measurement in measurements] == sorted(
+        measurement.summed for measurement in measurements
+    )
+    assert sorted(measurement.chosen for measurement in measurements) == [False, True, True]
+    measurement, (policy, ratio) = (
+        next(measurement for measurement in measurements if measurement.chosen),
+        joint.PLANS[0],
+    )
     assert policy == recipe.policy
     small = lrcore.compress(model, recipe.with_(ratio=ratio), factors)
     plan = lrcore.allocate(factors, recipe.with_(ratio=ratio))
     curves = factors.evidence.get("probes").curves
     summed = sum(float(curves[slot].at([rank])) for slot, rank in plan.ranks.items())
-    assert one.summed == pytest.approx(summed)
+    assert measurement.summed == pytest.approx(summed)
     rises = plain_losses(small.network, tokens) - dense
-    assert one.rise == pytest.approx(float(rises.mean()), abs=1e-5)
-    assert one.standard_error == pytest.approx(float(rises.std()) / len(rises) ** 0.5, rel=1e-2)
+    assert measurement.rise == pytest.approx(float(rises.mean()), abs=1e-5)
+    assert measurement.standard_error == pytest.approx(
+        float(rises.std()) / len(rises) ** 0.5, rel=1e-2
+    )
     with torch.inference_mode():
         p, q = (
             net(tokens).logits[:, :-1].log_softmax(-1) for net in (model.network, small.network)
         )
-    assert one.divergence == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
-    assert one.tokens == tokens[:, 1:].numel()
+    assert measurement.divergence == pytest.approx(
+        float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3
+    )
+    assert measurement.tokens == tokens[:, 1:].numel()
 
 
 def test_a_plan_is_measured_with_a_refit_on_few_of_many_tokens(case, monkeypatch) -> None:
-    """What `compress` makes of it sees all windows."""
+    """`compress` uses all windows for the same plan."""
     model, recipe, factors = case
-    whole, tokens = factors.evidence.get("probes").interaction, factors.calibration.tokens
+    complete, tokens = factors.evidence.get("probes").interaction, factors.calibration.tokens
     expected = joint.tokens_run(factors, recipe)
     monkeypatch.setattr(joint, "REFIT_TOKENS", 2 * tokens.shape[1] + 1)
-    assert joint.kept_interaction(model, factors, recipe) is None  # other than that of all tokens
+    assert joint.cached_interaction(model, factors, recipe) is None  # other than that of all tokens
     few = joint.measure_interaction(model, factors, recipe, lambda *_: None)
     assert expected - joint.tokens_run(factors, recipe) == 3 * joint.REFIT * tokens[2:].numel()
-    assert [one.summed for one in few.joint] == [one.summed for one in whole.joint]
+    assert [measurement.summed for measurement in few.joint] == [
+        measurement.summed for measurement in complete.joint
+    ]
     short = replace(factors, calibration=replace(factors.calibration, tokens=tokens[:2]))
     policy, ratio = joint.PLANS[0]
     small = lrcore.compress(model, recipe.with_(policy=policy, ratio=ratio), short)
-    aside = factors.calibration.aside
+    aside = factors.calibration.unseen_tokens
     rise = float((plain_losses(small.network, aside) - plain_losses(model.network, aside)).mean())
-    assert next(one for one in few.joint if one.chosen).rise == pytest.approx(rise, abs=1e-5)
+    assert next(
+        measurement for measurement in few.joint if measurement.chosen
+    ).rise == pytest.approx(rise, abs=1e-5)
 
 
 def test_a_plan_that_removes_nothing_has_the_dense_perplexity_of_the_evaluated_text(case) -> None:
     model, recipe, factors = case
     plan = lrcore.allocate(factors, recipe)
-    whole = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
+    complete = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
     dense = lrcore.evaluate(model, held_out(recipe.data), samples=32, seq_len=32)
-    assert astuple(whole.predicted) == pytest.approx((dense.perplexity,) * 3, rel=1e-5)
+    assert astuple(complete.predicted)[:3] == pytest.approx((dense.perplexity,) * 3, rel=1e-5)
     summary = plan.summary()
     assert summary["predicted_low"] < summary["predicted_perplexity"] < summary["predicted_high"]
 
 
 def test_the_joint_measurements_come_from_disk(case, monkeypatch) -> None:
     model, recipe, factors = case
-    monkeypatch.setattr(joint, "_measure", None)
-    again = lrcore.prepare(model, recipe.with_(ratio=0.4)).evidence.get("probes").interaction
-    assert again == factors.evidence.get("probes").interaction
+    monkeypatch.setattr(joint, "_measure_plans", None)
+    reloaded = lrcore.prepare(model, recipe.with_(ratio=0.4)).evidence.get("probes").interaction
+    assert reloaded == factors.evidence.get("probes").interaction
 
 
 def test_another_policy_is_predicted_from_the_plan_of_uniform_ranks(case) -> None:
     _, recipe, factors = case
     uniform = lrcore.allocate(factors, recipe.with_(policy="uniform", ratio=0.3))
-    predicted, found = uniform.predicted, factors.evidence.get("probes").interaction
+    predicted, interaction = uniform.predicted, factors.evidence.get("probes").interaction
     assert predicted.low < predicted.perplexity < predicted.high
-    assert predicted == found.predict(uniform.summed_increase, chosen=False)
-    assert predicted != found.predict(uniform.summed_increase, chosen=True)
-    own = lrcore.allocate(factors, recipe)
-    assert own.predicted == found.predict(own.summed_increase, chosen=True)
+    assert predicted == interaction.predict(uniform.summed_increase, chosen=False)
+    assert predicted != interaction.predict(uniform.summed_increase, chosen=True)
+    log_predictions = lrcore.allocate(factors, recipe)
+    assert log_predictions.predicted == interaction.predict(
+        log_predictions.summed_increase, chosen=True
+    )
 
 
 def test_other_passes_than_those_measured_are_predicted_without_an_interval(case) -> None:
@@ -118,9 +135,9 @@ def test_a_text_without_a_readable_test_split_is_predicted_for_the_calibration_t
     def unreadable(*_):
         raise lrcore.InputError("no such split")
 
-    monkeypatch.setattr(joint, "make_passages", unreadable)
+    monkeypatch.setattr(joint, "load_texts", unreadable)
     found = joint.measure_interaction(model, factors, recipe, lambda *_: None)
-    expected = float(plain_losses(model.network, factors.calibration.aside).mean())
+    expected = float(plain_losses(model.network, factors.calibration.unseen_tokens).mean())
     assert found.target.dense_loss == pytest.approx(expected, abs=1e-5)
     assert "calibration text" in found.target.name
 
@@ -132,35 +149,38 @@ def test_allocate_gives_the_curve_of_the_prediction(case) -> None:
     assert values == sorted(values)
     assert len({point.ratio for point in points}) == len(points) > 8
     at = next(point for point in points if point.ratio == recipe.ratio)
-    assert astuple(at)[1:] == astuple(lrcore.allocate(factors, recipe).predicted)
+    assert astuple(at)[1:] == astuple(lrcore.allocate(factors, recipe).predicted)[:3]
     bare = replace(factors, evidence=replace(factors.evidence, measurements={}))
     assert lrcore.predicted_curve(bare, recipe.with_(policy="uniform")) == ()
 
 
 def test_the_command_predicts_uniform_ranks_where_probes_are_kept_and_says_where_none_are(
-    case, tiny_llama, story_file, capsys
+    case, tiny_llama, story_file, capsys, monkeypatch
 ) -> None:
-    """The fixture has left probes of fused."""
+    """The fixture has cached probes of method fused."""
     text = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
-    given = ["allocate", str(tiny_llama), *text, "--ratio", "0.3"]
-    main([*given, "--method", "fused", "--json"])
+    arguments = ["allocate", str(tiny_llama), *text, "--ratio", "0.3"]
+    main([*arguments, "--method", "fused", "--json"])
     values = json.loads(capsys.readouterr().out)
     assert values["summary"]["predicted_low"] < values["summary"]["predicted_high"]
     point = next(point for point in values["curve"] if point["ratio"] == 0.3)
     assert point["perplexity"] == values["summary"]["predicted_perplexity"]
-    main([*given, "--method", "svd", "--seed", "91"])
-    assert "No perplexity is predicted" in capsys.readouterr().out
+    main([*arguments, "--method", "svd", "--seed", "91"])
+    assert "No prediction of the perplexity: only policy" in capsys.readouterr().out
+    monkeypatch.setattr(prediction, "WIDEST", -1.0)  # no interval is narrow enough
+    main([*arguments, "--method", "fused"])
+    assert "No prediction of the perplexity: these ranks" in capsys.readouterr().out
 
 
 def test_probes_are_kept_for_policies_that_need_none_and_nothing_is_measured_for_them(
     case, monkeypatch
 ) -> None:
     model, recipe, factors = case
-    monkeypatch.setattr(joint, "_measure", None)
+    monkeypatch.setattr(joint, "_measure_plans", None)
     bare = replace(factors, evidence=replace(factors.evidence, measurements={}))
-    found = lrcore.with_kept_probes(model, bare, recipe.with_(policy="uniform"))
-    kept, measured = found.evidence.get("probes"), factors.evidence.get("probes")
-    assert (kept.points, kept.interaction) == (measured.points, measured.interaction)
-    assert lrcore.with_kept_probes(model, found, recipe) is found
+    with_probes = with_cached_probes(model, bare, recipe.with_(policy="uniform"))
+    cached, measured = with_probes.evidence.get("probes"), factors.evidence.get("probes")
+    assert (cached.points, cached.interaction) == (measured.points, measured.interaction)
+    assert with_cached_probes(model, with_probes, recipe) is with_probes
     never = recipe.with_(refit="off")  # no joint measurement by these passes
-    assert lrcore.with_kept_probes(model, bare, never) is bare
+    assert with_cached_probes(model, bare, never) is bare

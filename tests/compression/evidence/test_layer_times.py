@@ -1,4 +1,4 @@
-"""A budget of latency: layers are timed once, and ranks land where time is gained."""
+"""Budgets of latency: layers are timed once, and plans use ranks that save time."""
 
 import json
 
@@ -7,7 +7,14 @@ import pytest
 import lrcore
 from lrcore.cli import main
 from lrcore.compression.evidence import latency
-from workbench.keys import analysed, factor_key, uniform, unmeasured
+from lrcore.compression.evidence.measure import evidence_key
+from lrcore.layers.account import SizeAndCost
+from workbench.state.keys import (
+    analysis_recipe,
+    factor_key,
+    with_uniform_ranks,
+    without_measurements,
+)
 
 
 @pytest.fixture
@@ -22,15 +29,15 @@ def case(tiny_llama, story_file, tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A layer takes as many microseconds as its MLP has parameters: all else is free."""
-    asked = []
+    """A fake clock: a layer takes as many microseconds as the MLP has parameters."""
+    requests = []
 
     def seconds(layer, hidden, call, repeats) -> float:
-        asked.append(repeats)
-        return sum(one.numel() for one in layer.mlp.parameters()) * 1e-6
+        requests.append(repeats)
+        return sum(parameter.numel() for parameter in layer.mlp.parameters()) * 1e-6
 
     monkeypatch.setattr(latency, "_seconds", seconds)
-    return asked
+    return requests
 
 
 def test_ranks_are_lost_only_where_that_saves_time(case, clock) -> None:
@@ -42,14 +49,14 @@ def test_ranks_are_lost_only_where_that_saves_time(case, clock) -> None:
     assert account.achieved == account.removed_latency >= 0.2
     full = {name: plan.spectra[0, name].cost.full for name in ("qk", "ov")}
     assert all(plan.ranks[i, name] == full[name] for i in range(3) for name in full)
-    counted = sum(one.numel() for one in model.network.model.layers[0].mlp.parameters())
+    counted = sum(parameter.numel() for parameter in model.network.model.layers[0].mlp.parameters())
     assert account.dense.latency == pytest.approx(3 * counted * 1e-6 / 32)
     small = lrcore.compress(model, recipe, factors, plan)
-    mlp = sum(one.numel() for one in small.network.model.layers[0].mlp.parameters())
+    mlp = sum(parameter.numel() for parameter in small.network.model.layers[0].mlp.parameters())
     assert mlp / counted == pytest.approx(0.8, abs=0.05)
     assert small.account.to_dict()["removed_latency"] == account.removed_latency
-    kept = lrcore.SizeAndCost.from_dict(json.loads(json.dumps(small.account.to_dict())))
-    assert kept == small.account
+    restored = SizeAndCost.from_dict(json.loads(json.dumps(small.account.to_dict())))
+    assert restored == small.account
 
 
 def test_layers_of_one_kind_are_timed_once_and_the_times_kept(case, clock) -> None:
@@ -58,9 +65,9 @@ def test_layers_of_one_kind_are_timed_once_and_the_times_kept(case, clock) -> No
     slots, turns = 3, 2 * latency.ROUNDS + 3
     assert len(clock) <= turns * (1 + slots * latency.RANKS)  # three layers, one kind
     clock.clear()
-    again = lrcore.prepare(model, recipe)
+    reloaded = lrcore.prepare(model, recipe)
     assert clock == []
-    assert again.evidence.get("latency") == factors.evidence.get("latency")
+    assert reloaded.evidence.get("latency") == factors.evidence.get("latency")
     lrcore.prepare(model, recipe.with_(seq_len=16))
     assert clock
 
@@ -77,37 +84,35 @@ def test_without_times_there_is_no_plan_and_none_for_offloaded_layers(case) -> N
     model, recipe = case
     calibration = lrcore.calibrate(model, recipe)
     with pytest.raises(lrcore.InputError, match="'latency' was not measured yet"):
-        lrcore.allocate(lrcore.factorise(model, calibration, "a3"), recipe)
+        lrcore.allocate(lrcore.factorize(model, calibration, "a3"), recipe)
     away = lrcore.load(model.name, offload=True)
-    with pytest.raises(lrcore.InputError, match="not measured with offloaded layers"):
+    with pytest.raises(lrcore.InputError, match="cannot be measured with offloaded layers"):
         lrcore.prepare(away, recipe)
 
 
 def test_a_real_clock_gives_seconds_that_rise_with_the_rank(case) -> None:
     model, recipe = case
     factors = lrcore.prepare(model, recipe.with_(ratio=0.01))
-    found = factors.evidence.get("latency")
-    assert all(seconds > 0 for seconds in found.layers)
-    for times in found.slots.values():
+    latency_times = factors.evidence.get("latency")
+    assert all(seconds > 0 for seconds in latency_times.layers)
+    for times in latency_times.slots.values():
         assert list(times.seconds) == sorted(times.seconds)
 
 
 def test_the_command_line_counts_time(case, clock, tiny_llama, story_file, capsys) -> None:
-    own = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
-    arguments = ["allocate", str(tiny_llama), *own, "--ratio", "0.2"]
-    assert main([*arguments, "--speed", "--json"]) == 0
+    flags = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
+    arguments = ["allocate", str(tiny_llama), *flags, "--ratio", "0.2"]
+    assert main([*arguments, "--budget", "latency", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)["summary"]
     assert summary["budget"] == "latency"
     assert summary["latency"] < summary["dense_latency"]
-    assert main([*arguments, "--speed", "--budget", "kv"]) == 2
-    assert "--speed counts milliseconds" in capsys.readouterr().err
 
 
 def test_the_page_knows_factors_with_times_from_those_without() -> None:
     recipe = lrcore.Recipe(model="a", budget="latency", policy="softmax", ratio=0.3)
     assert factor_key(recipe) != factor_key(recipe.with_(budget="params"))
-    assert unmeasured(recipe).budget == "auto"
-    assert uniform(recipe).budget == "latency"
-    assert factor_key(analysed(recipe)) == factor_key(recipe)
-    assert analysed(recipe) == analysed(recipe.with_(policy="waterfill", ratio=0.1))
-    assert lrcore.evidence_key(recipe.with_(policy="probed")) == ("latency", "probes")
+    assert without_measurements(recipe).budget == "auto"
+    assert with_uniform_ranks(recipe).budget == "latency"
+    assert factor_key(analysis_recipe(recipe)) == factor_key(recipe)
+    assert analysis_recipe(recipe) == analysis_recipe(recipe.with_(policy="waterfill", ratio=0.1))
+    assert evidence_key(recipe.with_(policy="probed")) == ("latency", "probes")

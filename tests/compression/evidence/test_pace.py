@@ -1,4 +1,4 @@
-"""About how long measuring evidence takes is known before it begins."""
+"""The time of measuring evidence is estimated before it starts."""
 
 import threading
 from types import SimpleNamespace
@@ -7,8 +7,9 @@ import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import lrcore
-from lrcore.compression.evidence import pace, type_search
-from lrcore.compression.evidence.table import EVIDENCE
+from lrcore.compression.evidence import losses, type_search
+from lrcore.compression.evidence.losses import seconds_per_token
+from lrcore.compression.evidence.measure import EVIDENCE, evidence_tokens
 from lrcore.models.architectures import decoder_layers
 
 
@@ -17,18 +18,18 @@ def case(tiny_llama, story_file, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # what other tests have measured is not there
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, ratio=0.3)
-    return model, recipe, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3")
+    return model, recipe, lrcore.factorize(model, lrcore.calibrate(model, recipe), "a3")
 
 
 def passes(model, work) -> float:
-    """The tokens that work() runs through the layers, of all layers; whatever other threads run."""
+    """Return the tokens that work() runs through all layers, ignoring other threads."""
     kind, run, thread = type(decoder_layers(model.network)[0]), [], threading.get_ident()
 
-    def note(module, given) -> None:
+    def count_tokens(module, inputs) -> None:
         if isinstance(module, kind) and threading.get_ident() == thread:
-            run.append(given[0].shape[0] * given[0].shape[1])
+            run.append(inputs[0].shape[0] * inputs[0].shape[1])
 
-    handle = register_module_forward_pre_hook(note)
+    handle = register_module_forward_pre_hook(count_tokens)
     try:
         work()
     finally:
@@ -43,9 +44,9 @@ def test_the_tokens_said_are_those_run_and_none_once_it_is_on_disk(
     monkeypatch.setattr(type_search, "RUNS", 6)
     model, recipe, factors = case
     if policy == "zs_svd":  # its terms are those of a factored matrix
-        factors = lrcore.factorise(model, factors.calibration, "svd")
+        factors = lrcore.factorize(model, factors.calibration, "svd")
     recipe = recipe.with_(policy=policy)
-    tokens, window = lrcore.evidence_tokens(factors, recipe), factors.calibration.tokens.numel()
+    tokens, window = evidence_tokens(factors, recipe), factors.calibration.tokens.numel()
     done = []
     run = passes(model, lambda: done.append(lrcore.measure_evidence(model, factors, recipe)))
     if policy == "probed":  # beside what the dense model runs for the probes
@@ -58,14 +59,14 @@ def test_the_tokens_said_are_those_run_and_none_once_it_is_on_disk(
         assert tokens == 3 * run  # a backward pass takes as long as two
     else:
         assert run <= tokens + window <= 2 * run  # the search may end early
-    assert lrcore.evidence_tokens(factors, recipe) == 0
-    assert lrcore.evidence_tokens(done[0], recipe) == 0
+    assert evidence_tokens(factors, recipe) == 0
+    assert evidence_tokens(done[0], recipe) == 0
 
 
 def test_what_a_refit_runs_is_counted(case) -> None:
     model, recipe, factors = case
-    recipe = recipe.with_(policy="probed", refit="on", calibration="sequential")
-    tokens = lrcore.evidence_tokens(factors, recipe)
+    recipe = recipe.with_(policy="probed", refit="on", calibration_mode="sequential")
+    tokens = evidence_tokens(factors, recipe)
     run = passes(model, lambda: lrcore.measure_evidence(model, factors, recipe))
     assert tokens == pytest.approx(run, rel=0.25)
 
@@ -76,26 +77,26 @@ def test_whatever_is_measured_says_what_it_takes() -> None:
 
 def test_what_comes_with_the_factors_takes_nothing(case) -> None:
     model, recipe, factors = case
-    assert lrcore.evidence_tokens(factors, recipe.with_(policy="waterfill")) == 0
-    assert lrcore.seconds_per_token(model, factors.calibration) > 0
+    assert evidence_tokens(factors, recipe.with_(policy="waterfill")) == 0
+    assert seconds_per_token(model, factors.calibration) > 0
 
 
 @pytest.mark.parametrize(
-    ("passes", "each"),
+    ("passes", "expected"),
     [
         ([9.0, 0.2, 0.8, 0.1, 0.6], 0.1 / (6 * 32)),  # a batch has all six windows
         ([9.0, 0.4, 0.3, 0.4], 0.3 / 32),
         ([9.0, 2.0], 2.0 / 32),
     ],
 )
-def test_a_slow_first_pass_is_not_the_pace(case, monkeypatch, passes, each) -> None:
+def test_a_slow_first_pass_is_not_the_pace(case, monkeypatch, passes, expected) -> None:
     model, _, factors = case
-    now, left = [0.0], list(passes)
+    clock, remaining = [0.0], list(passes)
 
     def one_pass(*_) -> None:
-        now[0] += left.pop(0)
+        clock[0] += remaining.pop(0)
 
-    monkeypatch.setattr(pace, "mean_loss", one_pass)
-    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert lrcore.seconds_per_token(model, factors.calibration) == pytest.approx(each)
-    assert left == []
+    monkeypatch.setattr(losses, "mean_loss", one_pass)
+    monkeypatch.setattr(losses, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert seconds_per_token(model, factors.calibration) == pytest.approx(expected)
+    assert remaining == []

@@ -1,4 +1,4 @@
-"""Probes are divergences from the dense model, and the plan they lead to is the best there is."""
+"""Probes are divergences from the dense model, and lead to the best plan."""
 
 from dataclasses import replace
 from itertools import product
@@ -8,27 +8,28 @@ import torch
 from plans import plan_ranks, probes
 
 import lrcore
-from lrcore.budget import make_budget
-from lrcore.calibration.calibrate import LEAST_ASIDE
+from lrcore.compression.calibration.calibrate import MIN_UNSEEN
 from lrcore.compression.evidence.divergence import DensePredictions
+from lrcore.compression.evidence.layer_probes import LayerProbes, Probing, max_windows
 from lrcore.compression.evidence.losses import BATCH, window_losses
+from lrcore.compression.evidence.probe_windows import select_windows
 from lrcore.compression.evidence.probes import measure_divergences
-from lrcore.compression.evidence.probing import LayerProbes, Probing, most_windows
-from lrcore.compression.evidence.windows import windows_of
 from lrcore.data import load_texts
-from lrcore.evidence import Evidence
+from lrcore.layers.spectra import Cost, Spectrum
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.stream import LayerStream
-from lrcore.progress import Progress
-from lrcore.spectra import Cost, Spectrum
-from workbench import markup, text
+from lrcore.ranks.budget import make_budget
+from lrcore.ranks.evidence import Evidence
+from lrcore.system.progress import Progress
+from workbench import words
+from workbench.views import markup
 
 
 @pytest.fixture(params=["tiny_llama", "tiny_opt"])
 def case(request, story_file):
     model = lrcore.load(str(request.getfixturevalue(request.param)))
     recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, policy="probed", ratio=0.3)
-    return model, recipe, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3")
+    return model, recipe, lrcore.factorize(model, lrcore.calibrate(model, recipe), "a3")
 
 
 def log_probabilities(network, tokens) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_probes_equal_the_divergences_of_whole_forward_passes(case) -> None:
 
 
 def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> None:
-    """On a sample the loss falls about as often as it rises where its change is noise."""
+    """On a sample, the loss falls about as often as it rises if the change is noise."""
     model, _, factors = case
     tokens = factors.calibration.tokens
     before = plain_loss(model.network, tokens)
@@ -85,10 +86,10 @@ def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> 
 def test_slots_are_probed_on_windows_that_the_moments_have_not_seen(case) -> None:
     model, _, factors = case
     own = factors.calibration.tokens
-    found = windows_of(factors.calibration)
-    assert found.held_out
-    windows = found.probing
-    assert windows.shape == (LEAST_ASIDE / 2, own.shape[1])  # there are 6 of the moments
+    probe_windows = select_windows(factors.calibration)
+    assert probe_windows.is_held_out
+    windows = probe_windows.probing
+    assert windows.shape == (MIN_UNSEEN / 2, own.shape[1])  # there are 6 of the moments
     assert lrcore.probe(model, factors).evidence.get("probes").held_out
     seen = {tuple(row) for row in own.unfold(1, 8, 1).flatten(0, 1).tolist()}
     assert not all(tuple(row[:8]) in seen for row in windows.tolist())
@@ -101,10 +102,10 @@ def test_the_tail_of_a_file_that_is_measured_on_is_not_probed(
     long = tmp_path / "long.txt"
     long.write_text(f"{story_text} {story_text} {story_text}\n{tail}")
     recipe = lrcore.Recipe(data=str(long), samples=32, seq_len=32, sampling="first")
-    found = windows_of(lrcore.calibrate(model, recipe))
-    windows = torch.cat((found.probing, found.checking))
-    assert found.held_out
-    assert len(found.probing) == 32
+    probe_windows = select_windows(lrcore.calibrate(model, recipe))
+    windows = torch.cat((probe_windows.probing, probe_windows.checking))
+    assert probe_windows.is_held_out
+    assert len(probe_windows.probing) == 32
     assert load_texts(f"{long}:test").documents == (tail,)
     assert not any("zq9" in model.tokenizer.decode(row) for row in windows)
 
@@ -118,19 +119,19 @@ def test_a_text_without_further_windows_is_probed_on_the_calibration_and_says_so
     recipe = lrcore.Recipe(
         data=str(short), samples=40, seq_len=32, sampling="first", policy="probed", ratio=0.3
     )
-    factors = lrcore.probe(model, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3"))
-    assert torch.equal(windows_of(factors.calibration).probing, factors.calibration.tokens[:32])
+    factors = lrcore.probe(model, lrcore.factorize(model, lrcore.calibrate(model, recipe), "a3"))
+    assert torch.equal(select_windows(factors.calibration).probing, factors.calibration.tokens[:32])
     assert not factors.evidence.get("probes").held_out
     account = lrcore.allocate(factors, recipe).summary()
     assert account["predicted_held_out"] is False
-    assert text.PREDICTED_SEEN in markup.summary(account)
+    assert words.allocation.PROBED_ON_CALIBRATION in markup.prediction_cell(account)
 
 
-@pytest.mark.parametrize("kept", [2**28, 0])
-def test_one_pass_gives_divergences_and_losses(case, kept) -> None:
+@pytest.mark.parametrize("max_bytes", [2**28, 0])
+def test_one_pass_gives_divergences_and_losses(case, max_bytes) -> None:
     model, recipe, factors = case
     tokens = factors.calibration.tokens
-    dense = DensePredictions(model.network, tokens, kept)
+    dense = DensePredictions(model.network, tokens, max_bytes)
     small = lrcore.compress(model, recipe.with_(ratio=0.3), factors).network
     divergences, losses = dense.compared(small)
     hidden = LayerStream(model.network, tokens, BATCH).hidden
@@ -142,28 +143,28 @@ def test_one_pass_gives_divergences_and_losses(case, kept) -> None:
 def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
     model, _, factors = case
     kept = DensePredictions(model.network, factors.calibration.tokens)
-    again = DensePredictions(model.network, factors.calibration.tokens, kept=0)
+    recomputed = DensePredictions(model.network, factors.calibration.tokens, max_bytes=0)
     for number in range(len(factors.calibration.tokens)):
-        ours, theirs = kept.log_probabilities(number), again.log_probabilities(number)
+        ours, theirs = kept.log_probabilities(number), recomputed.log_probabilities(number)
         torch.testing.assert_close(ours, theirs)
-    assert again.mean_loss() == pytest.approx(kept.mean_loss(), abs=1e-6)
+    assert recomputed.mean_loss() == pytest.approx(kept.mean_loss(), abs=1e-6)
 
 
 def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.probe(model, factors)
     monkeypatch.setattr(Probing, "_measure", lambda *_: pytest.fail("the cache was not used"))
-    again = lrcore.probe(model, factors)
-    first, again_probes = first.evidence.get("probes"), again.evidence.get("probes")
+    recomputed = lrcore.probe(model, factors)
+    first, again_probes = first.evidence.get("probes"), recomputed.evidence.get("probes")
     assert again_probes.dense_loss == first.dense_loss
     for slot, curve in again_probes.curves.items():
         assert torch.equal(curve.increase, first.curves[slot].increase)
-    assert lrcore.allocate(again, recipe).summary()["predicted_perplexity"] > 1
+    assert lrcore.allocate(recomputed, recipe).summary()["predicted_perplexity"] > 1
 
 
 def test_a_cancelled_probing_goes_on_where_it_was(case, monkeypatch) -> None:
     model, recipe, _ = case
-    factors = lrcore.factorise(model, lrcore.calibrate(model, recipe.with_(samples=5)), "a3")
+    factors = lrcore.factorize(model, lrcore.calibrate(model, recipe.with_(samples=5)), "a3")
     measured: list[int] = []
     measure = Probing._measure
 
@@ -225,13 +226,14 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
             return sum(s.cost.parameters(r) for s, r in zip(spectra.values(), choice, strict=True))
 
         result = [ranks[slot] for slot in spectra]
-        every = list(product(range(1, 7), repeat=3))
+        combinations = list(product(range(1, 7), repeat=3))
         assert price(result) <= budget.limit
         # a multiplier finds the plans on the convex hull; between two of them it may miss by less
         # than the largest single step
         step = max(s.cost.per_rank for s in spectra.values())
         assert (
-            loss(result) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
+            loss(result)
+            <= min(loss(c) for c in combinations if price(c) <= budget.limit - step) + 1e-12
         )
 
 
@@ -247,15 +249,15 @@ def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> 
 
 
 def test_large_models_are_probed_on_fewer_windows(case) -> None:
-    """As many as ten calibrations pay for, where that is more than small models need."""
+    """The work is limited to ten calibrations, or to a minimum that suffices for small models."""
     _, _, factors = case
     windows = torch.zeros(32, 128, dtype=torch.long)
-    assert most_windows(factors, windows) >= 32
+    assert max_windows(factors, windows) >= 32
     shape = replace(factors.shape, decoder_linear=10**9)
     large = replace(factors, shape=shape)
-    assert most_windows(large, windows) == 8
+    assert max_windows(large, windows) == 8
     long = replace(factors.calibration, tokens=torch.zeros(64, 4096, dtype=torch.long))
-    some = most_windows(replace(large, calibration=long), windows)
-    assert some % 8 == 0
-    spent = sum(4 * (2 - layer) / 2 for layer, _ in factors.spectra) * some * 128 * 10**9
+    limited = max_windows(replace(large, calibration=long), windows)
+    assert limited % 8 == 0
+    spent = sum(4 * (2 - layer) / 2 for layer, _ in factors.spectra) * limited * 128 * 10**9
     assert 0.5 < spent / (10 * 10**9 * 64 * 4096) <= 1.1

@@ -1,18 +1,16 @@
-"""The search for the shares of the types: it goes downhill, starts from equal shares, and its plan
-meets the budget.
-"""
+"""The search for shares of matrix types starts from equal shares and meets the budget."""
 
 import builtins
 
 import pytest
 
 import lrcore
-from lrcore.budget import Budget
 from lrcore.compression.evidence import type_search
 from lrcore.compression.evidence.search import plan_loss
 from lrcore.compression.evidence.type_search import best_weights
-from lrcore.policies import find_policy
-from lrcore.policies.bolaco import BolacoOptions, slot_types
+from lrcore.ranks.budget import Budget
+from lrcore.ranks.policies import find_policy
+from lrcore.ranks.policies.bolaco import BolacoOptions, slot_types
 
 
 def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
@@ -29,7 +27,7 @@ def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
     assert all(0.2 <= weight <= 1 for weights in tried for weight in weights.values())
     assert loss(found) == min(map(loss, tried[:25])) < 0.1 * loss(tried[0])
     # what is tried after the random plans is better than they are
-    later, random = tried[18:25], tried[1 : type_search.FIRST]
+    later, random = tried[18:25], tried[1 : type_search.RANDOM_RUNS]
     assert sum(map(loss, later)) / len(later) < 0.5 * sum(map(loss, random)) / len(random)
 
 
@@ -80,10 +78,10 @@ def test_every_group_of_layers_has_shares_of_its_own(tiny_llama, story_file, mon
 def test_without_optuna_one_sentence_says_what_to_install(monkeypatch) -> None:
     real = builtins.__import__
 
-    def without(name, *rest):
+    def without(name, *more_arguments):
         if name == "optuna":
             raise ImportError(name)
-        return real(name, *rest)
+        return real(name, *more_arguments)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(lrcore.InputError, match=r"requirements-search\.txt"):

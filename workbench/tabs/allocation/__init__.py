@@ -1,9 +1,9 @@
-"""The budget and how it is shared: sliders that redraw while they move, ranks set by hand."""
+"""Allocation tab: the budget, the policy that distributes it, and ranks set manually."""
 
 import gradio as gr
 
-from ...page import Page
-from ...store import Store
+from ...state.store import Store
+from ...widgets.page import Page
 from . import options, rank_editor
 from .layout import layout
 from .wiring import wire
@@ -12,8 +12,8 @@ TITLE = "Allocation"
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
+    """Place the components of the tab and attach their handlers."""
     parts = layout(page)
     wire(page, store, parts)
-    with parts.options:
-        options.build(page, parts.options)
+    options.wire(page, parts.options)
     rank_editor.wire(page, store, parts.editor, parts.bars)

@@ -1,4 +1,4 @@
-"""Perplexity against budget: the predicted curve of the plan on show, and clicks in it."""
+"""Perplexity against budget: the predicted curve, measured runs, and clicks on points."""
 
 import time
 from collections.abc import Sequence
@@ -7,116 +7,162 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.compression.pipeline.choose_plan import CurvePoint
+from lrcore.ranks.plan import RankPlan
+from lrcore.runs.runs import Run
 
-from ... import budget_text, markup, saving_text, text
-from ...events import event_data
+from ... import words
 from ...figures.base import captioned
 from ...figures.budget_curve import BudgetCurves, MeasuredPoint, budget_curves
-from ...form import try_recipe
-from ...keys import UNIFORM, factor_key, uniform
-from ...store import Store
-from ...sweeps import by_recipe
+from ...jobs import start_analysis
+from ...state.keys import UNIFORM, factor_key, probed_recipe, with_uniform_ranks
+from ...state.store import Store
+from ...state.sweep_runs import ends_with_recipe
+from ...views import markup
+from ...widgets.events import EventValues
+from ...widgets.form import read_recipe, try_recipe
 
 MOST_RUNS = 100  # newest runs that are drawn
-Curve = tuple[lrcore.CurvePoint, ...]
+Curve = tuple[CurvePoint, ...]
 
 
 def draw(store: Store, *values: Any) -> tuple[Any, Any]:
-    """The figure and what it says; empty where the slots were not probed. Until there are factors
-    the figure of before stays, dimmed.
+    """Draw the figure and the explanation.
+
+    Without probes, the figure is empty and a button starts the measurements. Without factors, the
+    previous figure stays, dimmed.
     """
     recipe = try_recipe(values)
     if recipe is None:
         return gr.skip(), gr.skip()
-    own = curve(store, recipe)
+    points = curve(store, recipe)
     try:
         plan = store.plan(recipe)
-    except lrcore.InputError:  # said above the bars
+    except lrcore.InputError:  # the message is above the bars
         return gr.skip(), gr.skip()
     if plan is None:
-        return gr.skip(), markup.missing(store.awaited(recipe), text.NO_FACTORS)
-    if not own or plan.predicted is None or plan.dense_perplexity is None:
-        return "", markup.note(budget_text.NO_PROBES, "hint")
-    measured = runs_of(store.runs.all(), recipe, plan.budget)
-    drawn = BudgetCurves(
-        own,
+        return gr.skip(), markup.missing(store.waiting_jobs(recipe), words.spectra.NO_FACTORS)
+    if not points or plan.dense_perplexity is None:
+        return "", no_prediction(store, recipe)
+    measured = measured_runs(store.runs.all(), recipe, plan.budget)
+    figure = BudgetCurves(
+        points,
         f"{recipe.method}, {recipe.policy}",
         plan.dense_perplexity,
         uniform_curve(store, recipe),
-        others(store, recipe),
-        (plan.account.achieved, plan.predicted.perplexity),
-        [point(run, one, recipe) for run, one in measured],
+        other_curves(store, recipe),
+        current_point(plan),
+        [measured_point(run, evaluation, recipe) for run, evaluation in measured],
     )
-    caption = saving_text.plan_source(recipe, plan.budget)
-    words = budget_text.HELP
+    caption = words.allocation.plan_caption(recipe, plan.budget)
+    explanation = words.allocation.BUDGET_CURVE_HELP
     if measured:
-        words += budget_text.MEASURED.format(text.protocol(measured[0][1]["protocol"]))
-    return captioned(budget_curves(drawn), caption), markup.folded(budget_text.READ, words)
+        protocol = words.compare_and_runs.protocol(measured[0][1]["protocol"])
+        explanation += words.allocation.BUDGET_CURVE_RUNS.format(protocol)
+    help_text = markup.folded(words.allocation.HOW_TO_READ, explanation)
+    return captioned(budget_curves(figure), caption), help_text
+
+
+def current_point(plan: RankPlan) -> tuple[float, float] | None:
+    """Return ratio and predicted perplexity of the displayed plan; None without a prediction."""
+    predicted = plan.predicted
+    return None if predicted is None else (plan.account.achieved, predicted.perplexity)
+
+
+def no_prediction(store: Store, recipe: lrcore.Recipe) -> str:
+    """Return the note in place of the curve, with a button that starts missing measurements."""
+    missing = store.missing_evidence(probed_recipe(recipe))
+    if missing is None:
+        return markup.note(words.allocation.NO_PREDICTION, "hint")
+    if missing.is_running:
+        return markup.note(words.allocation.CURVE_RUNNING, "hint")
+    label = words.allocation.MEASURE_CURVE
+    if missing.seconds:
+        label += f" ({words.allocation.approximate_time(missing.seconds)})"
+    return markup.measure_button(words.allocation.NO_PREDICTION, label)
+
+
+def measure(store: Store, browser: gr.Request, *values: Any) -> None:
+    """Queue the probes of the form's method.
+
+    A new choice in this tab does not drop them.
+    """
+    name = (browser.session_hash, "budget curve")
+    start_analysis(store, probed_recipe(read_recipe(values)), name)
 
 
 def curve(store: Store, recipe: lrcore.Recipe) -> Curve:
-    """The predicted curve by the factors whose slots were probed; empty where there are none."""
-    base = recipe.with_(policy="probed", policy_options={})
-    factors = store.peek_factors(base)
+    """Return the predicted curve from factors with probes; empty without such factors."""
+    probed = recipe.with_(policy="probed", policy_options={})
+    factors = store.peek_factors(probed)
     if factors is None:
         return ()
-    anywhere = recipe.with_(ratio=lrcore.Recipe().ratio)  # a curve has every ratio
-    key = (factor_key(base), anywhere.to_json())
-    found: Curve = store.objects.get(
-        "curves", key, lambda: lrcore.predicted_curve(factors, anywhere)
+    any_ratio = recipe.with_(ratio=lrcore.Recipe().ratio)  # a curve covers all ratios
+    key = (factor_key(probed), any_ratio.to_json())
+    points: Curve = store.objects.get(
+        "curves", key, lambda: lrcore.predicted_curve(factors, any_ratio)
     )
-    return found
+    return points
 
 
-def others(store: Store, recipe: lrcore.Recipe) -> dict[str, Curve]:
-    """The curves of the other methods that were factorised and probed, by the same policy."""
-    wanted = [one for one in store.by_method(recipe) if one.method != recipe.method]
-    curves = {f"{one.method}, {one.policy}": curve(store, one) for one in wanted}
+def other_curves(store: Store, recipe: lrcore.Recipe) -> dict[str, Curve]:
+    """Return the curves of the other methods with probes, for the same policy."""
+    curves = {
+        f"{other.method}, {other.policy}": curve(store, other)
+        for other in store.recipes_by_method(recipe)
+        if other.method != recipe.method
+    }
     return {name: points for name, points in curves.items() if points}
 
 
 def uniform_curve(store: Store, recipe: lrcore.Recipe) -> dict[str, Curve]:
-    """The curve of uniform ranks by name; none where they are on show."""
+    """Return the curve of uniform ranks by name; empty if the policy is uniform."""
     name = f"{recipe.method}, {UNIFORM}"
-    return {} if recipe.policy == UNIFORM else {name: curve(store, uniform(recipe))}
+    return {} if recipe.policy == UNIFORM else {name: curve(store, with_uniform_ranks(recipe))}
 
 
-def runs_of(
-    runs: Sequence[lrcore.Run], recipe: lrcore.Recipe, budget: str
-) -> list[tuple[lrcore.Run, dict[str, Any]]]:
-    """Runs of the recipe's model and method that nothing followed, of the same kind of budget, and
-    their evaluation by the protocol that the newest of them was measured by. runs: oldest first.
+def measured_runs(
+    runs: Sequence[Run], recipe: lrcore.Recipe, budget: str
+) -> list[tuple[Run, dict[str, Any]]]:
+    """Return the comparable runs of a recipe's model and method, with their evaluations.
+
+    Comparable runs have one step, the same kind of budget, and the protocol of the newest
+    evaluation. runs: oldest first.
     """
-    own = [
+    comparable = [
         run
         for run in runs
         if (run.recipe.model, run.recipe.method) == (recipe.model, recipe.method)
-        and by_recipe(run)
+        and ends_with_recipe(run)
         and run.account is not None
         and run.account.budget == budget
     ]
-    known = [
-        (run, one)
-        for run in own
-        for one in run.evaluations
-        if one["perplexity"] and one["dense_perplexity"]
+    evaluated = [
+        (run, evaluation)
+        for run in comparable
+        for evaluation in run.evaluations
+        if evaluation["perplexity"] and evaluation["dense_perplexity"]
     ]
-    newest = known[-1][1]["protocol"] if known else None
-    by_run = {run.id: (run, one) for run, one in known if one["protocol"] == newest}
+    newest = evaluated[-1][1]["protocol"] if evaluated else None
+    by_run = {
+        run.id: (run, evaluation)
+        for run, evaluation in evaluated
+        if evaluation["protocol"] == newest
+    }
     return list(by_run.values())[-MOST_RUNS:]
 
 
-def point(run: lrcore.Run, evaluation: dict[str, Any], recipe: lrcore.Recipe) -> MeasuredPoint:
-    """Where a run stands."""
+def measured_point(run: Run, evaluation: dict[str, Any], recipe: lrcore.Recipe) -> MeasuredPoint:
+    """Return the point of a run."""
     perplexity, dense = evaluation["perplexity"], evaluation["dense_perplexity"]
-    assert run.account is not None  # see `runs_of`
-    name, own = f"{run.recipe.policy}: {run.name}", run.recipe.policy == recipe.policy
-    return MeasuredPoint(name, run.account.achieved, perplexity, dense, own)
+    assert run.account is not None  # see `measured_runs`
+    name, is_same_policy = f"{run.recipe.policy}: {run.name}", run.recipe.policy == recipe.policy
+    return MeasuredPoint(name, run.account.achieved, perplexity, dense, is_same_policy)
 
 
 def set_budget(event: gr.EventData, choice: list[Any]) -> tuple[Any, Any]:
-    """The ratio of the point clicked, and what makes the tabs follow (see `Page.choice`)."""
-    point = event_data(event)
+    """Return the ratio of the clicked point, and the choice that makes the tabs follow."""
+    point = EventValues(event)
     ratio = (point.listed("custom") or [None])[0]
     if not isinstance(ratio, int | float | None):
         raise point.unclear("custom")

@@ -1,38 +1,45 @@
-"""What the Allocation tab shows, from above."""
+"""Layout of the Allocation tab, from top to bottom."""
 
 from dataclasses import dataclass
 
 import gradio as gr
 
-import lrcore
+from lrcore.compression.what_if import MODEL_SHAPES
 
-from ... import (
-    budget_text,
-    continuation_text,
-    hand_text,
-    markup,
-    measuring_text,
-    network_text,
-    numbers,
-    pin_text,
-    plan_address,
-    text,
-    what_if_text,
-)
-from ...components import Number, Textbox, in_sight, log_slider, panel, plot, small_button
+from ... import words
+from ...base import numbers
 from ...figures.budget_curve import HEIGHT
-from ...page import Page
-from ...shown import CONTEXT, CONTEXTS
-from . import rank_editor
+from ...state.browsers import CONTEXT, CONTEXTS
+from ...views import answer_markup, markup
+from ...widgets import plan_address
+from ...widgets.components import log_slider, panel, plot, small_button, when_visible
+from ...widgets.page import Page
+from . import options, rank_editor
+from .options import OptionSets
 from .rank_editor import RankEditor
-from .ranks import COLUMNS, EDITABLE
+from .ranks_table import COLUMNS, EDITABLE
+
+# `sight` in each class: the event that redraws while the part is on the screen, see `when_visible`
 
 
 @dataclass(frozen=True)
-class Survey:
-    """Every policy, layer by layer; sights: of the curves and of the ranking, see `in_sight`."""
+class Controls:
+    """The left column. temperature: the column of the temperature controls."""
 
-    sights: tuple[gr.HTML, gr.HTML]
+    options: OptionSets
+    about: gr.HTML
+    temperature: gr.Column
+    summary: gr.HTML
+    more: gr.Button
+    context: gr.Dropdown
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Every policy, layer by layer."""
+
+    sight: gr.HTML
+    ranking_sight: gr.HTML
     curves: gr.HTML
     caption: gr.HTML
     every_method: gr.Button
@@ -41,109 +48,104 @@ class Survey:
 
 @dataclass(frozen=True)
 class BudgetCurve:
-    """sight: see `in_sight`."""
+    """Perplexity against budget."""
 
     sight: gr.HTML
-    drawn: gr.HTML
+    figure: gr.HTML
     help: gr.HTML
 
 
 @dataclass(frozen=True)
-class Continued:
-    """opened: whether somebody looks at it."""
+class LiveContinuation:
+    """is_open: True if the part is unfolded."""
 
     accordion: gr.Accordion
-    opened: gr.State
+    is_open: gr.State
     prompt: gr.Textbox
 
 
 @dataclass(frozen=True)
 class RanksTable:
-    """sight: see `in_sight`."""
+    """ranks: the ranks in the table; a different rank after an edit was set manually."""
 
     sight: gr.HTML
     table: gr.Dataframe
     csv: gr.Button
-    shown: gr.State  # the ranks the table shows: what differs after an edit was set by hand
+    ranks: gr.State
 
 
 @dataclass(frozen=True)
-class NetworkPicture:
-    """sight: see `in_sight`."""
+class NetworkDiagram:
+    """The network with the ranks of the plan."""
 
     sight: gr.HTML
-    drawn: gr.HTML
+    figure: gr.HTML
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """sight: see `in_sight`; chosen: the inputs of the other model."""
+    """inputs: of the other model."""
 
     sight: gr.HTML
-    chosen: list[gr.components.Component]
+    inputs: list[gr.components.Component]
     sizes: gr.HTML
 
 
 @dataclass(frozen=True)
 class AllocationTab:
-    options: gr.Accordion
-    about: gr.HTML
-    temperature: gr.Column
-    summary: gr.HTML
+    """All components that handlers read or write."""
+
+    controls: Controls
     bars: gr.HTML
     caption: gr.HTML
     link: gr.HTML
     pin: gr.Button
-    more: gr.Button
-    context: gr.Dropdown
     editor: RankEditor
     curve: BudgetCurve
-    continued: Continued
-    network: NetworkPicture
+    continuation: LiveContinuation
+    network: NetworkDiagram
     what_if: WhatIf
-    survey: Survey
+    policies: Policies
     ranks: RanksTable
+
+    @property
+    def options(self) -> OptionSets:
+        """The components of the options of all methods and policies."""
+        return self.controls.options
 
 
 def layout(page: Page) -> AllocationTab:
-    """Two panes on a screen that is wide enough: what is chosen with what it costs, which stays in
-    view, and what is drawn of it.
+    """Place the controls with the cost, which stay in view, next to the figures.
+
+    On a narrow screen, the figures are below the controls.
     """
     with gr.Row(elem_id="cockpit"):
         with gr.Column(scale=0, min_width=340, elem_id="controls"):
-            options, about, temperature, summary, more, context = controls(page)
+            control_column = controls(page)
         with gr.Column(scale=1, min_width=320, elem_id="drawn"):
             bars = plot("bars", 218, awaited=True)
             with gr.Row(elem_id="bars-foot"):
                 caption = panel("bars-caption")
-                pin = small_button(pin_text.PIN, "pin", 64)
+                pin = small_button(words.allocation.PIN, "pin", 64)
                 link = plan_address.link_button()
-            editor, said, curve = rank_editor.layout(page), continued(), budget_curve()
-            picture, other, every, table = network(), what_if(), survey(), ranks_table(page)
-    return AllocationTab(
-        options,
-        about,
-        temperature,
-        summary,
-        bars,
-        caption,
-        link,
-        pin,
-        more,
-        context,
-        editor=editor,
-        curve=curve,
-        continued=said,
-        network=picture,
-        what_if=other,
-        survey=every,
-        ranks=table,
-    )
+            return AllocationTab(
+                control_column,
+                bars,
+                caption,
+                link,
+                pin,
+                editor=rank_editor.layout(page),
+                continuation=live_continuation(),
+                curve=budget_curve(),
+                network=network(),
+                what_if=what_if(),
+                policies=policies(),
+                ranks=ranks_table(page),
+            )
 
 
-def controls(
-    page: Page,
-) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.Button, gr.Dropdown]:
+def controls(page: Page) -> Controls:
+    """Place method, policy, budget and temperature, and the cost of the plan."""
     form = page.form
     for names in (("method", "policy"), ("budget", "target")):
         with gr.Row(elem_classes="pair"):
@@ -156,67 +158,69 @@ def controls(
         form["rule"].render()
     summary = panel("size-and-cost")
     with gr.Row(elem_classes="pair", elem_id="readout-foot"):
-        more = small_button(measuring_text.MORE, "measure-more", 160)
+        more = small_button(words.allocation.MEASURE_MORE, "measure-more", 160)
         context = gr.Dropdown(
-            [(text.TOKENS.format(numbers.count(one)), one) for one in CONTEXTS],
+            [
+                (words.allocation.TOKENS.format(numbers.count(tokens)), tokens)
+                for tokens in CONTEXTS
+            ],
             value=CONTEXT,
-            label=text.CONTEXT,
+            label=words.allocation.CONTEXT,
             container=False,
             min_width=170,
             elem_id="context",
         )
-    options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
-    return options, panel("method-about"), temperature, summary, more, context
+    return Controls(options.layout(), panel("method-about"), temperature, summary, more, context)
 
 
 def budget_curve() -> BudgetCurve:
-    with gr.Accordion(budget_text.BUDGET_CURVE, open=True):
-        # a run that was measured is a point in it
-        sight = in_sight("curve-sight", "plan", "runs")
+    """Place the curve of predicted perplexity over budgets."""
+    with gr.Accordion(words.allocation.BUDGET_CURVE, open=True):
+        # measured runs are points of the figure
+        sight = when_visible("curve-sight", "plan", "runs", "methods")
         return BudgetCurve(sight, plot("budget-curve", HEIGHT), panel("budget-curve-help"))
 
 
-def continued() -> Continued:
-    with gr.Accordion(continuation_text.TITLE, open=True, elem_id="continued") as accordion:
-        prompt = Textbox(
+def live_continuation() -> LiveContinuation:
+    """Place the prompt and the continuations by both models."""
+    text = words.allocation
+    with gr.Accordion(text.CONTINUATION, open=True, elem_id="continued") as accordion:
+        prompt = gr.Textbox(
             text.PROMPT,
-            label=continuation_text.PROMPT,
+            label=text.PROMPT_BOX,
             container=False,
-            placeholder=continuation_text.PROMPT,
+            placeholder=text.PROMPT_BOX,
             max_lines=1,
-            max_length=2000,
             elem_id="continued-prompt",
         )
-        panel("continuation", value=continuation_text.waiting(text.PROMPT))
-    return Continued(accordion, gr.State(True), prompt)
+        panel("continuation", value=answer_markup.waiting(text.PROMPT))
+    return LiveContinuation(accordion, gr.State(True), prompt)
 
 
-def network() -> NetworkPicture:
-    with gr.Accordion(network_text.NETWORK, open=True):
-        sight = in_sight("network-sight", "plan")
-        drawn = plot("network", 300)
-        panel("network-help", value=markup.note(network_text.NETWORK_HELP))
-    return NetworkPicture(sight, drawn)
+def network() -> NetworkDiagram:
+    """Place the network diagram."""
+    with gr.Accordion(words.allocation.NETWORK, open=True):
+        sight = when_visible("network-sight", "plan")
+        figure = plot("network", 300)
+        panel("network-help", value=markup.note(words.allocation.NETWORK_HELP))
+    return NetworkDiagram(sight, figure)
 
 
 def what_if() -> WhatIf:
-    names = list(lrcore.SHAPES)
-    with gr.Accordion(what_if_text.WHAT_IF, open=False, elem_id="what-if"):
-        sight = in_sight("what-if-sight", "plan", "other model")
+    """Place the sizes of another model with the ratios of the plan."""
+    text, names = words.allocation, list(MODEL_SHAPES)
+    with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if"):
+        sight = when_visible("what-if-sight", "plan", "other model")
         with gr.Row():
             shape = gr.Dropdown(
-                names, value=names[0], label=what_if_text.SHAPE, elem_id="what-if-shape"
+                names, value=names[0], label=text.WHAT_IF_MODEL, elem_id="what-if-shape"
             )
-            context = Number(
-                8192,
-                label=what_if_text.CONTEXT,
-                precision=0,
-                minimum=1,
-                elem_id="what-if-context",
+            context = gr.Number(
+                8192, label=text.CONTEXT, precision=0, minimum=1, elem_id="what-if-context"
             )
-            config = Textbox(
-                label=what_if_text.CONFIG,
-                info=what_if_text.CONFIG_INFO,
+            config = gr.Textbox(
+                label=text.WHAT_IF_CONFIG,
+                info=text.WHAT_IF_CONFIG_INFO,
                 lines=1,
                 max_lines=4,
                 elem_id="what-if-config",
@@ -225,26 +229,32 @@ def what_if() -> WhatIf:
     return WhatIf(sight, [shape, context, config], sizes)
 
 
-def survey() -> Survey:
-    with gr.Accordion(text.SURVEY, open=True, elem_id="policies"):
-        of_policies = in_sight("policies-sight", "plan", "methods")
-        of_ranking = in_sight("ranking-sight", "plan", "figures")
+def policies() -> Policies:
+    """Place the curves of all policies and the ranking of measured perplexities."""
+    with gr.Accordion(words.allocation.POLICIES, open=True, elem_id="policies"):
+        sight = when_visible("policies-sight", "plan", "methods")
+        ranking_sight = when_visible("ranking-sight", "plan", "figures")
         curves = plot("policy-curves", 220)
         with gr.Row():
             caption = panel("policy-caption")
-            every = gr.Button(
-                text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200
-            )
-        return Survey((of_policies, of_ranking), curves, caption, every, panel("ranking"))
+            every_method = small_button(words.allocation.MEASURE_ALL, "survey", 200)
+        return Policies(sight, ranking_sight, curves, caption, every_method, panel("ranking"))
 
 
 def ranks_table(page: Page) -> RanksTable:
-    with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
+    """Place the settings of calibration and rounding, and the table of ranks."""
+    with gr.Accordion(words.allocation.RANKS_TABLE, open=False):
         with gr.Row():
-            for name in ("calibration", "refit", "rounding", "multiple", "component_ratios"):
+            for name in (
+                "calibration_mode",
+                "refit",
+                "rounding",
+                "rank_multiple",
+                "component_ratios",
+            ):
                 page.form[name].render()
-        gr.Markdown(hand_text.OVERRIDE_HELP)
-        sight = in_sight("ranks-sight", "plan")
+        gr.Markdown(words.allocation.RANKS_HELP)
+        sight = when_visible("ranks-sight", "plan")
         table = gr.Dataframe(
             headers=list(COLUMNS),
             interactive=True,
@@ -253,5 +263,5 @@ def ranks_table(page: Page) -> RanksTable:
             show_search="filter",
             static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
         )
-        csv = gr.Button("Download ranks CSV", size="sm", elem_id="ranks-csv")
+        csv = gr.Button(words.allocation.DOWNLOAD_RANKS, size="sm", elem_id="ranks-csv")
     return RanksTable(sight, table, csv, gr.State({}))

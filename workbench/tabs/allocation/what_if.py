@@ -1,4 +1,4 @@
-"""The plan on show, projected onto another model: what that would weigh."""
+"""Sizes of another model with the ratios of the displayed plan."""
 
 import json
 from html import escape
@@ -7,74 +7,80 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.compression.what_if import WhatIf
+from lrcore.system.path_access import strip_paths
 
-from ... import markup, numbers, what_if_text
-from ...components import whole
-from ...form import try_recipe
-from ...store import Store
+from ... import words
+from ...base import numbers
+from ...state.store import Store
+from ...views import markup
+from ...widgets.components import whole_number
+from ...widgets.form import try_recipe
 
-CARDS = (8, 24, 80)  # GB of memory that graphics cards have
+CARDS = (8, 24, 80)  # memory of common GPUs, GB
 
 
 def draw(store: Store, shape: str | None, context: float | None, config: str, *values: Any) -> Any:
-    """The table of sizes."""
-    recipe = try_recipe(values)
+    """Draw the table of sizes.
+
+    shape: name of a built-in shape. config: a pasted config.json, which replaces the shape.
+    """
+    text, recipe = words.allocation, try_recipe(values)
     if recipe is None:
         return gr.skip()
     try:
         plan = store.plan(recipe)
         if plan is None:
             return gr.skip()
-        tokens = whole(context, what_if_text.CONTEXT)
+        tokens = whole_number(context, text.CONTEXT)
         if tokens < 1:
-            raise lrcore.InputError(what_if_text.NO_CONTEXT.format(tokens))
-        found = lrcore.what_if(plan, recipe.method, read(config) if config.strip() else shape or "")
+            raise lrcore.InputError(text.WHAT_IF_CONTEXT_RANGE.format(tokens))
+        model = read_config(config) if config.strip() else shape or ""
+        projection = lrcore.what_if(plan, recipe.method, model)
     except lrcore.InputError as error:
-        return markup.note(lrcore.without_paths(str(error)), "error")
-    return table(found, tokens)
+        return markup.note(strip_paths(str(error)), "error")
+    return size_table(projection, tokens)
 
 
-def read(config: str) -> dict[str, Any]:
-    """The fields of a pasted config.json. Raises InputError for what is none."""
+def read_config(config: str) -> dict[str, Any]:
+    """Return the fields of a pasted config.json. Raises InputError for invalid ones."""
     try:
         fields = json.loads(config)
     except (ValueError, RecursionError) as error:
-        raise lrcore.InputError(
-            f"The pasted text is no JSON ({error}). Paste a whole config.json."
-        ) from error
+        raise lrcore.InputError(words.allocation.WHAT_IF_NOT_JSON.format(error)) from error
     if not isinstance(fields, dict):
-        raise lrcore.InputError("The pasted text is no object. Paste a whole config.json.")
+        raise lrcore.InputError(words.allocation.WHAT_IF_NOT_OBJECT)
     return fields
 
 
-def table(found: lrcore.WhatIf, context: int) -> str:
-    """Sizes of the other model, dense and with the shares of the plan, and where they fit."""
-    sides = (True, False)
-    weights = [found.memory(0, dense) for dense in sides]
-    both = [found.memory(context, dense) for dense in sides]
+def size_table(projection: WhatIf, context: int) -> str:
+    """Return the sizes of the other model, dense and compressed, and the GPUs that fit it."""
+    text = words.allocation
+    weights = [projection.memory(0, dense) for dense in (True, False)]
+    totals = [projection.memory(context, dense) for dense in (True, False)]
+    caches = [total - weight for total, weight in zip(totals, weights, strict=True)]
+    parameters = (projection.dense_parameters, projection.parameters)
     rows = [
-        (what_if_text.PARAMETERS, [numbers.count(n) for n in parameters(found)]),
-        (what_if_text.WEIGHTS, [numbers.megabytes(one / 1e6) for one in weights]),
-        (
-            what_if_text.CACHE.format(numbers.count(context)),
-            [numbers.megabytes((one - own) / 1e6) for one, own in zip(both, weights, strict=True)],
-        ),
-        (what_if_text.BOTH, [numbers.megabytes(one / 1e6) for one in both]),
+        (text.WHAT_IF_PARAMETERS, [numbers.count(count) for count in parameters]),
+        (text.WHAT_IF_WEIGHTS, sizes(weights)),
+        (text.WHAT_IF_CACHE.format(numbers.count(context)), sizes(caches)),
+        (text.WHAT_IF_TOTAL, sizes(totals)),
     ]
     for card in CARDS:
-        fits = [found.fits(card, context, dense) for dense in sides]
-        words = [what_if_text.YES if one else what_if_text.NO for one in fits]
-        rows.append((what_if_text.FITS.format(card), words))
-    head = "".join(f"<th>{escape(one)}</th>" for one in what_if_text.HEAD)
+        fits = [projection.fits(card, context, dense) for dense in (True, False)]
+        answers = [text.YES if does_fit else text.NO for does_fit in fits]
+        rows.append((text.WHAT_IF_FITS.format(card), answers))
+    head = "".join(f"<th>{escape(name)}</th>" for name in text.WHAT_IF_COLUMNS)
     body = "".join(
-        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(one)}</td>' for one in cells)}</tr>"
+        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
         for name, cells in rows
     )
-    words = what_if_text.HELP.format(model=found.name, layers=found.layers)
-    if found.unchanged:
-        words += what_if_text.UNCHANGED.format(", ".join(found.unchanged))
-    return f"<table class='changes what-if'><tr>{head}</tr>{body}</table>{markup.note(words)}"
+    explanation = text.WHAT_IF_HELP.format(model=projection.name, layers=projection.layers)
+    if projection.unchanged:
+        explanation += text.WHAT_IF_UNCHANGED.format(", ".join(projection.unchanged))
+    return f"<table class='changes what-if'><tr>{head}</tr>{body}</table>{markup.note(explanation)}"
 
 
-def parameters(found: lrcore.WhatIf) -> tuple[int, int]:
-    return found.dense_parameters, found.parameters
+def sizes(counts: list[int]) -> list[str]:
+    """Return numbers of bytes as text."""
+    return [numbers.megabytes(count / 1e6) for count in counts]

@@ -1,101 +1,108 @@
-"""Which change of the page draws what of the Allocation tab anew."""
+"""Listeners of the Allocation tab."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import lrcore
 
-from ... import plan_address
-from ...events import DRAWN, LIVE, MOVING, PRESSED, QUIET, SLOW, announce, bind, listen
-from ...page import Page
-from ...selection_events import select_on_click, select_on_row
-from ...store import Store
-from . import budget_curve, handlers, network, pin, ranks, what_if
+from ...state.store import Store
+from ...widgets import plan_address
+from ...widgets.events import DRAWN, LIVE, MOVING, PRESSED, QUIET, SLOW, announce, bind, listen
+from ...widgets.page import Page
+from ...widgets.selection_events import select_on_click, select_on_row
+from . import budget_curve, handlers, measured_cells, plan_figures, ranks_table, what_if
+from .handlers import PlanWidgets
 from .layout import AllocationTab
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Events after which the ranks may be others.
+class PlanEvents:
+    """Events after which the ranks may have changed.
 
-    settled: once a slider is released; moving: while the ratio moves, too.
+    settled: a moving slider counts when it is released. moving: each move counts.
     """
 
     settled: list[Any]
     moving: list[Any]
 
 
-def changes_of(page: Page) -> Changes:
+def plan_events(page: Page) -> PlanEvents:
+    """Return the events of the form that change the plan."""
     form = page.form
     choices = [
         form[name].input
-        for name in ("budget", "target", "rule", "rounding", "multiple", "calibration")
+        for name in ("budget", "target", "rule", "rounding", "rank_multiple", "calibration_mode")
     ]
-    # of another model or text there may be no factors yet: the plots are dimmed then
+    # without factors for a new model or text, the plots are dimmed
     source = [form[name].input for name in lrcore.Recipe.fields_of("source", "windows")]
     released = [form["ratio"].release, form["temperature"].release]
     typed = [form["component_ratios"].submit, form["component_ratios"].blur]
-    kept = [form[name].change for name in ("options", "policy_options", "overrides")]
-    others = [page.choice.change, page.factors_key.change, *typed, *kept]
-    at_once = [*choices, *source, *others]
-    return Changes(settled=[*at_once, *released], moving=[*at_once, form["ratio"].input])
+    stored = [form[name].change for name in ("options", "policy_options", "rank_overrides")]
+    choice = [page.choice.change, page.factors_key.change]
+    immediate = [*choices, *source, *choice, *typed, *stored]
+    return PlanEvents(settled=[*immediate, *released], moving=[*immediate, form["ratio"].input])
 
 
 def wire(page: Page, store: Store, parts: AllocationTab) -> None:
+    """Attach all handlers of the tab except for the options and the rank editor."""
     wire_plan(page, store, parts)
     announce_changes(page)
-    wire_survey(page, store, parts)
+    wire_policies(page, store, parts)
     wire_table(page, store, parts)
     wire_curve(page, store, parts)
     wire_continuation(page, store, parts)
     wire_what_if(page, store, parts)
     plan_address.wire(page, store, parts.link)
     wire_network(page, store, parts)
-    clicked = (parts.bars, parts.network.drawn, parts.survey.curves)
-    select_on_click(page, *(drawn.select for drawn in clicked))
+    clickable = (parts.bars, parts.network.figure, parts.policies.curves)
+    select_on_click(page, *(figure.select for figure in clickable))
 
 
 def announce_changes(page: Page) -> None:
-    """What the figures that need not follow every move are told of."""
-    announce("plan", [*changes_of(page).settled, page.plan_key.change])
+    """Announce changes to the figures that do not follow each move of a slider."""
+    announce("plan", [*plan_events(page).settled, page.plan_key.change])
     announce("methods", [page.methods_ready.change])
     announce("figures", [page.figure_count.change])
     announce("runs", [page.runs_stamp.change])
 
 
 def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
-    """Bars, summary and captions follow every move; the live figures come after them."""
-    form, moving = page.form, changes_of(page).moving
-    drawn = [
-        parts.bars,
-        parts.caption,
-        parts.summary,
-        parts.temperature,
-        parts.about,
-        page.plan_key,
-        form["temperature"],
-        form["rule"],
-    ]
-    listen(moving, bind(handlers.draw_plan, store), form.inputs, drawn, **MOVING)
-    asked = listen(
-        [parts.summary.select], bind(handlers.measure, store), form.inputs, None, **QUIET
+    """Redraw bars, size and cost after each move, then stream the measured perplexities."""
+    form, controls = page.form, parts.controls
+    widgets = PlanWidgets(
+        bars=parts.bars,
+        caption=parts.caption,
+        summary=controls.summary,
+        temperature=controls.temperature,
+        about=controls.about,
+        plan_key=page.plan_key,
+        slider=form["temperature"],
+        rule=form["rule"],
     )
-    listen(asked, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
-    chosen = listen(
-        [parts.context.input], bind(handlers.choose_context, store), parts.context, None, **PRESSED
-    )
-    listen(chosen, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
-    pinned = listen([parts.pin.click], bind(pin.press, store), form.inputs, parts.pin, **PRESSED)
-    listen(pinned, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
+    draw, outputs = bind(handlers.draw_plan, store), list(widgets)
+    listen(plan_events(page).moving, draw, form.inputs, outputs, **MOVING)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
-    listen([form["temperature"].input], by_temperature, form.inputs, drawn, **MOVING)
-    more = listen(
-        [parts.more.click], bind(handlers.measure_more, store), form.inputs, None, **PRESSED
-    )
-    more.then(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
-    # Each figure that becomes known asks again: an answer that got lost would leave a cell waiting.
-    known = [page.plan_key.change, page.figure_count.change]
-    listen(known, bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
+    listen([form["temperature"].input], by_temperature, form.inputs, outputs, **MOVING)
+    measure = bind(handlers.measure, store)
+    measured = listen([controls.summary.select], measure, form.inputs, None, **QUIET)
+    uniform_outputs = [form[name] for name in ("policy", "policy_options", "rank_overrides")]
+    uniform_outputs += [page.rank_history, page.choice]
+    edited = [page.rank_history, form["rank_overrides"], page.choice]
+    controls.summary.select(bind(handlers.use_uniform), edited, uniform_outputs, **PRESSED)
+    choose_context = bind(handlers.choose_context, store)
+    chosen = listen([controls.context.input], choose_context, controls.context, None, **PRESSED)
+    toggle_pin = bind(measured_cells.toggle_pin, store)
+    pinned = listen([parts.pin.click], toggle_pin, form.inputs, parts.pin, **PRESSED)
+    for pressed in (measured, chosen, pinned):
+        listen(pressed, draw, form.inputs, outputs, **LIVE)
+    measure_more = bind(measured_cells.measure_more, store)
+    more_pressed = listen([controls.more.click], measure_more, form.inputs, None, **PRESSED)
+    stream = bind(measured_cells.stream_cells, store)
+    streamed = more_pressed.then(stream, None, page.pending_cells, **LIVE)
+    listen(streamed, draw, form.inputs, outputs, **LIVE)  # the interval for more tokens
+    # Each figure that becomes known starts another stream: an answer may have been lost.
+    figure_events = [page.plan_key.change, page.figure_count.change]
+    listen(figure_events, stream, None, page.pending_cells, **LIVE)
     listen(
         [page.choice.change, form["options"].change, form["budget"].input],
         bind(handlers.queue_factors, store),
@@ -106,59 +113,65 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
 
 
 def wire_curve(page: Page, store: Store, parts: AllocationTab) -> None:
-    """The curve follows once a slider rests; a click in it sets the budget."""
+    """Redraw the curve once a slider rests; a click on a point sets the budget."""
     form, curve = page.form, parts.curve
-    drawn = bind(budget_curve.draw, store)
-    listen([curve.sight.tick], drawn, form.inputs, [curve.drawn, curve.help], **SLOW)
-    put = [form["ratio"], page.choice]
-    curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
+    draw, curve_outputs = bind(budget_curve.draw, store), [curve.figure, curve.help]
+    listen([curve.sight.tick], draw, form.inputs, curve_outputs, **SLOW)
+    measure = bind(budget_curve.measure, store)
+    measured = listen([curve.help.select], measure, form.inputs, None, **QUIET)
+    listen(measured, draw, form.inputs, curve_outputs, **SLOW)
+    set_budget = bind(budget_curve.set_budget)
+    curve.figure.select(set_budget, page.choice, [form["ratio"], page.choice], **PRESSED)
 
 
 def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
-    """The prompt is continued by what is shown; folded away, by nothing."""
-    own = parts.continued
-    own.accordion.expand(lambda: True, None, own.opened, **QUIET)
-    own.accordion.collapse(lambda: False, None, own.opened, **QUIET)
-    asked = listen(
-        [page.opened, own.prompt.submit, own.prompt.blur, own.opened.change],
-        bind(handlers.ask, store),
-        [own.opened, own.prompt, *page.form.inputs],
+    """Continue the prompt with the displayed plan while the part is unfolded."""
+    part = parts.continuation
+    part.accordion.expand(lambda: True, None, part.is_open, **QUIET)
+    part.accordion.collapse(lambda: False, None, part.is_open, **QUIET)
+    requested = listen(
+        [page.opened, part.prompt.submit, part.prompt.blur, part.is_open.change],
+        bind(measured_cells.request_continuation, store),
+        [part.is_open, part.prompt, *page.form.inputs],
         None,
         **LIVE,
     )
-    listen(asked, bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
+    stream = bind(measured_cells.stream_cells, store)
+    listen(requested, stream, None, page.pending_cells, **LIVE)
 
 
 def wire_what_if(page: Page, store: Store, parts: AllocationTab) -> None:
-    """The sizes of the other model follow while it is open."""
-    own = parts.what_if
-    announce("other model", [one.change for one in own.chosen])
-    given = [*own.chosen, *page.form.inputs]
-    listen([own.sight.tick], bind(what_if.draw, store), given, own.sizes, **DRAWN)
+    """Redraw the sizes of the other model while the part is unfolded."""
+    part = parts.what_if
+    announce("other model", [component.change for component in part.inputs])
+    inputs = [*part.inputs, *page.form.inputs]
+    listen([part.sight.tick], bind(what_if.draw, store), inputs, part.sizes, **DRAWN)
 
 
-def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
-    """Drawn while somebody looks at it."""
-    form, survey = page.form.inputs, parts.survey
-    of_policies, of_ranking = survey.sights
-    drawn = bind(handlers.draw_survey, store)
-    listen([of_policies.tick], drawn, form, [survey.curves, survey.caption], **SLOW)
-    listen([of_ranking.tick], bind(handlers.draw_ranking, store), form, survey.ranking, **DRAWN)
-    listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
+def wire_policies(page: Page, store: Store, parts: AllocationTab) -> None:
+    """Redraw the curves and the ranking while they are on the screen."""
+    form, part = page.form.inputs, parts.policies
+    draw = bind(handlers.draw_policies, store)
+    listen([part.sight.tick], draw, form, [part.curves, part.caption], **SLOW)
+    rank = bind(handlers.draw_ranking, store)
+    listen([part.ranking_sight.tick], rank, form, part.ranking, **DRAWN)
+    listen([part.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
 def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
-    own, drawn = parts.network, bind(network.draw_network, store)
-    listen([own.sight.tick], drawn, page.form.inputs, own.drawn, **DRAWN)
+    """Redraw the network while it is on the screen."""
+    draw = bind(plan_figures.draw_network, store)
+    listen([parts.network.sight.tick], draw, page.form.inputs, parts.network.figure, **DRAWN)
 
 
 def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
-    form, own = page.form, parts.ranks
-    filled = [own.table, own.shown]
-    listen([own.sight.tick], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
-    typed = [own.table, own.shown, page.rank_history, *form.inputs]
-    by_hand = [form["overrides"], page.rank_history, own.table]
-    listen([own.table.input], bind(ranks.edit_table, store), typed, by_hand, **QUIET)
-    select_on_row(page, own.table, "component")
-    download = bind(ranks.download_ranks, store)
-    listen([own.csv.click], download, form.inputs, page.downloads, **QUIET)
+    """Fill the table of ranks, take edits, and offer the download."""
+    form, part = page.form, parts.ranks
+    fill = bind(ranks_table.fill_table, store)
+    listen([part.sight.tick], fill, form.inputs, [part.table, part.ranks], **DRAWN)
+    inputs = [part.table, part.ranks, page.rank_history, *form.inputs]
+    outputs = [form["rank_overrides"], page.rank_history, part.table]
+    listen([part.table.input], bind(ranks_table.edit_table, store), inputs, outputs, **QUIET)
+    select_on_row(page, part.table, "component")
+    download = bind(ranks_table.download_ranks, store)
+    listen([part.csv.click], download, form.inputs, page.downloads, **QUIET)

@@ -1,4 +1,4 @@
-"""What the models answer to one prompt: one column per model, written at the same time."""
+"""Answers to a prompt: a column per model, all written at the same time."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,25 +7,27 @@ from typing import Any
 
 import gradio as gr
 
-import lrcore
+from lrcore.evaluation.answers import stream_answers
+from lrcore.runs.runs import Run
 
-from ... import heap, numbers, text
-from ...components import MOST_TOKENS, Number, Slider, Textbox, panel, whole
-from ...events import DRAWN, QUIET, bind, listen
-from ...keys import model_key
-from ...page import MOST_RUNS, Page
-from ...store import Store
-from .details import speeds
-from .divergence import NOTHING_YET, diverge
-from .models import dense_recipe, models
+from ... import words
+from ...base import numbers, process
+from ...state.keys import model_key
+from ...state.store import Store
+from ...widgets.components import MAX_TOKENS, panel, whole_number
+from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.page import MAX_RUNS, Page
+from .chosen_runs import dense_recipe, models
+from .divergence import NO_ANSWERS, diverge
+from .metrics import speeds
 
-FRAME = 0.05  # seconds between two states of answers that grow
-COLUMNS = MOST_RUNS + 1  # the dense model has the first
+FRAME = 0.05  # seconds between two updates of growing answers
+COLUMNS = MAX_RUNS + 1  # the first column belongs to the dense model
 
 
 @dataclass(frozen=True)
 class Answers:
-    """settings: of the sampling, in the order `generate` takes them."""
+    """settings: of the sampling, in the order of the arguments of `generate`."""
 
     prompt: gr.Textbox
     settings: list[gr.components.Component]
@@ -36,21 +38,27 @@ class Answers:
 
 
 def layout() -> Answers:
-    gr.Markdown("### Answers")
+    """Place the prompt, the sampling settings and the columns."""
+    text = words.compare_and_runs
+    gr.Markdown(f"### {text.ANSWERS}")
     with gr.Row(elem_classes="bottom"):
-        prompt = Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt", scale=4)
-        go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
-        stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
+        prompt = gr.Textbox(
+            words.allocation.PROMPT, label=text.PROMPT, lines=2, elem_id="prompt", scale=4
+        )
+        start = gr.Button(
+            text.GENERATE, variant="primary", elem_id="generate", scale=0, min_width=130
+        )
+        stop = gr.Button(text.STOP, elem_id="stop-generate", scale=0, min_width=100)
     with gr.Row():
         settings = [
-            Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
-            Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
-            Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p"),
-            Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110),
+            gr.Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
+            gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
+            gr.Slider(0.05, 1, 1, step=0.05, label=text.TOP_P, elem_id="sampling-top-p"),
+            gr.Number(0, precision=0, label=text.SEED, elem_id="sampling-seed", min_width=110),
         ]
     with gr.Row():
         columns = [
-            Textbox(
+            gr.Textbox(
                 label="dense",
                 lines=9,
                 interactive=False,
@@ -61,19 +69,21 @@ def layout() -> Answers:
             )
             for i in range(COLUMNS)
         ]
-    return Answers(prompt, settings, go, stop, columns, panel("divergence", value=NOTHING_YET))
+    return Answers(prompt, settings, start, stop, columns, panel("divergence", value=NO_ANSWERS))
 
 
 def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
-    chosen = [page.chosen, *page.form.inputs]
-    shown = [page.chosen.change, tab.select]
-    listen(shown, bind(lay_out, store), chosen, parts.columns, **DRAWN)
-    measured = [page.runs_stamp.change]  # a speed, say
-    listen(measured, bind(name_columns, store), chosen, parts.columns, **DRAWN)
+    """Attach the handlers."""
+    selected = [page.chosen, *page.form.inputs]
+    changed = [page.chosen.change, tab.select]
+    listen(changed, bind(lay_out, store), selected, parts.columns, **DRAWN)
+    # a speed may have been measured
+    results = [page.runs_stamp.change]
+    listen(results, bind(name_columns, store), selected, parts.columns, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),
-        [parts.prompt, *parts.settings, *chosen],
+        [parts.prompt, *parts.settings, *selected],
         parts.columns,
         **QUIET,
         concurrency_limit=2,
@@ -85,28 +95,32 @@ def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """What stands above the columns: each model, and its speed where that was measured in turns
-    with the dense model. What an answer takes here says little: others compute meanwhile.
+    """Return the titles of the columns: each model with the measured speed.
+
+    The speed of the answers themselves would mean little, because other work runs meanwhile.
     """
-    runs = store.chosen_runs(ids)
-    known = speeds(store, runs)
-    first = next((known[run.id]["dense"] for run in same_base(runs) if run.id in known), None)
-    dense = f"dense · {dense_recipe(store, ids, values).model}" + decoded(first)
-    own = (run.name + decoded(known.get(run.id, {}).get("small")) for run in runs)
-    return [dense, *own]
+    runs = store.runs_by_id(ids)
+    measured = speeds(store, runs)
+    dense_speed = next(
+        (measured[run.id]["dense"] for run in same_base(runs) if run.id in measured), None
+    )
+    dense = f"dense · {dense_recipe(store, ids, values).model}" + speed_text(dense_speed)
+    compressed = (run.name + speed_text(measured.get(run.id, {}).get("small")) for run in runs)
+    return [dense, *compressed]
 
 
-def same_base(runs: Sequence[lrcore.Run]) -> list[lrcore.Run]:
-    """Those of the first run's dense model, whose answer has the first column."""
+def same_base(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the dense model of the first run, which has the first column."""
     return [run for run in runs if model_key(run.recipe) == model_key(runs[0].recipe)]
 
 
-def decoded(speed: Mapping[str, Any] | None) -> str:
+def speed_text(speed: Mapping[str, Any] | None) -> str:
+    """Return the decoding speed for a title; "" if it was not measured."""
     return "" if speed is None else f" · {numbers.speed(speed['decode'])}"
 
 
 def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
-    """One empty column per model."""
+    """Return an empty column for each model."""
     names = titles(store, ids, values)
     return [
         gr.update(label=names[i] if i < len(names) else "", visible=i < len(names), value="")
@@ -115,38 +129,38 @@ def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
 
 
 def name_columns(store: Store, ids: list[str], *values: Any) -> list[Any]:
-    """The titles alone: answers stay."""
+    """Return the columns with new titles and the same answers."""
     return columns([gr.update(label=name) for name in titles(store, ids, values)])
 
 
 def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
-    """The columns as the answers grow.
+    """Yield the columns as the answers grow.
 
-    values: new tokens, temperature, top-p and seed, then the chosen runs and the form.
+    values: new tokens, temperature, top-p and seed, then the selected runs and the form.
     """
-    most, temperature, top_p, seed, ids, *form = values
+    new_tokens, temperature, top_p, seed, ids, *form = values
     yield columns([gr.update(value=prompt, label=name) for name in titles(store, ids, form)])
     settings = {
-        "max_new_tokens": whole(most, text.NEW_TOKENS, MOST_TOKENS),
+        "max_new_tokens": whole_number(new_tokens, words.compare_and_runs.NEW_TOKENS, MAX_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": int(seed or 0),
     }
-    shown, answers = time.monotonic(), []
-    with heap.given_back():
-        for answers in lrcore.in_turns(models(store, ids, form), prompt, **settings):
-            # a page that is sent more than it can draw falls behind, and Stop with it
-            if time.monotonic() - shown >= FRAME:
+    last_frame, answers = time.monotonic(), []
+    with process.released_memory():
+        for answers in stream_answers(models(store, ids, form), prompt, **settings):
+            # more frames than the page can draw would delay the page and the Stop button
+            if time.monotonic() - last_frame >= FRAME:
                 yield frame(prompt, answers)
-                shown = time.monotonic()
+                last_frame = time.monotonic()
     yield frame(prompt, answers)
 
 
 def frame(prompt: str, answers: Sequence[Any]) -> list[Any]:
-    """The columns with what each model has added so far."""
-    return columns([gr.update(value=prompt + one.text) for one in answers])
+    """Return the columns with the answers so far."""
+    return columns([gr.update(value=prompt + answer.text) for answer in answers])
 
 
-def columns(own: list[Any]) -> list[Any]:
-    """One update per column; those of no model stay as they are."""
-    return own + [gr.skip()] * (COLUMNS - len(own))
+def columns(updates: list[Any]) -> list[Any]:
+    """Return an update per column; columns without a model do not change."""
+    return updates + [gr.skip()] * (COLUMNS - len(updates))

@@ -1,16 +1,17 @@
-"""Excess loss over size or time: the points, and what they say."""
+"""Points of the chart of excess loss over size or time, and sentences about the points."""
 
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import lrcore
+from lrcore.runs.runs import Run
 
-from ... import run_text, saving_text, text
+from ... import words
 from ...figures.comparison import Panel, Point, dominating
+from ...views import run_text
+from .chosen_runs import protocol_of
 from .metrics import SPEEDS
-from .protocols import protocol_of
 
 AXES = {
     "size (MB)": "megabytes",
@@ -24,70 +25,72 @@ MOST_NAMED, MOST_PANELS, MOST_DRAWN = 4, 4, 500
 
 
 def panels(
-    runs: Sequence[lrcore.Run],
+    runs: Sequence[Run],
     protocol: str | None,
     axis: str,
     speeds: Mapping[str, Any],
     ids: Sequence[str],
 ) -> list[Panel]:
-    """A panel for the chosen protocol, then one for every other base model: of the chosen runs
-    first, then of the newest. Of very many runs the newest are drawn, and the chosen ones.
+    """Return a panel for the selected protocol, then a panel for each other base model.
 
-    runs: oldest first; ids: of the chosen ones.
+    A panel's protocol is that of the selected runs, then of the newest. Of very many runs, only
+    the newest and the selected ones are drawn. runs: oldest first. ids: of the selected runs.
     """
     newest = {run.id for run in runs[-MOST_DRAWN:]}
-    drawn = [run for run in runs if run.id in newest or run.id in ids]
-    order = [*(run for run in drawn if run.id in ids), *reversed(drawn)]
-    known: dict[str, list[str]] = {}
-    for run in order:
-        names = (protocol_of(run, one) for one in reversed(run.evaluations))
-        known.setdefault(run.recipe.model, []).extend(names)
+    visible_runs = [run for run in runs if run.id in newest or run.id in ids]
+    ordered = [*(run for run in visible_runs if run.id in ids), *reversed(visible_runs)]
+    protocols: dict[str, list[str]] = {}
+    for run in ordered:
+        labels = (protocol_of(run, evaluation) for evaluation in reversed(run.evaluations))
+        protocols.setdefault(run.recipe.model, []).extend(labels)
     made = []
-    for model, names in known.items():
-        chosen = next((name for name in names if name == protocol), next(iter(names), None))
-        own = [run for run in drawn if run.recipe.model == model]
-        some = points(own, chosen, axis, speeds)
-        if some:
-            made.append(Panel(model, (chosen or "").removeprefix(f"{model}: "), some))
-    first = [one for one in made if f"{one.model}: {one.protocol}" == protocol]
-    return [*first, *(one for one in made if one not in first)][:MOST_PANELS]
+    for model, names in protocols.items():
+        name = next((name for name in names if name == protocol), next(iter(names), None))
+        runs_of_model = [run for run in visible_runs if run.recipe.model == model]
+        panel_points = points(runs_of_model, name, axis, speeds)
+        if panel_points:
+            made.append(Panel(model, (name or "").removeprefix(f"{model}: "), panel_points))
+    first = [panel for panel in made if f"{panel.model}: {panel.protocol}" == protocol]
+    return [*first, *(panel for panel in made if panel not in first)][:MOST_PANELS]
 
 
 def points(
-    runs: Sequence[lrcore.Run], protocol: str | None, axis: str, speeds: Mapping[str, Any]
+    runs: Sequence[Run], protocol: str | None, axis: str, speeds: Mapping[str, Any]
 ) -> list[Point]:
-    """All runs measured under one protocol, and their dense model.
+    """Return the points of all runs measured with a protocol, after their dense model's.
 
-    Times are those measured, of runs that have any; the dense model's, which took turns with each
-    run, is the median.
+    On an axis of time, runs without a time are left out, and the time of the dense model is the
+    median of the measurements with each run.
     """
-    drawn: list[Point] = []
-    dense: list[tuple[float, float]] = []  # of each run its dense model's place and perplexity
+    run_points: list[Point] = []
+    dense: list[tuple[float, float]] = []  # position and perplexity of the dense model, per run
     for run in runs:
-        one = next((one for one in run.evaluations if protocol_of(run, one) == protocol), None)
-        if one is None or not one["perplexity"] or not one["dense_perplexity"]:
+        evaluation = next(
+            (row for row in run.evaluations if protocol_of(run, row) == protocol), None
+        )
+        if not evaluation or not evaluation["perplexity"] or not evaluation["dense_perplexity"]:
             continue
         if axis in SPEEDS and run.id not in speeds:
             continue
-        x, dense_x = place(run, axis, speeds)
-        dense.append((dense_x, one["dense_perplexity"]))
-        drawn.append(point(run, one, x))
-    if not drawn:
+        x, dense_x = positions(run, axis, speeds)
+        dense.append((dense_x, evaluation["dense_perplexity"]))
+        run_points.append(point(run, evaluation, x))
+    if not run_points:
         return []
     x, perplexity = median(x for x, _ in dense), dense[0][1]
-    return [Point("dense", "dense", x, perplexity, protocol or "", ""), *drawn]
+    return [Point("dense", "dense", x, perplexity, protocol or "", ""), *run_points]
 
 
-def on_one_device(runs: Sequence[lrcore.Run], speeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The speeds that were measured where that of the newest run was."""
-    known = [run.id for run in runs if run.id in speeds]
-    where = speeds[known[-1]].get("where") if known else None
-    return {one: speeds[one] for one in known if speeds[one].get("where") == where}
+def on_one_device(runs: Sequence[Run], speeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the speeds that were measured on the same device as that of the newest run."""
+    ids = [run.id for run in runs if run.id in speeds]
+    device = speeds[ids[-1]].get("where") if ids else None
+    return {run_id: speeds[run_id] for run_id in ids if speeds[run_id].get("where") == device}
 
 
-def point(run: lrcore.Run, evaluation: Mapping[str, Any], x: float) -> Point:
-    """A run where it stands on an axis."""
-    summary, after = run.account.to_dict(), run_text.afterwards(run)
+def point(run: Run, evaluation: Mapping[str, Any], x: float) -> Point:
+    """Return the point of a run at a position on the axis."""
+    summary = run.account.to_dict()
     return Point(
         run.name,
         run.method,
@@ -97,63 +100,67 @@ def point(run: lrcore.Run, evaluation: Mapping[str, Any], x: float) -> Point:
         run.id,
         math.log(evaluation["perplexity"] / evaluation["dense_perplexity"]),
         evaluation.get("delta_error"),
-        " · ".join((run.policy, *after)),
+        " · ".join((run.policy, *run_text.later_steps(run))),
         run_text.ratio(run),
     )
 
 
-def place(run: lrcore.Run, axis: str, speeds: Mapping[str, Any]) -> tuple[float, float]:
-    """Where a run and its dense model stand on an axis; times in ms per token."""
+def positions(run: Run, axis: str, speeds: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the positions of a run and of its dense model on an axis; times in ms per token."""
     if axis in SPEEDS:
-        own = speeds[run.id]
-        return 1000 / own["small"][axis], 1000 / own["dense"][axis]
+        speed = speeds[run.id]
+        return 1000 / speed["small"][axis], 1000 / speed["dense"][axis]
     summary = run.account.to_dict()
     return summary[axis], summary[f"dense_{axis}"]
 
 
-def of_times(
-    panels: Sequence[Panel], runs: Sequence[lrcore.Run], speeds: Mapping[str, Any], axis: str
+def describe_times(
+    panels: Sequence[Panel], runs: Sequence[Run], speeds: Mapping[str, Any], axis: str
 ) -> str:
-    """How the times on show were measured, and which runs are left out since theirs was not.
+    """Return how the times were measured, and which runs are left out without a time.
 
-    Between two measurements a machine may be busier: what the dense model took in them says so.
+    The times of the dense model show whether the machine was equally busy in all measurements.
     """
-    drawn = [point.run for panel in panels for point in panel.runs]
-    where = (speeds[drawn[-1]].get("where") or {}).get("device", "")
+    drawn_ids = [point.run for panel in panels for point in panel.runs]
+    device = (speeds[drawn_ids[-1]].get("where") or {}).get("device", "")
     dense = {
         panel.model: [1000 / speeds[point.run]["dense"][axis] for point in panel.runs]
         for panel in panels
     }
-    lacking = [run.name for run in runs if run.evaluations and run.id not in drawn]
-    return run_text.times(dense, where) + run_text.left_out(lacking)
+    missing = [run.name for run in runs if run.evaluations and run.id not in drawn_ids]
+    return run_text.times(dense, device) + run_text.without_times(missing)
 
 
-def caption(panels: Sequence[Panel], runs: Sequence[lrcore.Run]) -> str:
-    """Of each panel the model, what it was measured on, and what its runs were calibrated on."""
-    parts = []
+def caption(panels: Sequence[Panel], runs: Sequence[Run]) -> str:
+    """Return the model, protocol and calibration texts of each panel."""
+    captions = []
     for panel in panels:
         ids = {point.run for point in panel.runs}
         recipes = [run.recipe for run in runs if run.id in ids]
-        parts.append(saving_text.measured(panel.model, panel.protocol, recipes))
-    return "; ".join(parts)
+        captions.append(
+            words.compare_and_runs.measured_caption(panel.model, panel.protocol, recipes)
+        )
+    return "; ".join(captions)
 
 
 def conclusion(points: Sequence[Point], model: str = "") -> str:
-    """Which runs no other dominates, and by which the others are dominated, in size and
-    perplexity. model: of all of them; where a run's name ends with it, that is left out.
+    """Return which runs are not dominated in size and perplexity, and the better run of each other.
+
+    model: of all runs; names of runs that end with it are shortened.
     """
+    text = words.compare_and_runs
     runs = [point for point in points if point.run]
     if len(runs) < 2:
         return text.FEW_POINTS
     ending = f" · {model.rstrip('/').rpartition('/')[2]}"
-    pairs = [(one, dominating(one, points)) for one in runs]
+    pairs = [(run, dominating(run, points)) for run in runs]
     dominated = [
-        (one.name.removesuffix(ending), other.name.removesuffix(ending))
-        for one, other in pairs
-        if other is not None
+        (run.name.removesuffix(ending), better.name.removesuffix(ending))
+        for run, better in pairs
+        if better is not None
     ]
-    front = [one.name.removesuffix(ending) for one, other in pairs if other is None]
+    front = [run.name.removesuffix(ending) for run, better in pairs if better is None]
     sentences = text.FRONT.format(", ".join(front[:MOST_NAMED])) if front else ""
     sentences += "".join(text.DOMINATED.format(*pair) for pair in dominated[:MOST_NAMED])
-    more = len(dominated) - MOST_NAMED
-    return sentences + (text.DOMINATED_MORE.format(more) if more > 0 else "")
+    unnamed = len(dominated) - MOST_NAMED
+    return sentences + (text.MORE_DOMINATED.format(unnamed) if unnamed > 0 else "")

@@ -1,73 +1,80 @@
-"""Where answers leave the dense model's, and what each token then costs."""
+"""Answers of runs, marked where they differ from the dense model's."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from html import escape
 from typing import Any
 
 import lrcore
+from lrcore.evaluation.evaluate import token_losses
+from lrcore.runs.runs import Run
 
-from ... import continuation, markup, run_markup, run_text
-from ...form import MAPPINGS
-from ...keys import model_key
-from ...store import Store
-from .models import dense_recipe
+from ... import words
+from ...state import continuation
+from ...state.keys import model_key
+from ...state.store import Store
+from ...views import answer_markup, markup
+from ...widgets.form import MAPPINGS
+from .chosen_runs import dense_recipe
 
-NOTHING_YET = markup.note(run_text.NO_ANSWERS, "hint")
-FORM_VALUES = 1 + len(MAPPINGS)  # of the form as listeners are given it
+NO_ANSWERS = markup.note(words.compare_and_runs.NO_ANSWERS, "hint")
+FORM_VALUES = 1 + len(MAPPINGS)  # number of a listener's arguments for the form
+Tokens = list[tuple[str, float]]  # with their losses, nats
 
 
 def diverge(store: Store, prompt: str, ids: Sequence[str], *values: Any) -> str:
-    """One block per chosen run.
+    """Return the marked answer of each selected run.
 
-    values: what stands in the columns, the dense model's first; then the form.
+    values: texts of the columns, the dense model's first; then the form.
     """
-    runs = store.chosen_runs(ids)
-    shown, form = values[: len(runs) + 1], values[-FORM_VALUES:]
-    if not runs or not all(one and one != prompt for one in shown):
-        return NOTHING_YET
-    recipe = dense_recipe(store, ids, form)
-    return marks(store, runs, recipe, prompt, shown) + run_markup.scale(run_text.SCALE)
+    runs = store.runs_by_id(ids)
+    texts, form = values[: len(runs) + 1], values[-FORM_VALUES:]
+    if not runs or not all(text and text != prompt for text in texts):
+        return NO_ANSWERS
+    marked = marked_answers(store, runs, dense_recipe(store, ids, form), prompt, texts)
+    return marked + answer_markup.scale(words.compare_and_runs.ANSWER_SCALE)
 
 
-def marks(
+def marked_answers(
     store: Store,
-    runs: Sequence[lrcore.Run],
+    runs: Sequence[Run],
     recipe: lrcore.Recipe,
     prompt: str,
-    said: Sequence[str],
+    texts: Sequence[str],
 ) -> str:
-    """One block per run. recipe: names the dense model; said: its text, then that of each run, the
-    prompt before each.
+    """Return the marked answer of each run.
+
+    recipe: names the dense model. texts: prompt and answer of the dense model, then of each run.
     """
 
     @cache
-    def others() -> list[tuple[str, float]]:
-        return lrcore.token_losses(store.dense(recipe), said[0])
+    def dense_tokens() -> Tokens:
+        return token_losses(store.dense(recipe), texts[0])
 
-    blocks = []
-    for run, answer in zip(runs, said[1:], strict=True):
-        own = model_key(run.recipe) == model_key(recipe)
-        blocks.append(block(store, run, prompt, answer, others if own else None))
-    return "".join(blocks)
+    answers = []
+    for run, text in zip(runs, texts[1:], strict=True):
+        has_same_base = model_key(run.recipe) == model_key(recipe)
+        answers.append(
+            marked_answer(store, run, prompt, text, dense_tokens if has_same_base else None)
+        )
+    return "".join(answers)
 
 
-def block(
-    store: Store,
-    run: lrcore.Run,
-    prompt: str,
-    answer: str,
-    dense_answer: Callable[[], list[tuple[str, float]]] | None,
+def marked_answer(
+    store: Store, run: Run, prompt: str, text: str, dense_tokens: Callable[[], Tokens] | None
 ) -> str:
-    """The answer of a run, token by token; dense_answer: gives the tokens of the dense model's and
-    their losses; None where that is another model than the run was made of.
+    """Return the answer of a run, token by token.
+
+    dense_tokens: returns the tokens of the dense model's answer; None if the run was made from a
+    different model.
     """
-    title = f"<h4>{markup.escape(run.name)}</h4>"
+    title = f"<h4>{escape(run.name)}</h4>"
     try:
         dense = store.dense(run.recipe)
-        before, now = (lrcore.token_losses(one, answer) for one in (dense, store.small(run)))
-        others = dense_answer() if dense_answer else []
-    except lrcore.InputError as error:  # such as an answer that fills the context
+        before, after = (token_losses(model, text) for model in (dense, store.run_model(run)))
+        answer_of_dense = dense_tokens() if dense_tokens else []
+    except lrcore.InputError as error:  # for example, an answer that fills the context
         return title + markup.note(str(error))
-    said = continuation.beside(before, now, others, prompt)
-    summary = run_text.divergence(said) if dense_answer else ""
-    return title + markup.note(summary) + run_markup.answer(said)
+    aligned = continuation.align(before, after, answer_of_dense, prompt)
+    summary = answer_markup.divergence(aligned) if dense_tokens else ""
+    return title + markup.note(summary) + answer_markup.answer(aligned)

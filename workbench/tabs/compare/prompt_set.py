@@ -1,30 +1,35 @@
-"""A set of prompts: the answers of all models as a table."""
+"""Answers to a set of prompts, as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import gradio as gr
 import pandas as pd
 
 import lrcore
+from lrcore.evaluation.answers import answer_prompts, answers_csv
+from lrcore.runs.runs import Run
 
-from ... import heap, markup, run_markup, run_text, text
-from ...components import MOST_TOKENS, Slider, Textbox, download, panel, whole
-from ...events import QUIET, bind, listen
-from ...page import Page
-from ...store import Store
-from .divergence import marks
-from .models import dense_recipe, models
+from ... import words
+from ...base import process
+from ...state.store import Store
+from ...views import answer_markup, markup
+from ...widgets.components import MAX_TOKENS, download, panel, whole_number
+from ...widgets.events import QUIET, bind, listen
+from ...widgets.page import Page
+from .chosen_runs import dense_recipe, models
+from .divergence import marked_answers
 
 COLUMNS = ["prompt", "model", "answer", "as dense"]
-UNFOLDED = 4  # prompts whose marks are seen at once
-TIMED = ("seconds", "tokens_per_second")  # of an answer: others compute meanwhile
+UNFOLDED = 4  # prompts whose marked answers are unfolded initially
+TIMINGS = ("seconds", "tokens_per_second")  # not shown: other work runs meanwhile
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """settings: of the sampling; csv: the table as it is downloaded."""
+    """settings: of the sampling. csv: the table as text."""
 
     prompts: gr.Textbox
     settings: list[gr.components.Component]
@@ -36,17 +41,23 @@ class PromptSet:
 
 
 def layout() -> PromptSet:
-    with gr.Accordion("A set of prompts: the answers as a table", open=False):
-        prompts = Textbox(
-            text.PROMPT, label="Prompts", info="one per line", lines=4, elem_id="prompt-set"
+    """Place the prompts, the sampling settings and the table."""
+    text = words.compare_and_runs
+    with gr.Accordion(text.PROMPT_SET, open=False):
+        prompts = gr.Textbox(
+            words.allocation.PROMPT,
+            label=text.PROMPTS,
+            info=text.PROMPTS_INFO,
+            lines=4,
+            elem_id="prompt-set",
         )
         with gr.Row(elem_classes="bottom"):
             settings = [
-                Slider(8, 256, 48, step=8, label=text.NEW_TOKENS, elem_id="set-tokens"),
-                Slider(0, 2, 0, step=0.05, label="Temperature", elem_id="set-temperature"),
-                Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="set-top-p"),
+                gr.Slider(8, 256, 48, step=8, label=text.NEW_TOKENS, elem_id="set-tokens"),
+                gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="set-temperature"),
+                gr.Slider(0.05, 1, 1, step=0.05, label=text.TOP_P, elem_id="set-top-p"),
             ]
-            answer = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
+            answer = gr.Button(text.ANSWER_ALL, elem_id="set-go", scale=0, min_width=130)
             save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
         table = gr.Dataframe(
             headers=COLUMNS,
@@ -60,6 +71,7 @@ def layout() -> PromptSet:
 
 
 def wire(page: Page, store: Store, parts: PromptSet) -> None:
+    """Attach the handlers."""
     listen(
         [parts.answer.click],
         bind(answer_all, store),
@@ -71,69 +83,69 @@ def wire(page: Page, store: Store, parts: PromptSet) -> None:
 
 
 def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, str, str]:
-    """The answers as a table and as CSV, how many are as dense, and where each of the others leaves
-    the dense model's; each run keeps its own.
+    """Return the answers as a table, as CSV, and marked; store the answers of each run.
 
-    typed: one prompt per line; values: new tokens, temperature and top-p, then the chosen runs and
-    the form.
+    typed: one prompt per line. values: new tokens, temperature and top-p, then the selected runs
+    and the form.
     """
-    most, temperature, top_p, ids, *form = values
+    new_tokens, temperature, top_p, ids, *form = values
     prompts = [prompt for prompt in typed.split("\n") if prompt.strip()]
     if not prompts:
-        raise lrcore.InputError("There are no prompts: write one per line.")
-    runs, compared = store.chosen_runs(ids), models(store, ids, form)
+        raise lrcore.InputError(words.compare_and_runs.NO_PROMPTS)
+    runs, compared = store.runs_by_id(ids), models(store, ids, form)
     settings = {
-        "max_new_tokens": whole(most, text.NEW_TOKENS, MOST_TOKENS),
+        "max_new_tokens": whole_number(new_tokens, words.compare_and_runs.NEW_TOKENS, MAX_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": 0,
     }
-    with heap.given_back():
-        rows = lrcore.answers(compared, prompts, **settings)
+    with process.released_memory():
+        rows = answer_prompts(compared, prompts, **settings)
     for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
         row["model"] = name
-        for figure in TIMED:
-            del row[figure]
+        for timing in TIMINGS:
+            del row[timing]
     for i, run in enumerate(runs, start=1):
-        own = [
+        samples = [
             {"prompt": row["prompt"], "text": row["answer"], "settings": settings}
             for row in rows[i :: len(compared)]
         ]
-        store.runs.add_samples(run.id, own)
+        store.runs.add_samples(run.id, samples)
     marked = marked_prompts(store, runs, dense_recipe(store, ids, form), prompts, rows)
-    summary = markup.note(run_text.agreement(rows)) + marked
-    return table(rows), lrcore.answers_csv(rows), summary
+    summary = markup.note(answer_markup.agreement(rows)) + marked
+    return answer_table(rows), answers_csv(rows), summary
 
 
 def marked_prompts(
     store: Store,
-    runs: Sequence[lrcore.Run],
+    runs: Sequence[Run],
     recipe: lrcore.Recipe,
     prompts: Sequence[str],
     rows: Sequence[dict[str, Any]],
 ) -> str:
-    """Each prompt with the answers of the runs, marked where they leave the dense model's.
+    """Return the marked answers of the runs to each prompt.
 
-    recipe: names the dense model; rows: as `lrcore.answers` gives them.
+    recipe: names the dense model. rows: as `answer_prompts` returns them.
     """
     if not runs:
         return ""
-    each, parts = len(runs) + 1, []
+    model_count, parts = len(runs) + 1, []
     for i, prompt in enumerate(prompts):
-        own = rows[i * each : (i + 1) * each]
-        said = [prompt + row["answer"] for row in own]
-        refused = any(row["error"] for row in own)  # the table says why
-        shown = "" if refused else marks(store, runs, recipe, prompt, said)
-        if shown:
-            unfolded = " open" if i < UNFOLDED else ""
-            title = f"<summary>{markup.escape(prompt)}</summary>"
-            parts.append(f"<details class='marked'{unfolded}>{title}{shown}</details>")
-    return "".join(parts) + (run_markup.scale(run_text.SCALE) if parts else "")
+        prompt_rows = rows[i * model_count : (i + 1) * model_count]
+        texts = [prompt + row["answer"] for row in prompt_rows]
+        if any(row["error"] for row in prompt_rows):  # the table has the message
+            continue
+        marked = marked_answers(store, runs, recipe, prompt, texts)
+        unfolded = " open" if i < UNFOLDED else ""
+        title = f"<summary>{escape(prompt)}</summary>"
+        parts.append(f"<details class='marked'{unfolded}>{title}{marked}</details>")
+    scale = answer_markup.scale(words.compare_and_runs.ANSWER_SCALE) if parts else ""
+    return "".join(parts) + scale
 
 
-def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """The rows of lrcore.answers under the names of the page."""
-    shown = [
+def answer_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of `answer_prompts` in COLUMNS."""
+    cells = [
         [
             row["prompt"],
             row["model"],
@@ -142,4 +154,4 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         ]
         for row in rows
     ]
-    return pd.DataFrame(shown, columns=COLUMNS)
+    return pd.DataFrame(cells, columns=COLUMNS)

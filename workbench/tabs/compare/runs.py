@@ -1,4 +1,4 @@
-"""The choice of runs, their figures, excess loss over size, and where their recipes differ."""
+"""Selected runs: metrics, chart of excess loss over size, and differences between recipes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,30 +8,31 @@ import gradio as gr
 import pandas as pd
 
 import lrcore
+from lrcore.runs.runs import Run
 
-from ... import markup, text
-from ...assets import script
-from ...chosen import toggle
-from ...components import download, panel, plot
-from ...evaluation_controls import read_settings
-from ...events import DRAWN, QUIET, Said, bind, event_data, listen
+from ... import words
+from ...base.assets import script
 from ...figures.base import captioned
 from ...figures.comparison import Panel, pareto
 from ...jobs import DetailsJob, MeasureJob, SpeedJob
-from ...page import Page
-from ...store import Store
-from . import forms, points
-from .chart import AXES, caption, conclusion, of_times, on_one_device, panels
-from .choice import add_newest, list_runs
-from .details import details, speeds
-from .differences import all_differences
-from .metrics import SPEEDS, Known, tables
-from .models import some_runs
+from ...state.store import Store
+from ...views import markup
+from ...widgets.chosen import toggle
+from ...widgets.components import download, panel, plot, small_button
+from ...widgets.evaluation_controls import read_settings
+from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
+from ...widgets.page import Page
+from . import chart_files, comparison_table
+from .chart import AXES, caption, conclusion, describe_times, on_one_device, panels
+from .chosen_runs import add_newest, all_differences, list_runs, selected_runs
+from .metrics import SPEEDS, results, speeds, tables
 
 
 @dataclass(frozen=True)
-class RunChoice:
-    figures: gr.HTML
+class Comparison:
+    """The metrics and the chart of the selected runs."""
+
+    metrics: gr.HTML
     protocol: gr.Dropdown
     axis: gr.Dropdown
     measure: gr.Button
@@ -43,53 +44,49 @@ class RunChoice:
 
 @dataclass(frozen=True)
 class Differences:
+    """The differences between the selected runs, or a note in their place."""
+
     table: gr.Dataframe
     note: gr.HTML
 
 
-def layout(page: Page) -> RunChoice:
+def layout(page: Page) -> Comparison:
+    """Place the selection of runs, their metrics and the chart."""
+    text = words.compare_and_runs
     page.chosen.render()
-    figures = panel("compared")
+    metrics = panel("compared")
     with gr.Row(elem_classes="bottom", elem_id="measured-row"):
-        protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
-        axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
-        measure = gr.Button(
-            "Measure these runs", size="sm", elem_id="measure-runs", scale=0, min_width=180
-        )
-        speed = gr.Button(
-            "Measure their speed", size="sm", elem_id="measure-speed", scale=0, min_width=180
-        )
-        details_button = gr.Button(
-            "Measure components and task",
-            size="sm",
-            elem_id="measure-details",
-            scale=0,
-            min_width=210,
-        )
-    chart, caption = plot("scatter", 360), panel("scatter-caption")
-    return RunChoice(figures, protocol, axis, measure, speed, details_button, chart, caption)
+        protocol = gr.Dropdown([], label=text.MEASURED_ON, elem_id="protocol", scale=2)
+        axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label=text.AXIS, elem_id="axis")
+        measure = small_button(text.MEASURE_RUNS, "measure-runs", 180)
+        speed = small_button(text.MEASURE_SPEED, "measure-speed", 180)
+        details = small_button(text.MEASURE_DETAILS, "measure-details", 210)
+    chart, chart_caption = plot("scatter", 360), panel("scatter-caption")
+    return Comparison(metrics, protocol, axis, measure, speed, details, chart, chart_caption)
 
 
 def differences_layout() -> Differences:
-    with gr.Accordion("Only the differences: recipes, sizes, perplexities", open=True):
+    """Place the table of differences."""
+    with gr.Accordion(words.compare_and_runs.DIFFERENCES, open=True):
         table = gr.Dataframe(interactive=False, elem_id="recipe-differences")
         return Differences(table, panel("recipes-equal"))
 
 
-def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -> None:
+def wire(page: Page, store: Store, parts: Comparison, differences: Differences) -> None:
+    """Attach the handlers."""
     stamp = page.runs_stamp.change
     choice = [page.chosen, parts.protocol]
     read = page.address_first(page.opened, stamp)
     read.then(bind(list_runs, store), [page.address, *choice], choice, **DRAWN)
-    # the step after Compress is to compare what was made there
+    # the step after Compress compares the run that was made there
     added = page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
-    for chosen in (page.chosen.input, added.then):
-        chosen(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    for selected in (page.chosen.input, added.then):
+        selected(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     listen(
         [page.chosen.change, parts.protocol.change, stamp],
         bind(draw_runs, store),
         choice,
-        [parts.figures, differences.table, differences.note],
+        [parts.metrics, differences.table, differences.note],
         **DRAWN,
     )
     listen(
@@ -101,111 +98,111 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
     )
     clicked = parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
     clicked.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
-    parts.figures.select(bind(save, store), choice, page.downloads, **QUIET)
-    drawn = [*choice, parts.axis]
-    parts.caption.select(bind(save_points, store), drawn, page.downloads, **QUIET)
-    chosen = [page.chosen, page.evaluation.collected]
-    listen([parts.measure.click], bind(measure_runs, store), chosen, None, **QUIET)
-    listen([parts.details.click], bind(measure_details, store), chosen, None, **QUIET)
+    parts.metrics.select(bind(save_table, store), choice, page.downloads, **QUIET)
+    chart_inputs = [*choice, parts.axis]
+    parts.caption.select(bind(save_points, store), chart_inputs, page.downloads, **QUIET)
+    inputs = [page.chosen, page.evaluation.collected]
+    listen([parts.measure.click], bind(measure_runs, store), inputs, None, **QUIET)
+    listen([parts.details.click], bind(measure_details, store), inputs, None, **QUIET)
     parts.speed.click(bind(measure_speed, store), page.chosen, None, **QUIET)
 
 
 def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
-    """The comparison, the table of differences, and a note in its place where there is none."""
-    runs = store.chosen_runs(ids)
+    """Draw the metrics and the differences, or a note in place of the differences."""
+    runs = store.runs_by_id(ids)
     rows = all_differences(runs) if len(runs) > 1 else []
     columns = ["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]
     frame = pd.DataFrame(rows, columns=columns) if rows else None
-    note = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
+    message = ""
+    if not rows:
+        text = words.compare_and_runs
+        message = text.RECIPES_EQUAL if len(runs) > 1 else text.SELECT_TWO
     return (
-        forms.html(tables(runs, protocol, known(store, runs))),
+        comparison_table.html(tables(runs, protocol, results(store, runs))),
         gr.update(value=frame, visible=bool(rows)),
-        markup.note(note),
+        markup.note(message),
     )
 
 
 def draw_chart(
     store: Store, ids: list[str], protocol: str | None, axis: str | None
 ) -> tuple[str, str]:
-    """Excess loss over the axis; which runs no other dominates in the first panel, what is left
-    out, and buttons that save the points.
-    """
+    """Draw excess loss over the axis, with sentences about the first panel and save buttons."""
     runs, axis = store.runs.all(), axis or next(iter(AXES))
-    drawn = chart_panels(store, ids, protocol, axis)
-    if not drawn:
-        none = text.NO_SPEED if AXES[axis] in SPEEDS else text.FEW_POINTS
-        return "", markup.note(none if runs else "")
-    says = conclusion(drawn[0].points, drawn[0].model)
+    chart = chart_panels(store, ids, protocol, axis)
+    if not chart:
+        text = words.compare_and_runs
+        reason = text.NO_SPEED if AXES[axis] in SPEEDS else text.FEW_POINTS
+        return "", markup.note(reason if runs else "")
+    sentences = conclusion(chart[0].points, chart[0].model)
     if AXES[axis] in SPEEDS:
-        says += " " + of_times(drawn, runs, speeds(store, runs), AXES[axis])
-    figure = captioned(pareto(drawn, axis, ids or []), caption(drawn, runs))
-    return figure, markup.note(says) + forms.saves()
+        sentences += " " + describe_times(chart, runs, speeds(store, runs), AXES[axis])
+    figure = captioned(pareto(chart, axis, ids or []), caption(chart, runs))
+    return figure, markup.note(sentences) + comparison_table.save_buttons()
 
 
 def chart_panels(store: Store, ids: list[str], protocol: str | None, axis: str) -> list[Panel]:
-    """What is drawn over the axis."""
-    runs, of_speed = store.runs.all(), AXES[axis] in SPEEDS
-    known = on_one_device(runs, speeds(store, runs)) if of_speed else {}
-    return panels(runs, protocol, AXES[axis], known, ids or [])
+    """Return the panels of the chart."""
+    runs, is_time = store.runs.all(), AXES[axis] in SPEEDS
+    measured = on_one_device(runs, speeds(store, runs)) if is_time else {}
+    return panels(runs, protocol, AXES[axis], measured, ids or [])
 
 
-def form_of(event: gr.EventData, forms: Mapping[str, str]) -> str:
-    """The form of a file that was pressed. Raises InputError where it is none of these."""
-    form = event_data(event)["form"]
-    if form not in forms:
-        raise Said.unclear("form")
-    return str(form)
+def pressed_format(event: gr.EventData, formats: Mapping[str, str]) -> str:
+    """Return the file format that was pressed. Raises InputError for an unknown format."""
+    name = EventValues(event)["form"]
+    if name not in formats:
+        raise EventValues.unclear("form")
+    return str(name)
 
 
 def save_points(
     store: Store, ids: list[str], protocol: str | None, axis: str | None, event: gr.EventData
 ) -> str:
-    """The points of the chart as a file of the form that was pressed."""
+    """Return the points of the chart as a file to download."""
     axis = axis or next(iter(AXES))
-    form, drawn = form_of(event, points.FILES), chart_panels(store, ids, protocol, axis)
-    return download(points.FILES[form], points.WRITERS[form](drawn, axis))
+    name = pressed_format(event, chart_files.FILES)
+    chart = chart_panels(store, ids, protocol, axis)
+    return download(chart_files.FILES[name], chart_files.WRITERS[name](chart, axis))
 
 
 def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
-    """The chosen runs, with the one whose point was clicked or without it."""
-    custom = event_data(event).listed("custom")
+    """Select the run of the clicked point, or deselect it."""
+    custom = EventValues(event).listed("custom")
     return toggle(store, ids or [], str(custom[2])) if len(custom) > 2 else gr.skip()
 
 
-def save(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:
-    """The comparison on show as a file of the form that was pressed."""
-    form, runs = form_of(event, forms.FILES), store.chosen_runs(ids)
-    shown = tables(runs, protocol, known(store, runs))
-    return download(forms.FILES[form], forms.WRITERS[form](shown))
+def save_table(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:
+    """Return the metrics as a file to download."""
+    name, runs = pressed_format(event, comparison_table.FILES), store.runs_by_id(ids)
+    metrics = tables(runs, protocol, results(store, runs))
+    return download(comparison_table.FILES[name], comparison_table.WRITERS[name](metrics))
 
 
 def measure_runs(store: Store, ids: list[str], evaluation: list[Any]) -> None:
-    """Queue a measurement of the chosen runs; evaluation: the values of its controls."""
-    for settings, own in by_text(some_runs(store, ids), evaluation).items():
-        store.jobs.submit(MeasureJob(own, settings))
+    """Queue a measurement of the selected runs. evaluation: values of the controls."""
+    for settings, run_ids in ids_by_settings(selected_runs(store, ids), evaluation).items():
+        store.jobs.submit(MeasureJob(run_ids, settings))
 
 
 def measure_speed(store: Store, ids: list[str]) -> None:
-    store.jobs.submit(SpeedJob(tuple(run.id for run in some_runs(store, ids))))
+    """Queue a measurement of the speed of the selected runs."""
+    store.jobs.submit(SpeedJob(tuple(run.id for run in selected_runs(store, ids))))
 
 
 def measure_details(store: Store, ids: list[str], evaluation: list[Any]) -> None:
-    """Queue where the chosen runs lose what they lose; evaluation: the values of its controls."""
-    for settings, own in by_text(some_runs(store, ids), evaluation).items():
-        store.jobs.submit(DetailsJob(own, settings))
+    """Queue a measurement of components and task. evaluation: values of the controls."""
+    for settings, run_ids in ids_by_settings(selected_runs(store, ids), evaluation).items():
+        store.jobs.submit(DetailsJob(run_ids, settings))
 
 
-def by_text(
-    runs: Sequence[lrcore.Run], evaluation: list[Any]
+def ids_by_settings(
+    runs: Sequence[Run], evaluation: list[Any]
 ) -> dict[lrcore.EvaluationSettings, tuple[str, ...]]:
-    """The ids of runs by how they are measured: on what none of them was calibrated on."""
-    texts: dict[lrcore.EvaluationSettings, tuple[str, ...]] = {}
+    """Return the ids of runs by settings with a text that no run was calibrated on."""
+    ids: dict[lrcore.EvaluationSettings, tuple[str, ...]] = {}
     for run in runs:
-        settings = read_settings(True, *evaluation[1:], calibrated_on=run.recipe.data)
-        apart = settings.apart_from([one.recipe.data for one in runs])
-        texts[apart] = (*texts.get(apart, ()), run.id)
-    return texts
-
-
-def known(store: Store, runs: Sequence[lrcore.Run]) -> Known:
-    return Known(speeds(store, runs), details(store, runs))
+        settings = read_settings(True, *evaluation[1:], calibrated_on=run.recipe.data)  # type: ignore[misc]
+        held_out = settings.held_out_from([compared.recipe.data for compared in runs])
+        ids[held_out] = (*ids.get(held_out, ()), run.id)
+    return ids

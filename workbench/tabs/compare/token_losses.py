@@ -1,62 +1,66 @@
-"""How much more the compressed models lose than the dense one, token by token."""
+"""Change in loss of the compressed models, token by token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 import gradio as gr
 
-import lrcore
+from lrcore.evaluation.evaluate import token_losses
 
-from ... import markup, run_markup, run_text, text
-from ...components import Textbox, panel
-from ...events import bind, listen
-from ...keys import model_key
-from ...page import Page
-from ...store import Store
-from .models import some_runs
+from ... import words
+from ...state.keys import model_key
+from ...state.store import Store
+from ...views import answer_markup
+from ...widgets.components import panel
+from ...widgets.events import bind, listen
+from ...widgets.page import Page
+from .chosen_runs import selected_runs
 
 
 @dataclass(frozen=True)
 class TokenLosses:
+    """The passage, the button, and the colored passages."""
+
     passage: gr.Textbox
-    colour: gr.Button
-    coloured: gr.HTML
+    color: gr.Button
+    colored: gr.HTML
 
 
 def layout() -> TokenLosses:
+    """Place the passage and the button."""
+    text = words.compare_and_runs
     with gr.Accordion(text.TOKEN_LOSSES, open=False):
         gr.Markdown(text.TOKENS_HELP)
-        passage = Textbox(text.PASSAGE, label="Text", lines=3, elem_id="passage")
-        colour = gr.Button("Colour the tokens", elem_id="colour")
-        return TokenLosses(passage, colour, panel("coloured"))
+        passage = gr.Textbox(text.PASSAGE, label=text.PASSAGE_BOX, lines=3, elem_id="passage")
+        color = gr.Button(text.COLOR_TOKENS, elem_id="colour")
+        return TokenLosses(passage, color, panel("coloured"))
 
 
 def wire(page: Page, store: Store, parts: TokenLosses) -> None:
-    inputs = [parts.passage, page.chosen]
-    painted, private = parts.coloured, {"api_visibility": "private"}
-    listen([parts.colour.click], bind(paint, store), inputs, painted, **private)
+    """Attach the handler."""
+    inputs, private = [parts.passage, page.chosen], {"api_visibility": "private"}
+    listen([parts.color.click], bind(color_passage, store), inputs, parts.colored, **private)
 
 
-def paint(store: Store, passage: str, ids: list[str]) -> str:
-    """The passage once per chosen run, each token coloured by what the run loses there against its
-    own dense model.
-    """
-    blocks, runs = [], some_runs(store, ids)
+def color_passage(store: Store, passage: str, ids: list[str]) -> str:
+    """Return the passage for each selected run, colored by the change from the dense model."""
+    passages, runs = [], selected_runs(store, ids)
     bases = {model_key(run.recipe): run.recipe for run in runs}
-    dense = {
-        key: lrcore.token_losses(store.dense(recipe), passage) for key, recipe in bases.items()
-    }
+    dense = {key: token_losses(store.dense(recipe), passage) for key, recipe in bases.items()}
     for run in runs:
-        own, small = dense[model_key(run.recipe)], lrcore.token_losses(store.small(run), passage)
+        before = dense[model_key(run.recipe)]
+        after = token_losses(store.run_model(run), passage)
         tokens = [
-            (token, before, now) for (token, before), (_, now) in zip(own, small, strict=True)
+            (token, dense_loss, loss)
+            for (token, dense_loss), (_, loss) in zip(before, after, strict=True)
         ]
-        title = f"{markup.escape(run.name)}: {mean_rise(tokens):+.3f} nats per token"
-        blocks.append(f"<h4>{title}</h4>{markup.coloured(tokens)}")
-    return "".join(blocks) + run_markup.scale(run_text.TOKEN_SCALE)
+        title = words.compare_and_runs.MEAN_CHANGE.format(run.name, mean_change(tokens))
+        passages.append(f"<h4>{escape(title)}</h4>{answer_markup.colored(tokens)}")
+    return "".join(passages) + answer_markup.scale(words.compare_and_runs.TOKEN_SCALE)
 
 
-def mean_rise(tokens: Sequence[tuple[str, float, float]]) -> float:
-    """Mean increase in loss (nats/token) of (token, dense loss, compressed loss)."""
-    # nothing predicts the first token
-    return sum(now - before for _, before, now in tokens[1:]) / max(len(tokens) - 1, 1)
+def mean_change(tokens: Sequence[tuple[str, float, float]]) -> float:
+    """Return the mean change (nats/token) of (token, dense loss, compressed loss)."""
+    # the first token has no loss
+    return sum(loss - dense for _, dense, loss in tokens[1:]) / max(len(tokens) - 1, 1)

@@ -1,4 +1,4 @@
-"""One run by the form's recipe: what Start will do, the same as a command line, Start."""
+"""A run with the form's recipe: description, command line, and the Start button."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,18 +6,22 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.checkpoints.standard.standard_fit import standard_fit
+from lrcore.system.hardware import hardware
 
-from ... import markup, memory, text
-from ...components import Textbox
-from ...events import DRAWN, QUIET, bind, listen
+from ... import words
 from ...jobs import CompressJob
-from ...page import Page
-from ...store import Store
-from .reading import inputs, read, read_and_check, run_name
+from ...state.store import Store
+from ...views import markup, memory, preview, run_text
+from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.page import Page
+from .job_inputs import inputs, read, read_and_check, run_name
 
 
 @dataclass(frozen=True)
 class OneRun:
+    """The description of the run, and the controls that start it."""
+
     description: gr.Markdown
     command: gr.Code
     name: gr.Textbox
@@ -25,29 +29,29 @@ class OneRun:
 
 
 def layout(page: Page) -> OneRun:
+    """Place the description, the command line and the controls."""
+    text = words.compress
     description = gr.Markdown(elem_id="what-happens")
     command = gr.Code(
         language="shell",
-        label="The same on the command line",
+        label=text.COMMAND,
         interactive=False,
         lines=1,
         elem_id="command",
         wrap_lines=True,
     )
     with gr.Row(elem_classes="bottom"):
-        name = Textbox(
-            label="Name of the run", placeholder="made from the recipe", elem_id="run-name"
-        )
-        start = gr.Button("Start", variant="primary", elem_id="start", scale=0, min_width=160)
+        name = gr.Textbox(label=text.RUN_NAME, placeholder=text.RUN_NAME_HINT, elem_id="run-name")
+        start = gr.Button(text.START, variant="primary", elem_id="start", scale=0, min_width=160)
     with gr.Accordion(text.EVALUATION, open=False):
         page.evaluation.render()
     return OneRun(description, command, name, start)
 
 
 def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
+    """Attach the handlers."""
     values = inputs(page)
-    # what the form holds is described when this tab opens: at every move of a slider it would only
-    # be in the slider's way
+    # Drawn when the tab opens: drawing at every move of a slider would slow the slider down.
     changed = [tab.select, page.factors_key.change, page.choice.change]
     changed += [part.change for part in page.evaluation.all]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
@@ -55,28 +59,28 @@ def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
 
 
 def describe(store: Store, *values: Any) -> tuple[str, str]:
-    """What Start will do, and the command line that does the same."""
+    """Return the description of the run, and the equivalent command line."""
     try:
         recipe, settings = read(values)
         plan, model = store.plan(recipe), store.peek_dense(recipe)
         if plan is None or model is None:
-            described = text.paragraph(recipe, {}, settings)
-            return markup.as_markdown(described), recipe.command()
-        summary = plan.summary()
-        standing = text.standing(plan, recipe.policy, store.drafted(recipe))
-        need = memory.needed(model, recipe, summary["megabytes"], settings)
+            description = preview.run_summary(recipe, {}, settings)
+            return markup.as_markdown(description), recipe.command()
+        size = plan.summary()
+        status = words.allocation.plan_status(plan, recipe.policy, store.is_draft(recipe))
+        required = memory.needed(model, recipe, size["megabytes"], settings)
     except lrcore.InputError as error:
         return markup.as_markdown(str(error)), ""
     paragraphs = (
-        " ".join(filter(None, [text.paragraph(recipe, summary, settings), standing])),
-        memory.sentence(need, lrcore.hardware(str(model.device)).free),
-        text.stock(lrcore.stock_fit(model, plan)),
+        " ".join(filter(None, [preview.run_summary(recipe, size, settings), status])),
+        memory.sentence(required, hardware(str(model.device)).free),
+        run_text.standard_fit(standard_fit(model, plan)),
     )
     return markup.as_markdown("\n\n".join(paragraphs)), recipe.command()
 
 
 def start(store: Store, name: str, *values: Any) -> str:
-    """Queue the run; the box of its name is empty afterwards."""
+    """Queue the run and return an empty name."""
     recipe, settings = read_and_check(store, values)
     store.jobs.submit(CompressJob(recipe, run_name(name), settings))
     return ""

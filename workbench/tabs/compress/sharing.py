@@ -1,4 +1,4 @@
-"""A basis that neighbouring layers share (Basis Sharing): what is left, and its job."""
+"""Bases that neighboring layers share (Basis Sharing): the remaining size, and the job."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,20 +6,24 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.compression.steps.share import shared_size
 
-from ... import sharing_text
-from ...components import Slider, panel, whole
-from ...events import DRAWN, FormData, bind, form_data, listen
+from ... import words
 from ...jobs import ShareJob
-from ...page import Page
-from ...store import Store
-from .reading import about_model, name_and_start, read_and_check, run_name, wire_start
+from ...state.store import Store
+from ...views import preview
+from ...widgets.components import panel, whole_number
+from ...widgets.events import DRAWN, FormData, bind, form_data, listen
+from ...widgets.page import Page
+from .job_inputs import describe_model, name_and_start, read_and_check, run_name, wire_start
 
 RATIO, GROUP = 0.2, 2
 
 
 @dataclass(frozen=True)
 class SharedBases:
+    """controls: ratio, and layers per basis."""
+
     ratio: gr.Slider
     group: gr.Number
     controls: FormData
@@ -29,31 +33,36 @@ class SharedBases:
 
 
 def layout() -> SharedBases:
-    gr.Markdown(sharing_text.SHARE)
-    ratio = Slider(
-        0.02, 0.9, RATIO, step=0.01, label="Remove", info=sharing_text.RATIO, elem_id="share-ratio"
+    """Place the controls."""
+    text = words.compress
+    gr.Markdown(text.SHARE)
+    ratio = gr.Slider(
+        0.02,
+        0.9,
+        RATIO,
+        step=0.01,
+        label=text.REDUCTION,
+        info=text.SHARE_RATIO,
+        elem_id="share-ratio",
     )
     group = gr.Number(
         GROUP,
-        label=sharing_text.GROUP,
-        info=sharing_text.GROUP_INFO,
+        label=text.GROUP,
+        info=text.GROUP_INFO,
         precision=0,
         minimum=1,
         elem_id="share-group",
     )
     caption = panel("share-caption")
     controls = form_data([ratio, group], [RATIO, GROUP])
-    return SharedBases(ratio, group, controls, caption, *name_and_start("share", "Share it"))
+    name, start = name_and_start("share", text.START_SHARE)
+    return SharedBases(ratio, group, controls, caption, name, start)
 
 
 def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
+    """Attach the handlers."""
     listen(
-        [
-            tab.select,
-            page.analysis_key.change,
-            parts.ratio.change,
-            parts.group.change,
-        ],
+        [tab.select, page.analysis_key.change, parts.ratio.change, parts.group.change],
         bind(describe, store),
         [parts.controls, *page.form.inputs],
         parts.caption,
@@ -63,27 +72,27 @@ def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
 
 
 def describe(store: Store, controls: list[Any], *values: Any) -> str:
-    """What sharing would leave; controls: the share to remove, and how many layers to a basis."""
+    """Describe the result of the job."""
 
     def sentence(recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> str:
-        ratio, group = checked(recipe, controls)
-        left = lrcore.shared_size(model, ratio, group)
-        return sharing_text.to_be_shared(left, model.size.decoder_linear, group)
+        ratio, group = read_controls(recipe, controls)
+        remaining = shared_size(model, ratio, group)
+        return preview.sharing(remaining, model.size.decoder_linear, group)
 
-    return about_model(store, values, sentence)
+    return describe_model(store, values, sentence)
 
 
-def checked(recipe: lrcore.Recipe, controls: list[Any]) -> tuple[float, int]:
-    """The share to remove and the size of a group. Raises InputError for one out of range."""
-    ratio, group = controls[0], whole(controls[1], sharing_text.GROUP)
+def read_controls(recipe: lrcore.Recipe, controls: list[Any]) -> tuple[float, int]:
+    """Return the ratio and the layers per basis. Raises InputError for a value out of range."""
+    ratio, group = controls[0], whole_number(controls[1], words.compress.GROUP)
     if group < 1:
-        raise lrcore.InputError(f"{sharing_text.GROUP} must be at least 1; got {group}.")
+        raise lrcore.InputError(words.compress.GROUP_RANGE.format(group))
     return recipe.with_(ratio=ratio).ratio, group
 
 
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
-    """Queue the run; the box of its name is empty afterwards."""
+    """Queue the run and return an empty name."""
     recipe, settings = read_and_check(store, values)
-    ratio, group = checked(recipe, controls)
+    ratio, group = read_controls(recipe, controls)
     store.jobs.submit(ShareJob(recipe.with_(ratio=ratio), group, run_name(name), settings))
     return ""

@@ -1,4 +1,4 @@
-"""A sweep: methods × policies × ratios × calibration texts as one job."""
+"""A sweep: methods × policies × ratios × calibration texts as a job."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,17 +7,18 @@ import gradio as gr
 
 import lrcore
 
-from ... import text
-from ...components import Textbox
-from ...events import QUIET, bind, listen
+from ... import words
 from ...jobs import SweepJob
-from ...page import Page
-from ...store import Store
-from .reading import inputs, read_and_check
+from ...state.store import Store
+from ...widgets.events import QUIET, bind, listen
+from ...widgets.page import Page
+from .job_inputs import inputs, read_and_check
 
 
 @dataclass(frozen=True)
 class SweepControls:
+    """cross: if True, runs are measured on all calibration texts."""
+
     methods: gr.Dropdown
     policies: gr.Dropdown
     ratios: gr.Textbox
@@ -27,57 +28,59 @@ class SweepControls:
 
 
 def layout() -> SweepControls:
+    """Place the controls."""
+    text = words.compress
     with gr.Accordion(text.SWEEP, open=False):
         with gr.Row(elem_classes="bottom"):
             methods = gr.Dropdown(
-                [row["name"] for row in lrcore.methods()],
+                [row["name"] for row in lrcore.list_methods()],
                 multiselect=True,
-                label="Methods",
+                label=text.SWEEP_METHODS,
                 elem_id="sweep-methods",
             )
             policies = gr.Dropdown(
-                [row["name"] for row in lrcore.policies()],
+                [row["name"] for row in lrcore.list_policies()],
                 multiselect=True,
-                label="Policies",
+                label=text.SWEEP_POLICIES,
                 info=text.SWEEP_EMPTY,
                 elem_id="sweep-policies",
             )
         with gr.Row(elem_classes="bottom"):
-            ratios = Textbox(
+            ratios = gr.Textbox(
                 "0.1, 0.2, 0.3, 0.4",
-                label="Remove",
-                info="shares, separated by commas",
+                label=text.REDUCTION,
+                info=text.SWEEP_RATIOS_INFO,
                 elem_id="sweep-ratios",
             )
-            texts = Textbox(label="Calibration texts", info=text.SWEEP_EMPTY, elem_id="sweep-sets")
+            texts = gr.Textbox(label=text.SWEEP_TEXTS, info=text.SWEEP_EMPTY, elem_id="sweep-sets")
             cross = gr.Checkbox(
-                False,
-                label="Measure on every calibration text",
-                info=text.CROSS,
-                elem_id="sweep-cross",
+                False, label=text.CROSS, info=text.CROSS_INFO, elem_id="sweep-cross"
             )
-            start = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)
+            start = gr.Button(text.START_SWEEP, elem_id="start-sweep", scale=0, min_width=160)
     return SweepControls(methods, policies, ratios, texts, cross, start)
 
 
 def wire(page: Page, store: Store, parts: SweepControls) -> None:
-    choices = [parts.methods, parts.policies, parts.ratios, parts.texts, parts.cross]
-    listen([parts.start.click], bind(start, store), [*choices, *inputs(page)], None, **QUIET)
+    """Attach the handler."""
+    controls = [parts.methods, parts.policies, parts.ratios, parts.texts, parts.cross]
+    listen([parts.start.click], bind(start, store), [*controls, *inputs(page)], None, **QUIET)
 
 
 def start(store: Store, methods: list[str], policies: list[str], *values: Any) -> None:
-    """Queue a sweep; values: the ratios and texts as typed, whether to measure on every text, then
-    recipe and evaluation.
+    """Queue a sweep.
+
+    values: ratios and texts as typed, whether to measure on every text, then recipe and
+    evaluation.
     """
-    ratios, texts, cross, *rest = values
-    recipe, settings = read_and_check(store, rest)
-    shares = read_shares(ratios, recipe)
+    ratios, texts, cross, *inputs_of_job = values
+    recipe, settings = read_and_check(store, inputs_of_job)
+    numbers = read_ratios(ratios, recipe)
     if not methods:
-        raise lrcore.InputError("The sweep has no methods: choose at least one.")
+        raise lrcore.InputError(words.compress.NO_METHODS)
     job = SweepJob(
         recipe,
         methods=tuple(methods),
-        ratios=tuple(shares),
+        ratios=tuple(numbers),
         policies=tuple(policies or ()),
         calibration_sets=tuple(name.strip() for name in texts.split(",") if name.strip()),
         evaluation=settings,
@@ -87,18 +90,12 @@ def start(store: Store, methods: list[str], policies: list[str], *values: Any) -
     store.jobs.submit(job)
 
 
-def read_shares(typed: str, recipe: lrcore.Recipe) -> list[float]:
-    """The shares of a sweep. Raises InputError now for what would fail later."""
+def read_ratios(typed: str, recipe: lrcore.Recipe) -> list[float]:
+    """Return the ratios of a sweep. Raises InputError for ratios that would fail later."""
     try:
-        shares = [float(share) for share in typed.replace(";", ",").split(",") if share.strip()]
+        ratios = [float(part) for part in typed.replace(";", ",").split(",") if part.strip()]
     except ValueError:
-        raise lrcore.InputError(
-            f"'{typed}' is no list of shares. Write numbers between 0 and 1 with commas, such as "
-            "0.1, 0.2."
-        ) from None
-    if not shares:
-        raise lrcore.InputError(
-            "The sweep has no shares to remove. Write numbers between 0 and 1 with commas, such "
-            "as 0.1, 0.2."
-        )
-    return [recipe.with_(ratio=share).ratio for share in shares]
+        raise lrcore.InputError(words.compress.NOT_RATIOS.format(typed)) from None
+    if not ratios:
+        raise lrcore.InputError(words.compress.NO_RATIOS)
+    return [recipe.with_(ratio=ratio).ratio for ratio in ratios]

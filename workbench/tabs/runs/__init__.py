@@ -1,26 +1,28 @@
-"""The runs on disk: open, rename, delete, download, derive, export, push."""
+"""Runs & export tab: the runs on disk, and a run to inspect, modify and export."""
 
 import gradio as gr
 
-from ... import run_text
-from ...page import Page
-from ...store import Store
-from . import derive, details, exports, table
+from ... import words
+from ...state.store import Store
+from ...widgets.page import Page
+from . import derive, details, exports, runs_table
 
-TITLE = run_text.RUNS_TAB
+TITLE = words.compare_and_runs.RUNS_TAB
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
-    listed, opened, address = table.layout(store), page.opened_run, page.run_address
+    """Place the components of the tab and attach their handlers."""
+    table, opened = runs_table.layout(store), page.opened_run
+    undo = details.undo_button()
     with gr.Column(visible=False, elem_id="run-details") as column:
         run = details.layout()
         derived = derive.layout()
         card = details.model_card()
         exported = exports.layout()
-    table.wire(page, store, listed)
-    table.wire_link(page, store, TITLE)
-    details.wire(page, store, run, opened, address)
+    runs_table.wire(page, store, table)
+    runs_table.wire_link(page, store, TITLE)
+    details.wire(page, store, run, undo)
     derive.wire(store, derived, opened)
     exports.wire(page, store, exported, opened)
-    shown = [column, *details.outputs(run), *exports.outputs(exported), card]
-    details.wire_shown(page, store, opened, shown, exported.format)
+    outputs = [column, *details.outputs(run), *exports.outputs(exported), card]
+    details.wire_run(page, store, opened, outputs, exported.format)

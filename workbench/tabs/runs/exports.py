@@ -1,4 +1,4 @@
-"""The run on show as a folder or file for other programs, and on the hub."""
+"""Exports of the opened run: folders or files for other programs, and uploads to the hub."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,20 +6,24 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.recipes.history import standard_fit_of
+from lrcore.recipes.targets import TARGETS
 
-from ... import target_text, text
-from ...components import Textbox, small_button
-from ...events import QUIET, bind
+from ... import words
 from ...jobs import ExportJob, PushJob
-from ...page import Page, put_recipe
-from ...store import Store
+from ...state.store import Store
+from ...widgets.components import small_button
+from ...widgets.events import QUIET, bind
+from ...widgets.page import Page, put_recipe
 
 
 @dataclass(frozen=True)
 class Exports:
+    """fit: whether a standard architecture can load the run."""
+
     fit: gr.Markdown
     format: gr.Dropdown
-    fitting_ranks: gr.Button
+    compatible_ranks: gr.Button
     export: gr.Button
     folders: gr.Textbox
     repository: gr.Textbox
@@ -28,20 +32,22 @@ class Exports:
 
 
 def layout() -> Exports:
-    with gr.Accordion("Export", open=True):
+    """Place the controls."""
+    text = words.compare_and_runs
+    with gr.Accordion(text.EXPORT, open=True):
         gr.Markdown(text.EXPORT_HELP)
         fit = gr.Markdown(elem_id="stock-fit")
         with gr.Row(elem_classes="bottom"):
             kind = gr.Dropdown(
-                [(words, name) for name, words in target_text.FORMATS.items()],
-                value=target_text.WITH_CODE,
-                label="Format",
+                [(label, name) for name, label in text.FORMATS.items()],
+                value=text.WITH_CODE,
+                label=text.FORMAT,
                 elem_id="export-format",
             )
-            fitting = small_button("Put ranks that fit into the form", "stock-ranks", 240)
-            write = small_button("Export", "export", variant="primary")
-        folders = Textbox(
-            label="Exported to",
+            compatible = small_button(text.COMPATIBLE_RANKS, "stock-ranks", 240)
+            write = small_button(text.EXPORT, "export", variant="primary")
+        folders = gr.Textbox(
+            label=text.EXPORTED_TO,
             interactive=False,
             buttons=["copy"],
             lines=1,
@@ -49,31 +55,34 @@ def layout() -> Exports:
         )
         gr.Markdown(text.PUSH_HELP)
         with gr.Row(elem_classes="bottom"):
-            repository = Textbox(label="Repository", placeholder="owner/name", elem_id="push-repo")
-            private = gr.Checkbox(True, label="Private", scale=0, min_width=120)
-            send = small_button("Push", "push")
-    return Exports(fit, kind, fitting, write, folders, repository, private, send)
+            repository = gr.Textbox(
+                label=text.REPOSITORY, placeholder="owner/name", elem_id="push-repo"
+            )
+            private = gr.Checkbox(True, label=text.PRIVATE, scale=0, min_width=120)
+            send = small_button(text.PUSH, "push")
+    return Exports(fit, kind, compatible, write, folders, repository, private, send)
 
 
 def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
-    parts.fitting_ranks.click(bind(fitting_recipe, store), opened, page.recipe_outputs, **QUIET)
+    """Attach the handlers. opened: the id of the opened run."""
+    parts.compatible_ranks.click(
+        bind(use_compatible_ranks, store), opened, page.recipe_outputs, **QUIET
+    )
     parts.export.click(bind(export, store), [opened, parts.format], None, **QUIET)
     inputs = [opened, parts.format, parts.repository, parts.private]
     parts.push.click(bind(push, store), inputs, None, **QUIET)
 
 
 def outputs(parts: Exports) -> list[Any]:
-    """The components that follow the run on show: whether it fits a stock architecture, the button,
-    the exported folders.
-    """
-    return [parts.fit, parts.fitting_ranks, parts.folders]
+    """Return the components that change with the opened run."""
+    return [parts.fit, parts.compatible_ranks, parts.folders]
 
 
-def fitting_recipe(store: Store, run_id: str) -> list[Any]:
-    """The run's recipe in the form, with ranks that a stock architecture has."""
+def use_compatible_ranks(store: Store, run_id: str) -> list[Any]:
+    """Load the recipe of a run with ranks that a standard architecture supports."""
     run = store.runs.get(run_id)
-    ranks = lrcore.stock_of(run.history).to_dict()["ranks"]
-    return put_recipe(run.recipe.with_(overrides=ranks))
+    ranks = standard_fit_of(run.history).to_dict()["ranks"]
+    return put_recipe(run.recipe.with_(rank_overrides=ranks))
 
 
 def export(store: Store, run_id: str, target: str) -> None:
@@ -82,12 +91,13 @@ def export(store: Store, run_id: str, target: str) -> None:
 
 
 def push(store: Store, run_id: str, target: str, repository: str, private: bool) -> None:
-    """Queue an export and its upload. Raises InputError for what is no repository's name, and for a
-    file.
+    """Queue an export and the upload.
+
+    Raises InputError for an invalid name of a repository, and for a target that is a file.
     """
     name = store.runs.get(run_id).name
     if repository.count("/") != 1:
-        raise lrcore.InputError(f"'{repository}' is no repository name. Write owner/name.")
-    if lrcore.TARGETS[target].format == "gguf":
-        raise lrcore.InputError(target_text.FILE_NOT_PUSHED)
+        raise lrcore.InputError(words.compare_and_runs.NOT_A_REPOSITORY.format(repository))
+    if TARGETS[target].format == "gguf":
+        raise lrcore.InputError(words.compare_and_runs.FILE_NOT_PUSHED)
     store.jobs.submit(PushJob(run_id, target, repository.strip(), private, name))

@@ -1,0 +1,107 @@
+"""Perplexity of several methods with `refit: on` and with `refit: trained`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lrcore
+
+from .perplexity import evaluation, figures_of
+from .rankings import BEST, increase_ratio, lowest_of_different_methods, perplexities
+from .record import add_cell, read_record
+from .report import log, table, with_error, write_section
+from .subjects import Subject, real_subject, recipe_of, reference_text, subjects
+
+RATIOS = (0.2, 0.3, 0.4, 0.5)
+PAIRINGS = (
+    BEST,
+    ("fused", "uniform"),
+    ("a3", "uniform"),
+    ("modegpt", "uniform"),
+    ("latentllm", "uniform"),
+    ("svd_llm", "uniform"),
+    ("llm_surgeon", "uniform"),
+)
+REFITS = ("on", "trained")
+Entry = Mapping[str, Any]
+
+
+def trained(models: list[str]) -> None:
+    """Measure the missing cells and write the table of a model after each cell."""
+    for subject in subjects(models):
+        _measure(subject)
+    if (text := reference_text(models)) is not None:
+        _measure(real_subject(text))
+
+
+def _measure(subject: Subject) -> None:
+    missing = list(_missing_recipes(subject))
+    if not missing:
+        return
+    model = lrcore.load(subject.recipe.model)
+    dense = evaluation(model, subject)
+    for name, recipe in missing:
+        compressed = lrcore.compress(model, recipe)
+        cell = figures_of(evaluation(compressed, subject), dense)
+        log(f"trained {subject.title} {name} {cell}")
+        entry = add_cell(subject.title, "trained", name, cell)
+        write_section(f"trained {subject.title}", section(subject.title, entry))
+
+
+def _missing_recipes(subject: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:
+    """Yield the recipes without a cell, `fused` first."""
+    entry = read_record().get(subject.title, {})
+    for method, policy in PAIRINGS:
+        for ratio in RATIOS:
+            for refit in REFITS:
+                if cell_of(entry, method, policy, ratio, refit) is None:
+                    recipe = recipe_of(subject.recipe, method, policy=policy, ratio=ratio)
+                    yield key(method, policy, ratio, refit), recipe.with_(refit=refit)
+
+
+def key(method: str, policy: str, ratio: float, refit: str) -> str:
+    """Return the name of a cell in the record."""
+    return f"{method} {policy} {ratio} {refit}"
+
+
+def cell_of(
+    entry: Entry, method: str, policy: str, ratio: float, refit: str
+) -> dict[str, Any] | None:
+    """Return a cell of this table; for `fused`, whose default is `refit: on`, from the perplexity
+    tables.
+    """
+    if method == BEST[0] and refit == "on":
+        return entry.get("cells", {}).get(f"{method} {policy} params {ratio}")
+    return entry.get("trained", {}).get(key(method, policy, ratio, refit))
+
+
+def section(title: str, entry: Entry) -> str:
+    """Return a row per pairing and refit, and a row per ratio that compares `fused` with the
+    remaining methods.
+    """
+    ratios = [f"{ratio:.0%}" for ratio in RATIOS]
+    caption = f"**{title}**, dense perplexity {entry['dense']:.3f}:"
+    figures = table(["method", "policy", "refit", *ratios], list(_rows(entry)))
+    header = ["removed", "`fused` with `probed`, trained", "increase / increase with `refit: on`"]
+    header += ["increase / lowest with uniform ranks", "increase / lowest as published"]
+    return f"{caption}\n\n{figures}\n\n{table(header, list(_comparison(entry)))}"
+
+
+def _rows(entry: Entry) -> Iterator[list[str]]:
+    for method, policy in PAIRINGS:
+        for refit in REFITS:
+            cells = [cell_of(entry, method, policy, ratio, refit) for ratio in RATIOS]
+            if any(cells):
+                figures = ["–" if cell is None else with_error(cell) for cell in cells]
+                yield [method, policy, refit, *figures]
+
+
+def _comparison(entry: Entry) -> Iterator[list[str]]:
+    for ratio in RATIOS:
+        cells = [cell_of(entry, *BEST, ratio, refit) for refit in REFITS]
+        lowest_published = lowest_of_different_methods(perplexities(entry["cells"], ratio))
+        if None in cells or lowest_published is None:  # not measured yet
+            continue
+        before, after = (cell["perplexity"] for cell in cells if cell)
+        references = (before, *lowest_published)
+        ratios = [increase_ratio(after, reference, entry["dense"]) for reference in references]
+        yield [f"{ratio:.0%}", with_error(cells[1]), *ratios]

@@ -1,3 +1,0 @@
-"""What the calibration text says of a model: moments, and, only when asked for, gradients and
-outliers.
-"""

@@ -1,0 +1,1 @@
+"""Export to GGUF, the format of llama.cpp."""

@@ -1,0 +1,1 @@
+"""Export as multi-head latent attention."""

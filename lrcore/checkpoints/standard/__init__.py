@@ -1,0 +1,1 @@
+"""Export to the standard architectures of transformers."""

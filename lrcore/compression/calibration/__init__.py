@@ -1,0 +1,1 @@
+"""Statistics of a calibration text: moments, gradients and outliers."""

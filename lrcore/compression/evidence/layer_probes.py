@@ -1,0 +1,246 @@
+"""Probes of a layer: truncate a slot and run the layers from there on."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...layers.spectra import Cost, Slot, Spectrum, by_part
+from ...models.architectures import decoder_layers
+from ...models.layers import clone, read_exact, write_layer
+from ...models.load import LoadedModel
+from ...models.stream import LayerStream
+from ...system.cache import keep_value, read_as
+from ...system.progress import Progress
+from ..solve.factorize import Factorization
+from .divergence import DensePredictions
+from .kind import cache_file
+from .losses import BATCH
+
+FORMAT = 5  # of the files on disk; increase it when the meaning of the contents changes
+# Probed shares of the parameters, or of the cache if it stores latents. Each form is probed at the
+# first shares, and forms that a plan may use at all shares. One share is not enough: on a small
+# model a single probe at 0.5 lost more than half of the gain.
+FIRST_SHARES, FURTHER_SHARES = (0.9, 0.5), (0.75, 0.3)
+PROBED_SHARES = FIRST_SHARES + FURTHER_SHARES
+# A form that loses this many times as much as another form of its part, at both first shares, is
+# not probed further: no plan with a budget of parameters uses it.
+DOMINATED = 1.5
+# A probe runs more batches until the standard error is at most this share of it. The total work of
+# all probes is limited to WORK_RATIO times the multiplications of the calibration, but at least
+# MIN_WORK multiplications, minutes on two cores. On models of a few million parameters, plans from
+# 8 windows for all probes lost 5 to 27 % more than plans from up to 32.
+ERROR = 0.1
+WORK_RATIO, MIN_WORK = 10, 10**13
+REFERENCES = 8  # minimum number of probes, spread over the layers, that run on all windows
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProbes:
+    """Measurements of a layer.
+
+    loss: of the dense network, nats/token. values: by slot and rank, the divergence on each of the
+    first windows [n], float64. references: slots and ranks that are measured on all windows, to
+    estimate the other probes (see probe_windows.py).
+    """
+
+    loss: float
+    values: dict[str, dict[int, Tensor]]
+    references: list[tuple[str, int]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the probes as JSON-able values."""
+        values = {
+            name: [[rank, divergences.tolist()] for rank, divergences in ranks.items()]
+            for name, ranks in self.values.items()
+        }
+        return {"loss": self.loss, "values": values, "references": self.references}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], costs: Mapping[str, Cost]) -> "LayerProbes":
+        """Return the probes from the values of `to_dict`, after JSON.
+
+        costs: of the slots of the layer, by name. Raises ValueError if they were not measured at
+        the first ranks.
+        """
+        values = {
+            name: {
+                int(rank): torch.tensor(divergences, dtype=torch.float64)
+                for rank, divergences in ranks
+            }
+            for name, ranks in stored["values"].items()
+        }
+        references = [(name, rank) for name, rank in stored["references"]]
+        first = (
+            (name, rank)
+            for name, cost in costs.items()
+            for rank in probed_ranks(cost, FIRST_SHARES)
+        )
+        tensors = [values[name][rank] for name, rank in (*first, *references)]
+        tensors += [tensor for ranks in values.values() for tensor in ranks.values()]
+        is_valid = all(tensor.ndim == 1 and len(tensor) for tensor in tensors)
+        if values.keys() != costs.keys() or not is_valid:
+            raise ValueError(stored)
+        return cls(float(stored["loss"]), values, references)
+
+
+@dataclass(eq=False)
+class Probing:
+    """The task of probing a layer; measurements are cached on disk.
+
+    tokens [windows, length]. The hidden states stay at the input of the layer that was probed last:
+    pass the layers of a process in ascending order.
+    """
+
+    model: LoadedModel
+    factors: Factorization
+    tokens: Tensor
+    _reached: tuple[int, LayerStream] | None = field(default=None, init=False)
+
+    def __call__(self, index: int, progress: Progress) -> LayerProbes:
+        path = cache_file("probes", self.factors, *probe_key(self.tokens), index)
+        spectra = self.factors.spectra.items()
+        costs = {name: s.cost for (layer, name), s in spectra if layer == index}
+        cached = read_as(path, lambda value: LayerProbes.from_dict(value, costs))
+        if cached is not None:
+            return cached
+        result = self._measure(index, progress)
+        keep_value(path, result.to_dict())
+        return result
+
+    @torch.inference_mode()
+    def _measure(self, index: int, progress: Progress) -> LayerProbes:
+        loss = self._dense[2]
+        spectra = {slot: s for slot, s in self.factors.spectra.items() if slot[0] == index}
+        result = LayerProbes(loss, {name: {} for _, name in spectra}, [])
+        for name in self._reference_slots(index, [name for _, name in spectra]):
+            for rank in probed_ranks(spectra[index, name].cost, FIRST_SHARES[1:]):
+                result.values[name][rank] = self._divergences(index, name, rank, 0.0)
+                result.references.append((name, rank))
+
+        def probe(slots: Mapping[Slot, Spectrum], shares: tuple[float, ...]) -> None:
+            for (_, name), s in slots.items():
+                for rank in probed_ranks(s.cost, shares):
+                    if rank not in result.values[name]:
+                        progress("probe", index, len(self.factors.layers))
+                        result.values[name][rank] = self._divergences(index, name, rank, ERROR)
+
+        probe(spectra, FIRST_SHARES)
+        for slots in undominated_forms(spectra, result.values):
+            probe(slots, FURTHER_SHARES)
+        return result
+
+    def _reference_slots(self, index: int, names: list[str]) -> list[str]:
+        """Return the slots that are measured on all windows; they vary from layer to layer."""
+        count = min(len(names), ceil(REFERENCES / len(self.factors.layers)))
+        return [names[(index + i) % len(names)] for i in range(count)]
+
+    def _divergences(self, index: int, name: str, rank: int, error: float) -> Tensor:
+        """Return the divergences with a slot truncated, by window.
+
+        All windows are measured if the error is 0.
+        """
+        network, predictions, _ = self._dense
+        stream, layers = self._stream_at(index), decoder_layers(network)
+        dense, factor = layers[index], self.factors.layers[index][name]
+        layers[index] = clone(dense)
+        try:
+            write_layer(network, factor.truncate(read_exact(network, index), rank))
+            hidden = stream.hidden if error == 0.0 else stream.hidden[: self._max_batches]
+            return predictions.divergences(network, index, hidden, error, stream.shared)
+        finally:
+            layers[index] = dense
+
+    @cached_property
+    def _max_batches(self) -> int:
+        """Maximum number of batches of a probe."""
+        return max_windows(self.factors, self.tokens) // BATCH
+
+    @cached_property
+    def _dense(self) -> tuple[PreTrainedModel, DensePredictions, float]:
+        """A network to truncate, predictions and loss of the dense network; computed once."""
+        network = clone(self.model.network)
+        predictions = DensePredictions(clone(network), self.tokens)
+        return network, predictions, predictions.mean_loss()
+
+    def _stream_at(self, index: int) -> LayerStream:
+        """Return the stream of the windows at the input of a layer."""
+        if self._reached is None or self._reached[0] > index:
+            self._reached = 0, LayerStream(self._dense[0], self.tokens, BATCH)
+        first, stream = self._reached
+        for layer in range(first, index):
+            stream.run(layer)
+        self._reached = index, stream
+        return stream
+
+
+def max_windows(factors: Factorization, tokens: Tensor) -> int:
+    """Return how many windows of tokens [windows, length] a probe may run: complete batches.
+
+    See WORK_RATIO.
+    """
+    shape, length = factors.shape, tokens.shape[1]
+    layers = sum(
+        len(probed_ranks(s.cost)) * (shape.layers - layer) / shape.layers
+        for (layer, _), s in factors.spectra.items()
+    )
+    probes = sum(len(probed_ranks(s.cost)) for s in factors.spectra.values())
+    window = length * (layers * shape.decoder_linear + probes * shape.head_parameters)
+    calibrating = shape.decoder_linear * factors.calibration.tokens.numel()
+    batches = int(max(WORK_RATIO * calibrating, MIN_WORK) / (BATCH * window)) if window else 1
+    return BATCH * max(batches, 1)
+
+
+def probe_key(tokens: Tensor) -> tuple[Any, ...]:
+    """Return what the measurements depend on besides the factors; tokens [windows, length]."""
+    shares = (FIRST_SHARES, FURTHER_SHARES)
+    work = (WORK_RATIO, MIN_WORK)
+    return FORMAT, *shares, DOMINATED, ERROR, *work, REFERENCES, tokens.tolist()
+
+
+def probed_ranks(cost: Cost, shares: tuple[float, ...] = PROBED_SHARES) -> list[int]:
+    """Return the ranks whose prices are nearest to the shares of the dense price, descending.
+
+    The price is the number of parameters, or the size of the cache for cached latents. Duplicates
+    are removed.
+    """
+    ranks = cost.ranks()[:-1]
+    if not ranks:
+        return []
+    price, dense = (cost.kv, cost.kv_dense) if cost.latent else (cost.parameters, cost.dense)
+
+    def nearest(share: float) -> int:
+        return min(ranks, key=lambda rank: abs(price(rank) - share * dense))
+
+    return sorted({nearest(share) for share in shares}, reverse=True)
+
+
+def undominated_forms(
+    spectra: Mapping[Slot, Spectrum], values: Mapping[str, Mapping[int, Tensor]]
+) -> Iterator[dict[Slot, Spectrum]]:
+    """Yield the slots of each form that is not DOMINATED by another form of the same part.
+
+    values: by slot name and rank, the divergences [n] at the first shares.
+    """
+    for forms in by_part(spectra).values():
+        losses = [_summed_losses(slots, values) for slots in forms.values()]
+        for slots, form_losses in zip(forms.values(), losses, strict=True):
+            if not any((form_losses > DOMINATED * bound).all() for bound in losses):
+                yield slots
+
+
+def _summed_losses(
+    slots: Mapping[Slot, Spectrum], values: Mapping[str, Mapping[int, Tensor]]
+) -> Tensor:
+    """Return the sum over slots of the mean divergence at each of the first shares, [shares]."""
+    sums = torch.zeros(len(FIRST_SHARES), dtype=torch.float64)
+    for (_, name), s in slots.items():
+        for number, share in enumerate(FIRST_SHARES):
+            for rank in probed_ranks(s.cost, (share,)):
+                sums[number] += values[name][rank].mean()
+    return sums

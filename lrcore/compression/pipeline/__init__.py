@@ -1,0 +1,1 @@
+"""The complete compression of a model by a recipe."""

@@ -1,1 +1,0 @@
-"""Whole decoder layers dropped (ShortGPT, SLEB)."""

@@ -1,0 +1,1 @@
+"""Factors, rank allocation, refit and writing of single layers."""

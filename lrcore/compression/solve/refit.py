@@ -1,0 +1,320 @@
+"""Sequential residual-corrected refit, a method of this project and of no paper.
+
+Each layer compensates for the errors of the layers before it. With the compressed layers before it
+in place, the projections of a layer are solved again in forward order: q, k and v, o, gate and up,
+down. With x^ the input of a projection in the compressed model,
+
+    min over W, b of E w |y - (W x^ + b)|^2 + RIDGE * |(W - W_0) diag(E[w x^ x^^T])^{1/2}|^2,
+
+W_0 the closed-form weights of the method. For the output and down projections, y brings the
+residual stream as near as possible to that of the dense model: the dense stream after the component
+minus the compressed stream before it. For the other projections, y is the output for the dense
+model's input, W_0 x + b_0. Of a low-rank pair the up factor is solved, or both factors: see
+`refit_pairs`.
+
+w weights the tokens for the output and down projections. The readers of the stream normalize it
+first, so an error counts relative to the size of the stream: w is the inverse mean square of the
+dense stream after the component, relative to the median. The inputs of the other projections are
+normalized: all tokens count 1.
+
+Only second and cross moments of x^ and y are stored. A projection without a bias gets none, so the
+number of parameters is as planned.
+
+The first token of a window attends only to itself, and many models give it activations that are
+hundreds of times larger than all others, which each later token relies on (Sun et al. 2024,
+"Massive Activations in Large Language Models"). Each calibration window has a single such token.
+The regression would overfit these few tokens, and the model would lose the large activations on
+other texts. Therefore tokens of the calibration windows are added to the regression a second time,
+each as the first token of a separate window.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...layers.layer import Layer, Linear, LowRank, Projection
+from ...layers.statistics import is_finite
+from ...models.architectures import architecture_of, decoder_layers
+from ...models.layers import read_exact, read_layer, write_layer
+from ...models.offload import present
+from ...models.stream import LayerActivations, LayerStream, residual_update, residual_without
+from ...system.errors import InputError
+from .refit_pairs import can_refit_pair, pairs_key, refit_pair
+from .regression import (
+    MAX_TOKEN_WEIGHT,
+    RIDGE,
+    Readers,
+    Regression,
+    ResidualTargets,
+    can_refit,
+    refit_projection,
+)
+from .trained_mlp import TokenSample, can_train, trained_mlp, training_key
+
+T = TypeVar("T")
+
+REVISION = 3  # part of `refit_key`: raise it if a refit results in other weights
+# Projections that read the same input, by a projection that names the group.
+READ_BY = {"q": ("q", "k", "v"), "up": ("gate", "up")}
+# Bytes of activations that are cached between the projections of a layer. Activations that exceed
+# them are computed again.
+MAX_CACHED_BYTES = 2**30
+# One calibration token in TOKENS_PER_FIRST is added as a first token; FIRST_BATCH run at once.
+TOKENS_PER_FIRST, FIRST_BATCH = 16, 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """The same windows in the dense and in the compressed model, at the input of a layer."""
+
+    dense: LayerStream
+    small: LayerStream
+
+
+Batch = tuple[Streams, int]  # one batch of the windows of a stream
+
+
+def refit_key(train: bool = False) -> tuple[float | int, ...]:
+    """Return the constants that a refit depends on, for the keys of cached refit models.
+
+    train: see `refit_layer`.
+    """
+    return (
+        REVISION,
+        RIDGE,
+        MAX_TOKEN_WEIGHT,
+        TOKENS_PER_FIRST,
+        *pairs_key(),
+        *(training_key() if train else ()),
+    )
+
+
+def with_first_tokens(streams: Streams, tokens: Tensor) -> tuple[Streams, ...]:
+    """Return the streams of calibration windows [n, t], at their beginning, and of first tokens."""
+    firsts = first_tokens(tokens)
+    dense, small = (
+        LayerStream(stream.network, firsts, FIRST_BATCH)
+        for stream in (streams.dense, streams.small)
+    )
+    return streams, Streams(dense, small)
+
+
+def first_tokens(tokens: Tensor) -> Tensor:
+    """Return windows [m, 1] of random tokens from windows tokens [n, t], with a fixed seed.
+
+    m = n t / TOKENS_PER_FIRST, at least 1.
+    """
+    flat = tokens.flatten()
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))
+    return flat[order[: max(1, len(flat) // TOKENS_PER_FIRST)]].unsqueeze(1)
+
+
+def refit_layer(
+    network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool = False
+) -> None:
+    """Refit the projections of layer `index` of the compressed network, then advance the streams.
+
+    train: train the MLP at the end, if `can_train` allows it. The streams must be at the layer;
+    `network` is the network of the small streams. Raises InputError if activations of the
+    compressed network are not finite.
+    """
+    dense = streams[0].dense.network
+    with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
+        _LayerRefit(network, index, streams, train).run()
+
+
+class _LayerRefit:
+    """The refit of a layer, with all streams at the input.
+
+    attended: inputs of the output projection of the compressed layer. activations: activations of
+    the compressed layer after its output projection was refit. Both are cached because each would
+    otherwise be computed several times per batch.
+    """
+
+    def __init__(
+        self, network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool
+    ) -> None:
+        self.network, self.index, self.train = network, index, train
+        self.batches = [
+            (pair, number) for pair in streams for number in range(len(pair.small.hidden))
+        ]
+        self.layer = decoder_layers(network)[index]
+        self.dense = streams[0].dense.network
+        self.attended: _BatchCache[Tensor] = _BatchCache()
+        self.activations: _BatchCache[LayerActivations] = _BatchCache()
+
+    @cached_property
+    def dense_projections(self) -> Mapping[str, Projection]:
+        """The projections of the dense layer, by name."""
+        return read_exact(self.dense, self.index).matrices()
+
+    def run(self) -> None:
+        """Refit the projections in forward order, and advance the streams."""
+        self._refit_readers("q", None)
+        inputs = self._refit_output()
+        if inputs:
+            self._refit_readers("up", inputs)
+            self._refit_down(inputs)
+        for batch in self.batches:
+            activations = self.activations.get(batch) or self._run_layer(batch)
+            batch[0].small.advance(self.index, batch[1], activations)
+
+    def _run_layer(self, batch: Batch) -> LayerActivations:
+        """Run the compressed layer on a batch, from the cached input of its output projection."""
+        streams, number = batch
+        return streams.small.activations(self.index, number, self.attended.get(batch))
+
+    def _refit_readers(self, first: str, inputs: Sequence[Tensor] | None) -> None:
+        """Refit the projections with the same input as `first` ("q", "up").
+
+        inputs: the inputs of the dense layer, in batches; computed if None.
+        """
+        layer = read_exact(self.network, self.index)
+        matrices = layer.matrices()
+        names = [name for name in READ_BY[first] if name in matrices]
+        refit_names = [name for name in names if can_refit(matrices[name])]
+        if not refit_names or first not in matrices:
+            return
+        tap = names[0]
+        fit = Regression()  # of the dense input on the compressed input of these projections
+        for position, batch in enumerate(self.batches):
+            streams, number = batch
+            x = streams.small.input_of(self.index, number, tap, self.attended.get(batch))
+            if inputs:
+                dense_x = inputs[position]
+            else:
+                dense_x = streams.dense.input_of(self.index, number, tap)
+            fit.add(x, dense_x)
+        self._check(fit)
+        readers = Readers(fit)
+        refit = {name: self._refit_reader(layer, name, readers) for name in refit_names}
+        write_layer(self.network, layer.with_matrices(**refit))
+
+    def _refit_output(self) -> list[Tensor]:
+        """Refit the output projection and advance the dense streams.
+
+        Returns the dense inputs of the MLP, in batches; empty if the layer has no MLP.
+        """
+        fit, inputs = ResidualTargets(self.network, self.layer, "attention"), []
+        for batch in self.batches:
+            streams, number = batch
+            dense = streams.dense.activations(self.index, number)
+            hidden = streams.dense.hidden[number]
+            x = streams.small.input_of(self.index, number, "o")
+            self.attended.add(batch, x, x.nbytes)
+            after = residual_without(self.layer, "attention", hidden) + self._update(
+                "attention", dense.o_out
+            )
+            before = residual_without(self.layer, "attention", streams.small.hidden[number])
+            fit.add(x, after, before, dense.o_out)
+            streams.dense.hidden[number] = dense.out
+            if dense.up_in is not None:
+                inputs.append(dense.up_in)
+        self._install("o", fit.sums)
+        return inputs
+
+    def _update(self, component: str, out: Tensor) -> Tensor:
+        """Return the update of the residual stream for the output of a component."""
+        return residual_update(self.network, self.layer, component, out)
+
+    def _refit_down(self, inputs: Sequence[Tensor]) -> None:
+        """Refit the down projection; the dense streams have passed the layer.
+
+        inputs: of the dense MLP, in batches.
+        """
+        fit = ResidualTargets(self.network, self.layer, "mlp")
+        train = self.train and can_train(read_layer(self.network, self.index).mlp)
+        total = sum(
+            streams.dense.hidden[number][..., 0].numel() for streams, number in self.batches
+        )
+        samples: list[TokenSample] = []
+        for x, batch in zip(inputs, self.batches, strict=True):
+            streams, number = batch
+            small, after = self._run_layer(batch), streams.dense.hidden[number]
+            assert small.down_in is not None  # the dense layer has an MLP
+            size = small.down_in.nbytes + small.o_out.nbytes + small.out.nbytes
+            self.activations.add(batch, small, size)
+            stream = residual_without(self.layer, "attention", streams.small.hidden[number])
+            before = residual_without(self.layer, "mlp", stream) + residual_without(
+                self.layer, "mlp", self._update("attention", small.o_out)
+            )
+            dense_out = self._dense_mlp(x) if fit.is_normed else None
+            target, weights = fit.add(small.down_in, after, before, dense_out)
+            if train and small.up_in is not None:
+                samples.append(TokenSample.of(small.up_in, target, weights, total))
+        self._install("down", fit.sums)
+        if samples:
+            layer = read_layer(self.network, self.index)
+            assert layer.mlp is not None  # can_train requires it
+            write_layer(self.network, replace(layer, mlp=trained_mlp(layer.mlp, samples)))
+            self.activations = _BatchCache()  # the inputs of the down projection have changed
+
+    @torch.inference_mode()
+    def _dense_mlp(self, x: Tensor) -> Tensor:
+        """Return the output of the dense MLP."""
+        layer = decoder_layers(self.dense)[self.index]
+        out: Tensor = layer.get_submodule(architecture_of(self.network).mlp)(x)
+        return out
+
+    def _check(self, fit: Regression) -> None:
+        """Raise InputError if the sums of a regression are not finite."""
+        if not (is_finite(fit.x) and is_finite(fit.y)):
+            raise InputError(
+                f"The activations of the compressed model are not finite in layer {self.index}, so "
+                "it cannot be refit. In float16 they overflow above 65,504: use dtype bfloat16 or "
+                "float32. With any dtype, use a lower ratio."
+            )
+
+    def _install(self, name: str, fit: Regression) -> None:
+        """Refit the output or down projection and write it."""
+        self._check(fit)
+        layer = read_exact(self.network, self.index)
+        projection, pair = layer.matrices()[name], self._pair(layer, name)
+        if pair is None:
+            refit = refit_projection(projection, fit)
+        else:
+            refit = refit_pair(pair, fit, self.dense_projections[name])
+        write_layer(self.network, layer.with_matrices(**{name: refit}))
+
+    def _refit_reader(self, layer: Layer, name: str, readers: Readers) -> Projection:
+        """Return a projection that reads the stream, refit on the output for dense inputs.
+
+        If both factors of a pair are solved, the target is the output of the dense projection.
+        """
+        projection, pair = layer.matrices()[name], self._pair(layer, name)
+        if isinstance(projection, Linear):
+            return readers.refit(projection)
+        if pair is None:
+            return refit_projection(projection, readers.fit.through(projection))
+        dense = self.dense_projections[name]
+        return refit_pair(pair, readers.fit.through(dense), dense)
+
+    def _pair(self, layer: Layer, name: str) -> LowRank | None:
+        """Return the pair of a projection if both factors can be solved."""
+        projection, dense = layer.matrices()[name], self.dense_projections.get(name)
+        if not isinstance(projection, LowRank) or dense is None:
+            return None
+        return projection if can_refit_pair(layer, name, dense) else None
+
+
+class _BatchCache(Generic[T]):
+    """Values of batches, up to MAX_CACHED_BYTES."""
+
+    def __init__(self) -> None:
+        self._values: dict[Batch, T] = {}
+        self._free_bytes = MAX_CACHED_BYTES
+
+    def add(self, batch: Batch, value: T, size: int) -> None:
+        """Store the value of a batch if it fits."""
+        if size <= self._free_bytes:
+            self._values[batch] = value
+            self._free_bytes -= size
+
+    def get(self, batch: Batch) -> T | None:
+        """Return the value of a batch, or None."""
+        return self._values.get(batch)

@@ -1,0 +1,1 @@
+"""Further compression steps: sharing, quantization, sparsity, pruning and healing."""

@@ -1,0 +1,1 @@
+"""Pruning and merging of routed experts (REAP, M-SMoE, HC-SMoE)."""

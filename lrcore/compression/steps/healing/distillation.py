@@ -1,0 +1,181 @@
+"""Distillation: training of a network towards another network, resumable after an interruption.
+
+The loss of CARE, eq. 6-8. AdamW without weight decay (the weights start near their solution, and
+zero is not near it), gradients clipped to norm 1, a linear warm-up and then half a cosine to zero.
+A network in 16 bits is trained through float32 masters, and holds their rounded copies after every
+step.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ....system.as_json import json_text
+from ....system.errors import InputError
+from ....system.files import draft_of
+from ....system.tensor_files import write_tensors
+
+CLIP = 1.0
+WARM_UP = 100  # maximum number of steps, and at most a tenth of all
+EVERY = 50  # steps between two states on disk
+# Of the state on disk; increase it when the contents change. A state without a format has format 1.
+FORMAT = 1
+
+Terms = tuple[Tensor, Tensor]
+Parts = Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]
+
+
+def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature: float) -> Terms:
+    """Return L_CE and L_KD of CARE, eq. 6-7, means over tokens, in nats.
+
+    student, teacher [..., vocab]: logits; targets [...]: the next tokens.
+
+    L_KD = mean KL(softmax(teacher / tau) | softmax(student / tau)). The cross-entropy is at
+    temperature 1, as for perplexity. 16-bit logits are converted to float32. L_KD is zero if
+    teacher is None.
+    """
+    student = (student if student.dtype.itemsize >= 4 else student.float()).flatten(0, -2)
+    entropy = F.cross_entropy(student, targets.flatten())
+    if teacher is None:
+        return entropy, torch.zeros_like(entropy)
+    teacher = teacher.to(student.dtype).flatten(0, -2)
+    ours, theirs = (F.log_softmax(logits / temperature, dim=-1) for logits in (student, teacher))
+    return entropy, F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def learning_rate_share(step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 0, as a share of the highest."""
+    warm = max(1, min(WARM_UP, steps // 10))
+    return (
+        (step + 1) / warm
+        if step < warm
+        else 0.5 * (1 + math.cos(math.pi * (step - warm + 1) / (steps - warm + 1)))
+    )
+
+
+class Descent:
+    """Steps of AdamW on parameters of a network.
+
+    state: a file from which the same descent, identified by a key, is resumed.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        steps: int,
+        state: Path | None = None,
+        key: str = "",
+    ) -> None:
+        self.parameters, self.lr, self.steps, self.state, self.key = (
+            list(parameters),
+            lr,
+            steps,
+            state,
+            key,
+        )
+        self.masters = [p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=lr, weight_decay=0.0)
+        self.done, self.seconds = 0, 0.0
+        self.losses: list[tuple[float, float]] = []
+        if state is not None and state.is_file():
+            with suppress(SafetensorError):  # a damaged file will be overwritten
+                self._resume()
+
+    def run(
+        self, parts: Parts, weight: float, progress: Callable[[str, int, int], None]
+    ) -> list[tuple[float, float]]:
+        """Run the remaining steps; return L_CE and L_KD of all steps, including earlier ones.
+
+        parts(step): the pieces of the step's batch, each with a share and a function for the
+        terms. weight: beta tau^2 of eq. 8. Raises InputError if a loss or gradient is not finite.
+        """
+        for step in range(self.done, self.steps):
+            progress("heal", step, self.steps)
+            began = time.perf_counter()
+            self.losses.append(self._step(step, parts(step), weight))
+            self.done, self.seconds = step + 1, self.seconds + time.perf_counter() - began
+            if self.state is not None and self.done % EVERY == 0 and self.done < self.steps:
+                self._keep()
+        progress("heal", self.steps, self.steps)
+        return self.losses
+
+    def _step(
+        self, step: int, parts: Sequence[tuple[float, Callable[[], Terms]]], weight: float
+    ) -> tuple[float, float]:
+        entropy = divergence = 0.0
+        for share, compute in parts:
+            cross_entropy, kl = compute()
+            (share * (cross_entropy + weight * kl)).backward()
+            entropy += share * float(cross_entropy.detach())
+            divergence += share * float(kl.detach())
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                master.grad = parameter.grad.float()
+        norm = float(nn.utils.clip_grad_norm_(self.masters, CLIP))
+        if not math.isfinite(entropy + divergence + norm):
+            raise InputError(
+                f"Healing diverged at step {step + 1} of {self.steps}: the loss ({entropy:g} + "
+                f"{weight:g} * {divergence:g}) or its "
+                f"gradient ({norm:g}) is not finite. Use a smaller lr (it was {self.lr:g}), or "
+                "dtype float32."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * learning_rate_share(step, self.steps)
+        self.optimizer.step()
+        self._round()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return entropy, divergence
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def _keep(self) -> None:
+        tensors = {f"{i}.value": master for i, master in enumerate(self.masters)}
+        for i, master in enumerate(self.masters):
+            tensors |= {
+                f"{i}.{name}": value for name, value in self.optimizer.state[master].items()
+            }
+        metadata = {
+            "format": str(FORMAT),
+            "key": self.key,
+            "done": str(self.done),
+            "seconds": str(self.seconds),
+            "losses": json_text(self.losses),
+        }
+        assert self.state is not None  # checked by the caller
+        with draft_of(self.state) as draft:
+            write_tensors(draft, tensors, metadata)
+
+    @torch.no_grad()
+    def _resume(self) -> None:
+        """Restore the state, unless it belongs to a different descent or format."""
+        with safe_open(self.state, "pt") as opened:
+            metadata = opened.metadata() or {}
+            stored = metadata.get("key"), metadata.get("format")
+            if stored != (self.key, str(FORMAT)):
+                return
+            for name in opened.keys():  # noqa: SIM118 (not a dict)
+                index, _, part = name.partition(".")
+                master, tensor = self.masters[int(index)], opened.get_tensor(name)
+                if part == "value":
+                    master.copy_(tensor)
+                else:
+                    self.optimizer.state[master][part] = (
+                        tensor if part == "step" else tensor.to(master.device)
+                    )
+        self._round()
+        self.done, self.seconds = int(metadata["done"]), float(metadata["seconds"])
+        self.losses = [tuple(pair) for pair in json.loads(metadata["losses"])]

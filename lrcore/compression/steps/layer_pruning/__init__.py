@@ -1,0 +1,1 @@
+"""Pruning of decoder layers (ShortGPT, SLEB)."""

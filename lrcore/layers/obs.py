@@ -1,0 +1,165 @@
+"""Optimal Brain Surgeon along the columns of a matrix: GPTQ and SparseGPT; Wanda and Pruner-Zero.
+
+GPTQ and SparseGPT fix the columns one by one, and the later columns compensate for the error on the
+layer's inputs (GPTQ, Frantar et al., ICLR 2023; SparseGPT, Frantar and Alistarh, ICML 2023). With H
+the second moment of the input and H^-1 = C^T C, C upper triangular, row by row
+
+    e = (w_j - q_j) / C_jj,  w_k <- w_k - e C_jk  for k > j,
+
+where e^2 / 2 is the smallest error of fixing w_j with all later columns free and all earlier
+columns fixed. As in the published code, 1 % of the mean diagonal is added to H, and the column of
+an input that is always zero is set to zero. H counts up to a factor.
+
+Wanda and Pruner-Zero prune without an update of the remaining weights.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .forms import (
+    Masked,
+    Quantized,
+    TwoOfFour,
+    extremes,
+    groups_of,
+    masked,
+    quantize,
+    two_of_four,
+)
+from .linalg import invert_lower_
+
+DAMPING = 0.01  # share of the mean diagonal of H that is added to H
+BLOCK = 128  # columns between two updates of all later columns; a multiple of four
+
+
+def inverse_factor(moment: Tensor, damping: float = DAMPING) -> Tensor:
+    """Return C [n, n] float64 of a second moment [n, n]: upper triangular, C^T C = (H +
+    damping)^-1.
+    """
+    h = moment.double().clone()
+    diagonal = h.diagonal()
+    diagonal[diagonal == 0] = 1
+    diagonal += damping * diagonal.mean()
+    # H = U U^T with U upper triangular is the Cholesky factor of the flipped H, flipped back
+    lower = torch.linalg.cholesky(h.flip(0, 1))
+    return invert_lower_(lower).flip(0, 1)
+
+
+def sweep_columns(
+    weight: Tensor, moment: Tensor, value: Callable[[int, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Fix the columns of a matrix [out, in] one by one. Return it in float64, [out, in].
+
+    moment [in, in]: second moment of the input. value(j, remaining, diagonal) returns the value
+    [out] of column j, where remaining [out, m] are the current columns from j on and diagonal [m]
+    is that of C.
+    """
+    w, factor = weight.double().clone(), inverse_factor(moment)
+    w[:, moment.diagonal() == 0] = 0
+    for start in range(0, w.shape[1], BLOCK):
+        block = slice(start, min(start + BLOCK, w.shape[1]))
+        columns, block_factor = w[:, block], factor[block, block]
+        errors = torch.zeros_like(columns)
+        for j in range(columns.shape[1]):
+            chosen = value(start + j, columns[:, j:], block_factor.diagonal()[j:])
+            errors[:, j] = (columns[:, j] - chosen) / block_factor[j, j]
+            columns[:, j + 1 :] -= errors[:, j, None] * block_factor[j, j + 1 :]
+            columns[:, j] = chosen
+        w[:, block.stop :] -= errors @ factor[block, block.stop :]
+    return w
+
+
+def gptq(weight: Tensor, moment: Tensor, bits: int, group: int) -> Quantized:
+    """Quantize a matrix [out, in] by GPTQ.
+
+    The grids are the min-max grids of the original weights, as in `forms.quantize`, so groups may
+    span several rows.
+    """
+    low, step = extremes(groups_of(weight, group), bits)
+
+    def spread(numbers: Tensor) -> Tensor:
+        return numbers.double().repeat_interleave(group)[: weight.numel()].view_as(weight)
+
+    lows, steps = spread(low), spread(step)
+    units = torch.where(steps > 0, steps, 1)
+
+    def value(j: int, remaining: Tensor, _diagonal: Tensor) -> Tensor:
+        codes = ((remaining[:, 0] - lows[:, j]) / units[:, j]).round().clamp(0, 2**bits - 1)
+        return lows[:, j] + steps[:, j] * codes
+
+    on_grid = sweep_columns(weight, moment, value)
+    form = quantize(on_grid, bits, group, lambda _groups, _bits: (low.double(), step.double()))
+    assert isinstance(form, Quantized)  # a matrix has numbers
+    return Quantized(
+        form.codes, low, step, form.order, form.inner, form.whole, form.bits, form.chunk
+    )
+
+
+def sparsegpt(weight: Tensor, moment: Tensor, share: float | None = None) -> TwoOfFour | Masked:
+    """Prune a matrix [out, in] by SparseGPT: two of four numbers in a row remain.
+
+    The two with the smallest current w^2 / C_jj^2 are removed. share in (0, 1): instead, this share
+    of the numbers in each block of BLOCK columns remains, without a pattern.
+    """
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+
+    def value(j: int, remaining: Tensor, diagonal: Tensor) -> Tensor:
+        if share is None and j % 4 == 0:
+            mask[:, j : j + 4] = best_two((remaining[:, :4] / diagonal[:4]).abs())
+        elif share is not None and j % BLOCK == 0:
+            scores = (remaining / diagonal).abs()
+            mask[:, j : j + BLOCK] = best_share(scores.flatten()[None], share).view_as(scores)
+        return remaining[:, 0] * mask[:, j]
+
+    updated = sweep_columns(weight, moment, value)
+    return _sparse_form(updated.to(weight.dtype), mask, share)
+
+
+def wanda(weight: Tensor, moment: Tensor, share: float | None = None) -> TwoOfFour | Masked:
+    """Prune a matrix [out, in] by Wanda (Sun et al., ICLR 2024): two of four numbers in a row
+    remain.
+
+    The two with the largest |W_ij| sqrt(E x_j^2) remain. share in (0, 1): instead, this share of
+    each row remains, without a pattern.
+    """
+    scores = weight.double().abs() * moment.double().diagonal().sqrt()
+    return _sparse_form(weight, _best(scores, share), share)
+
+
+def pruner_zero(weight: Tensor, gradient: Tensor, share: float | None = None) -> TwoOfFour | Masked:
+    """Prune a matrix [out, in] by Pruner-Zero (Dong et al., ICML 2024): two of four numbers remain.
+
+    The two with the largest `W^2 minmax(G)` remain, the formula found by the paper's search. share:
+    see `wanda`. gradient G [out, in], >= 0: norms of the gradients over samples. minmax maps the
+    smallest entry of the matrix to 0 and the largest to 1; if all entries are equal, the largest
+    weights remain.
+    """
+    low, high = gradient.double().aminmax()
+    scaled = (gradient.double() - low) / (high - low) if high > low else 1.0
+    return _sparse_form(weight, _best(weight.double() ** 2 * scaled, share), share)
+
+
+def best_two(scores: Tensor) -> Tensor:
+    """Mark the two largest of every four scores [out, n] in a row, bool [out, n]."""
+    fours = scores.unflatten(1, (-1, 4))
+    chosen = torch.zeros_like(fours, dtype=torch.bool)
+    return chosen.scatter(2, fours.topk(2, 2).indices, True).flatten(1)
+
+
+def best_share(scores: Tensor, share: float) -> Tensor:
+    """Mark the largest scores [out, n] of each row, this share of it and at least one, bool [out,
+    n].
+    """
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    count = max(1, round(share * scores.shape[1]))
+    return chosen.scatter(1, scores.topk(count, 1).indices, True)
+
+
+def _best(scores: Tensor, share: float | None) -> Tensor:
+    return best_two(scores) if share is None else best_share(scores, share)
+
+
+def _sparse_form(matrix: Tensor, mask: Tensor, share: float | None) -> TwoOfFour | Masked:
+    return two_of_four(matrix, mask) if share is None else masked(matrix, mask)

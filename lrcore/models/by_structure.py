@@ -1,0 +1,100 @@
+"""Families without a row in the table: their layers and matrices, found by structure."""
+
+import inspect
+from dataclasses import replace
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
+
+from ..layers.modules.projections import LowRankLinear, StoredLinear
+from ..system.errors import InputError, with_article
+from .architecture import Architecture
+from .mixture_families import EXPERT_COUNTS
+
+# What is known of such a family before its network is built. "eager" is the attention that all
+# families of transformers have.
+BY_STRUCTURE = Architecture(
+    attention="",
+    up="",
+    down="",
+    gate=None,
+    position="none",
+    scale=None,
+    native_attention=True,
+    factors={},
+    kernel="eager",
+    width=None,
+    sequential=None,
+    is_inferred=True,
+)
+# Matrices whose weights a module reads without calling them, and routed experts
+EXCLUDED = ("dt_proj", "experts")
+_rows: WeakKeyDictionary[PreTrainedModel, Architecture] = WeakKeyDictionary()
+
+
+def is_causal(model_type: str) -> bool:
+    """Return True for a type of which transformers has a causal language model."""
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def refusal(config: PretrainedConfig) -> str:
+    """Return why a family without a row cannot be run as a causal language model, or ""."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder with a decoder"
+    is_encoder = hasattr(config, "type_vocab_size")  # of pairs of segments, as in BERT
+    if is_encoder and not getattr(config, "is_decoder", False):
+        return "its tokens attend to later tokens"
+    return ""
+
+
+def infer_row(network: PreTrainedModel) -> Architecture:
+    """Return a row for a network: its decoder layers, and the linear modules in them.
+
+    The decoder layers are the list of modules with the most parameters. The matrices are named by
+    their paths in a layer. Routers and routed experts are left out. Raises InputError if the
+    network has no list of modules.
+    """
+    if network not in _rows:
+        _rows[network] = _search(network)
+    return _rows[network]
+
+
+def _search(network: PreTrainedModel) -> Architecture:
+    modules = network.named_modules()
+    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
+    family = with_article(network.config.model_type).capitalize()
+    if not lists:
+        raise InputError(f"{family} model has no list of decoder layers to run one by one.")
+    path = max(lists, key=lambda path: sum(p.numel() for p in lists[path].parameters()))
+    layers = list(lists[path])
+    config = network.config.get_text_config()
+    routed = {getattr(config, name, None) for name in EXPERT_COUNTS}
+    names: dict[str, str] = {}
+    for layer in layers:
+        names |= {name: name for name in _linear_paths(layer, routed)}
+    if not names:
+        raise InputError(f"{family} model has no linear modules in '{path}' to compress.")
+    annotation = str(inspect.signature(type(layers[0]).forward).return_annotation)
+    returns: Literal["tensor", "tuple"] = "tuple" if annotation.startswith("tuple") else "tensor"
+    return replace(BY_STRUCTURE, layers=path, factors=names, layer_returns=returns)
+
+
+def _linear_paths(layer: nn.Module, routed: set[int | None]) -> list[str]:
+    """Return the paths of the linear modules of a layer, without parts of factored matrices.
+
+    routed: numbers of experts; a matrix with so many outputs is a router.
+    """
+    paths: list[str] = []
+    for path, module in layer.named_modules():
+        if not isinstance(module, nn.Linear | Conv1D | LowRankLinear | StoredLinear):
+            continue
+        is_part = any(path.startswith(f"{earlier}.") for earlier in paths)
+        is_excluded = not {*EXCLUDED}.isdisjoint(path.split("."))
+        is_router = getattr(module, "out_features", None) in routed - {None}
+        if not (is_part or is_excluded or is_router):
+            paths.append(path)
+    return paths

@@ -1,0 +1,140 @@
+"""The supported families with mixtures of experts."""
+
+from typing import Any
+
+from ..layers.layer import CLAMPED
+from .architecture import (
+    INTERLEAVED_NOTE,
+    NATIVE_ATTENTION,
+    NATIVE_ATTENTION_NOTE,
+    NORMS_AFTER,
+    QK_NORM_NOTE,
+    TOKEN_INPUTS,
+    WIDE_QK_NORM_NOTE,
+    Architecture,
+)
+
+# Names of the number of experts in configs, which may alias each other
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+# The width of shared experts is derived from the width of routed experts.
+_SHARED_EXPERTS: dict[str, Any] = {"experts": True, "width": None}
+
+LATENT_ATTENTION: dict[str, Any] = {
+    **_SHARED_EXPERTS,
+    "native_attention": True,
+    "factors": {
+        "q": "self_attn.q_proj",
+        "q_a": "self_attn.q_a_proj",
+        "q_b": "self_attn.q_b_proj",
+        "kv_a": "self_attn.kv_a_proj_with_mqa",
+        "kv_b": "self_attn.kv_b_proj",
+        "o": "self_attn.o_proj",
+    },
+}
+LATENT_ATTENTION_NOTE = (
+    "Multi-head latent attention and its cache are not changed: the matrices into and out of the "
+    "latents (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
+)
+
+_EXPERTS_NOTE = (
+    "Routed experts are solved separately and have a common rank per layer. The router and shared "
+    "experts are not compressed; only the budget `total` counts them."
+)
+
+# Families with optional mixtures: the config field that enables them, and the row of such a model
+OPTIONAL_MIXTURES: dict[str, tuple[str, Architecture]] = {
+    "gemma4_text": (
+        "enable_moe_block",
+        Architecture(
+            **NATIVE_ATTENTION,
+            mlp="",  # the experts are submodules of the layer, parallel to the MLP of all tokens
+            gate="gate_proj",
+            up="up_proj",
+            down="down_proj",
+            activation="hidden_activation",
+            experts=True,
+            router="router",
+            width=None,
+            expert_width="moe_intermediate_size",
+            norm_after=NORMS_AFTER,
+            has_further_updates=True,
+            sequential=None,
+            requires={"use_bidirectional_attention": (None, "vision")},
+            token_inputs=TOKEN_INPUTS,
+        ),
+    )
+}
+
+MIXTURES: dict[str, Architecture] = {
+    "mixtral": Architecture(
+        experts=True, width=None, expert_width="intermediate_size", note=_EXPERTS_NOTE
+    ),
+    "qwen2_moe": Architecture(
+        experts=True,
+        expert_width="moe_intermediate_size",
+        note=f"{_EXPERTS_NOTE} Biases as in qwen2.",
+    ),
+    "olmoe": Architecture(
+        norms=("q_norm", "k_norm"),
+        norm_over="width",
+        experts=True,
+        width=None,
+        expert_width="intermediate_size",
+        requires={"clip_qkv": None},
+        note=f"{WIDE_QK_NORM_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "ernie4_5_moe": Architecture(
+        pairs="interleaved", experts=True, width=None, note=f"{INTERLEAVED_NOTE} {_EXPERTS_NOTE}"
+    ),
+    "gpt_oss": Architecture(
+        tables="once",
+        activation=CLAMPED,
+        kernel="eager",
+        experts=True,
+        router="mlp.router",
+        width=None,
+        expert_width="intermediate_size",
+        note="Every head has a sink, a score without a key. Gates and ups of experts are clamped. "
+        f"Weights in MXFP4 are dequantized on loading. {_EXPERTS_NOTE}",
+    ),
+    "llama4_text": Architecture(
+        **NATIVE_ATTENTION,
+        mlp="feed_forward",
+        gate="feed_forward.gate_proj",
+        up="feed_forward.up_proj",
+        down="feed_forward.down_proj",
+        experts=True,
+        router="feed_forward.router",
+        width="intermediate_size_mlp",
+        note=f"{NATIVE_ATTENTION_NOTE} The router scales the inputs of the experts. "
+        f"{_EXPERTS_NOTE}",
+    ),
+    "deepseek_v2": Architecture(
+        **LATENT_ATTENTION,
+        requires={"mlp_bias": False},
+        note=f"{LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "deepseek_v3": Architecture(
+        **LATENT_ATTENTION,
+        note=f"{LATENT_ATTENTION_NOTE} Includes DeepSeek-R1. Weights in FP8 are dequantized on "
+        f"loading. {_EXPERTS_NOTE}",
+    ),
+    "qwen3_moe": Architecture(
+        norms=("q_norm", "k_norm"),
+        experts=True,
+        expert_width="moe_intermediate_size",
+        note=f"{QK_NORM_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "phimoe": Architecture(
+        experts=True,
+        router="mlp.router",
+        width=None,
+        expert_width="intermediate_size",
+        note=f"Phi-3.5-MoE. Norms have biases. {_EXPERTS_NOTE}",
+    ),
+    "dots1": Architecture(
+        **_SHARED_EXPERTS, norms=("q_norm", "k_norm"), note=f"{QK_NORM_NOTE} {_EXPERTS_NOTE}"
+    ),
+    "solar_open": Architecture(**_SHARED_EXPERTS, note=_EXPERTS_NOTE),
+}

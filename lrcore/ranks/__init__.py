@@ -1,0 +1,1 @@
+"""Budgets, rank allocation and rank plans."""

@@ -1,0 +1,1 @@
+"""Recipes, targets, and the history and provenance of a compressed model."""

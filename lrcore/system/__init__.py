@@ -1,0 +1,1 @@
+"""Files, locks, memory, threads, progress and errors: the services that every package uses."""

@@ -1,1 +1,0 @@
-"""What docs/benchmarks.md reports, one file per table; `scripts/benchmarks.py` runs them."""

@@ -1,0 +1,211 @@
+"""Clients that are slow, that vanish, or that open connections and say nothing: the others are
+answered, and what a client does not use is taken back.
+"""
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+
+import httpx
+import pytest
+import uvicorn
+from page_server import served
+
+from workbench.app.app import build_app
+from workbench.jobs import KINDS
+from workbench.server import connections, request_checks
+from workbench.server.host_names import HostNames
+from workbench.server.request_checks import BUSY, TIMED_OUT, RequestChecks
+from workbench.server.web_app import page_server
+from workbench.state.store import Store
+
+PATIENCE = 60  # seconds until a wait gives up; one that is met costs nothing
+POST = b"POST /gradio_api/upload HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+PART = POST + b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000\r\n\r\n--b"
+READ = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page, and its port."""
+    app = build_app(Store(tmp_path_factory.mktemp("slow") / "runs", KINDS))
+    with served(app) as url:
+        yield url
+
+
+@pytest.fixture
+def connected():
+    """Opens connections that say something and then nothing, and closes them at the end."""
+    with ExitStack() as held:
+
+        def connect(url, said=b"", count=1):
+            host, port = url.removeprefix("http://").split(":")
+            made = []
+            for _ in range(count):
+                one = held.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+                one.sendall(said)
+                made.append(one)
+            return made
+
+        yield connect
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        (b"", 200),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 50),
+        (PART, 50),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", 50),
+        (READ * 20, 5),  # and reads none of the answers
+    ],
+    ids=("idle", "half a head", "a stalled upload", "no chunk", "answers that nobody reads"),
+)
+def test_others_are_answered_beside_clients_that_wait(page, connected, said, count):
+    held = connected(page, said, count)
+    with httpx.Client(base_url=page, timeout=PATIENCE) as other:
+        assert other.get("/config").status_code == 200
+        assert other.post("/gradio_api/call/models", json={"data": []}).status_code == 200
+        uploaded = other.post("/gradio_api/upload", files={"files": ("a.json", b"{}")})
+        assert uploaded.status_code == 200
+    assert len(held) == count
+    if not said:  # who waited is still taken
+        held[0].sendall(READ)
+        assert held[0].recv(12) == b"HTTP/1.1 200"
+
+
+def test_the_page_is_served_with_these_limits(page):
+    config = page_server(lambda: None, "127.0.0.1", 0).config
+    config.load()
+    assert config.http_protocol_class is connections.LimitedConnection
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """The address of a server of nothing but the gate, whose limits are those of a moment."""
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(request_checks, "BODY_TIMEOUT", 0.2)
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    config = uvicorn.Config(
+        RequestChecks(app, HostNames()),
+        port=0,
+        log_level="critical",
+        http=connections.LimitedConnection,
+        lifespan="off",
+    )
+    server = uvicorn.Server(config)
+    running = threading.Thread(target=server.run, daemon=True)
+    running.start()
+    end = time.monotonic() + PATIENCE
+    while not server.started:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    running.join(PATIENCE)
+
+
+def drip(connection, seconds: float) -> None:
+    """Send a byte again and again."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        connection.sendall(b"a")
+        time.sleep(0.01)
+
+
+def rest(connection) -> bytes:
+    """All that comes until the server closes a connection."""
+    whole = b""
+    with suppress(ConnectionResetError):  # where something that was sent is not read any more
+        while part := connection.recv(65536):
+            whole += part
+    return whole
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: ", READ, READ + b"GET / HT"])
+def test_a_connection_on_which_no_request_begins_is_closed(limited, connected, said):
+    (one,) = connected(limited, said)
+    answer = rest(one)
+    assert answer.startswith(b"HTTP/1.1 200") if READ in said else answer == b""
+
+
+def test_a_head_that_comes_byte_by_byte_is_given_up(limited, connected):
+    """However many bytes come: what counts is the whole head."""
+    (one,) = connected(limited, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        drip(one, PATIENCE)
+
+
+@pytest.mark.parametrize("said", [PART, POST + b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_a_body_that_stalls_is_refused_in_a_sentence(limited, connected, said):
+    (one,) = connected(limited, said)
+    answer = rest(one)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert answer.endswith(TIMED_OUT.encode())
+
+
+def test_a_head_is_no_longer_than_it_may_be(limited, connected, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", PATIENCE)
+    (one,) = connected(limited)
+    with suppress(OSError):  # the server closes as soon as it is too long
+        one.sendall(READ[:-2] + b"X: " + b"a" * 2**20)
+    assert b"HTTP/1.1 200" not in rest(one)
+
+
+def test_beyond_so_many_connections_the_next_is_closed(limited, connected, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(connections, "connection_limit", lambda: 3)
+    held = connected(limited, b"", 3)
+    (next_one,) = connected(limited)
+    assert rest(next_one) == b""
+    held[0].sendall(READ)
+    assert held[0].recv(12) == b"HTTP/1.1 200"
+
+
+def test_the_bodies_of_all_requests_together_have_a_limit(monkeypatch):
+    """Each within its own; one waits while the other comes."""
+    monkeypatch.setattr(request_checks, "MAX_PENDING", 100)
+    sent, passed = [], []
+
+    async def app(scope, receive, send):
+        passed.append(scope)
+
+    async def talk():
+        gated, waits, rests = RequestChecks(app, HostNames()), asyncio.Event(), asyncio.Event()
+        host = [(b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": host}
+
+        def body(*sizes):
+            left = list(sizes)
+
+            async def receive():
+                if not left:
+                    rests.set()
+                    await waits.wait()
+                    return {"type": "http.disconnect"}
+                return {"type": "http.request", "body": bytes(left.pop(0)), "more_body": True}
+
+            return receive
+
+        async def send(message):
+            sent.append(message)
+
+        first = asyncio.create_task(gated(scope, body(60), send))
+        await rests.wait()
+        await gated(scope, body(60, 60), send)
+        waits.set()
+        await first
+        return gated.pending
+
+    assert asyncio.run(talk()) == 0
+    assert [one.get("status") for one in sent] == [503, None]
+    assert sent[1]["body"] == BUSY.encode()
+    assert len(passed) == 1  # the first, which its client left

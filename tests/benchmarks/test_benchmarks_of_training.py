@@ -1,0 +1,36 @@
+"""The tables of `refit: trained` and of healing, and their record."""
+
+from benchmarks import healing, record, refit
+
+
+def test_a_cell_is_added_to_the_current_record(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
+    record.write_record({"toy": {"cells": {"a": 1}}, "other": {"cells": {}}})
+    record.add_cell("toy", "healed", "first", {"before": 3.0})
+    entry = record.add_cell("toy", "healed", "second", {"before": 2.0})
+    healed = {"first": {"before": 3.0}, "second": {"before": 2.0}}
+    assert entry == {"cells": {"a": 1}, "healed": healed}
+    assert record.read_record() == {"toy": entry, "other": {"cells": {}}}
+
+
+def test_missing_cells_of_healing_are_dashes() -> None:
+    before, after = {"perplexity": 2.5, "error": 0.5}, {"perplexity": 2.25, "error": 0.125}
+    cells = {"a3 uniform 0.5": {"before": before, "after": after}}
+    (row,) = healing.rows_of(cells)
+    assert row == ["a3", "uniform", "–", "–", "2.500 ± 0.500", "2.250 ± 0.125"]
+
+
+def test_a_table_of_training_compares_ratios_with_all_cells() -> None:
+    cells = {
+        f"{pair} params {ratio}": {"perplexity": perplexity, "error": 0.25}
+        for ratio in (0.3, 0.5)
+        for pair, perplexity in (("fused probed", 4.0), ("a3 uniform", 8.0))
+    }
+    entry = {"dense": 2.0, "cells": cells, "trained": {}}
+    entry["trained"]["fused probed 0.5 trained"] = {"perplexity": 2.0 * 2**0.5, "error": 0.1}
+    table = refit.section("toy", entry)
+    assert "| fused | probed | trained | – | – | – | 2.828 ± 0.100 |" in table
+    assert table.endswith("| 50% | 2.828 ± 0.100 | 0.50 | 0.25 | 0.25 |")
+    assert "\n| 30% |" not in table
+    del cells["a3 uniform params 0.5"]
+    assert "\n| 50% |" not in refit.section("toy", entry)

@@ -1,0 +1,146 @@
+"""Memory estimates of calibration and factorization compared with measurements, and refusals."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import lrcore
+from lrcore.compression.calibration import working_memory
+from lrcore.compression.calibration.calibrate import all_needs
+from lrcore.compression.calibration.working_memory import calibration_memory
+from lrcore.compression.solve.factor_memory import factor_memory
+from lrcore.methods import METHODS
+from lrcore.system import memory
+from lrcore.system.errors import ResourceError
+from lrcore.system.hardware import Hardware
+from lrcore.system.tensor_files import memory_of
+
+WINDOWS, LENGTH = 8, 32
+MOST, LEAST = 1.5, 0.6  # times what is measured that an estimate may be
+# Methods whose estimate only says what they take at least: they decompose heads of attention, or
+# parts of moments.
+FLOORS = ("a3", "clover", "care", "mha2mla", "transmla")
+
+
+@pytest.fixture(scope="module")
+def wide(tiny_llama, story_file, tmp_path_factory):
+    """A model with an MLP eight times as wide as the stream, and the calibration."""
+    config = LlamaConfig.from_pretrained(tiny_llama)
+    config.hidden_size, config.intermediate_size, config.head_dim = 64, 512, 16
+    config.num_hidden_layers = 2
+    folder = tmp_path_factory.mktemp("wide")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in tiny_llama.glob("token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    model = lrcore.load(str(folder))
+    recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=WINDOWS, seq_len=LENGTH)
+    return model, recipe, lrcore.calibrate(model, recipe)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The profiler supports a single thread."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+def peak(work) -> tuple:
+    """Return the result of a function and the peak bytes of tensors."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        out = work()
+    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    held = peak_bytes = 0
+    for event in sorted(events, key=lambda one: one.start_ns()):
+        held += event.nbytes()
+        peak_bytes = max(peak_bytes, held)
+    return out, peak_bytes
+
+
+def test_calibrating_takes_what_is_estimated(wide, tmp_path, monkeypatch):
+    model, recipe, _ = wide
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    _, peak_bytes = peak(lambda: lrcore.calibrate(model, recipe))
+    need = calibration_memory(model.network, WINDOWS, LENGTH, all_needs())
+    assert need.states == WINDOWS * LENGTH * 64 * 4
+    assert 0.75 * peak_bytes < need.total < 1.25 * peak_bytes
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_factorising_takes_about_what_is_estimated(wide, name):
+    model, _, calibration = wide
+    row = METHODS[name]
+    lrcore.factorize(model, calibration, name)  # what it measures besides is in the cache then
+    made, peak_bytes = peak(lambda: lrcore.factorize(model, calibration, name))
+    factor_bytes = sum(sum(memory_of(factors).values()) for factors in made.layers)
+    need = factor_memory(model.network, row, row.choose({})).total
+    assert need < MOST * (peak_bytes - factor_bytes)
+    if name not in FLOORS:
+        assert need > LEAST * (peak_bytes - factor_bytes)
+
+
+def test_a_method_that_reads_wider_moments_is_estimated_to_take_more(wide):
+    model, *_ = wide
+
+    def moments(name: str) -> int:
+        row = METHODS[name]
+        return factor_memory(model.network, row, row.choose({})).moments
+
+    assert moments("svd") == 0
+    assert moments("care") == 64**2 * 8
+    assert moments("svd_llm") == 512**2 * 8
+
+
+@pytest.mark.parametrize("version", ["own limit", "group of version 2"])
+def test_a_calibration_larger_than_what_is_free_is_refused_before_a_layer_is_run(
+    wide, tmp_path, monkeypatch, version
+):
+    model, recipe, _ = wide
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    need = calibration_memory(model.network, WINDOWS, LENGTH, all_needs())
+    with monkeypatch.context() as patch:
+        limit(patch, tmp_path, version, need.total - 1)
+        with pytest.raises(ResourceError, match=r"^Hidden states of 8 windows .* second moments"):
+            lrcore.calibrate(model, recipe)
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")]
+    limit(monkeypatch, tmp_path, version, need.total)
+    assert lrcore.calibrate(model, recipe).layers == 2
+
+
+def test_what_is_calibrated_already_is_not_refused(wide, tmp_path, monkeypatch):
+    model, recipe, limits = wide
+    monkeypatch.setattr(working_memory, "hardware", lambda device: Hardware("CPU", "", 1, 1))
+    assert lrcore.calibrate(model, recipe).key == limits.key
+
+
+@pytest.mark.parametrize("version", ["own limit", "group of version 2"])
+def test_decompositions_larger_than_what_is_free_are_refused_before_the_first(
+    wide, tmp_path, monkeypatch, version
+):
+    model, _, calibration = wide
+    row = METHODS["svd_llm"]
+    need = factor_memory(model.network, row, row.choose({}))
+    limit(monkeypatch, tmp_path, version, need.total - 1)
+    done = []
+    with pytest.raises(ResourceError, match=r"^The decompositions of a layer by svd_llm, .* free"):
+        lrcore.factorize(model, calibration, "svd_llm", lambda *at: done.append(at))
+    assert done == []
+    assert lrcore.factorize(model, calibration, "svd").layers
+
+
+def limit(patch, folder, version: str, free: int) -> None:
+    """Limit the free bytes, by the limit of the process or by the files of a control group."""
+    if version == "own limit":
+        patch.setattr(memory, "_limits", lambda: iter([(free, 10 * free)]))
+        return
+    group, own_folder = folder / "mount" / "job.scope", folder / "own"
+    group.mkdir(parents=True, exist_ok=True)
+    own_folder.write_text("0::/job.scope\n")
+    for name, content in (("max", free + 5000), ("current", 7000), ("stat", "inactive_file 2000")):
+        (group / f"memory.{name}").write_text(f"{content}\n")
+    limits = partial(memory.group_limits, own_folder, folder / "mount")
+    patch.setattr(memory, "group_limits", limits)

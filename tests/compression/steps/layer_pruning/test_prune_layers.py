@@ -1,0 +1,175 @@
+"""Pruning of layers: the selection, and the result in memory, in the cache and on disk."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny
+from transformers import AutoModelForCausalLM
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.steps.layer_pruning.depth import skip_layers, without_layers
+from lrcore.evaluation.local_errors import local_errors
+from lrcore.models.architectures import decoder_layers
+from lrcore.models.config import attention_kernel
+from lrcore.recipes.history import LayersDropped
+from lrcore.system.errors import InputError
+
+TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
+# whose first layer has no experts, by number, or whose last one is of another kind
+MIXED = {"qwen2_moe": 0, "qwen3_moe": 0, "ernie4_5_moe": 0, "gemma4_text": 1}
+# of the other one no layer can be dropped
+ALONE = [one for one in FAMILIES if one.id != "gemma3n_text"]
+
+
+def logits(network, tokens=TOKENS, **kwargs):
+    with torch.inference_mode():
+        return network(input_ids=tokens, **kwargs).logits
+
+
+@pytest.mark.parametrize("family", ALONE)
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_network_without_a_layer_is_one_of_its_family(family, gone, tmp_path):
+    network = tiny(family)
+    before = logits(network)
+    if MIXED.get(family) == gone:
+        with pytest.raises(InputError, match="have different types by position"):
+            without_layers(network, {gone})
+        return
+    with skip_layers(network, {gone}):
+        skipped = logits(network)
+    short = without_layers(network, {gone})
+    assert torch.equal(logits(short), skipped)
+    assert not torch.equal(skipped, before)
+    assert torch.equal(logits(network), before)  # the one given is untouched
+    assert len(decoder_layers(network)) == 2
+    first = short(input_ids=TOKENS[:, :20], use_cache=True)
+    remaining_logits = logits(short, TOKENS[:, 20:], past_key_values=first.past_key_values)
+    assert torch.allclose(remaining_logits, skipped[:, 20:], atol=1e-4 * float(skipped.abs().max()))
+    short.save_pretrained(tmp_path)
+    back = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=attention_kernel(short.config)
+    ).eval()
+    assert torch.equal(logits(back), skipped)
+
+
+@pytest.fixture
+def requested(tiny_llama, story_file):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    return lrcore.load(str(tiny_llama)), recipe
+
+
+def test_the_layers_of_least_influence_go_first(requested):
+    model, recipe = requested
+    influence = lrcore.calibrate(model, recipe).block_influence
+    gone = lrcore.prune_layers(model, recipe, 2).step(LayersDropped).gone
+    assert list(gone) == sorted(range(3), key=influence.__getitem__)[:2]
+
+
+def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(requested):
+    model, recipe = requested
+    tokens = lrcore.calibrate(model, recipe).tokens
+
+    def loss(gone: set[int]) -> float:
+        network = copy.deepcopy(model.network)
+        for index in gone:
+            decoder_layers(network)[index].forward = lambda hidden_states, *_args, **_kwargs: (
+                hidden_states
+            )
+        scores = logits(network, tokens)[:, :-1].flatten(0, 1)
+        return float(torch.nn.functional.cross_entropy(scores, tokens[:, 1:].flatten()))
+
+    expected: list[int] = []
+    for _ in range(2):
+        expected.append(
+            min(set(range(3)) - set(expected), key=lambda index: loss({*expected, index}))
+        )
+    step = lrcore.prune_layers(model, recipe, 2, criterion="loss").step(LayersDropped)
+    assert (step.by, step.gone, step.of) == ("loss", tuple(expected), 3)
+    assert step.calibration["fingerprint"]
+
+
+def test_by_loss_the_first_layer_can_go_before_others(requested):
+    model, recipe = requested
+    network = copy.deepcopy(model.network)
+    with torch.no_grad():
+        decoder_layers(network)[0].self_attn.o_proj.weight.mul_(100)  # worse than no layer
+    chosen = lrcore.prune_layers(replace(model, network=network), recipe, 2, criterion="loss")
+    assert chosen.step(LayersDropped).gone[0] == 0
+
+
+def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(requested, tmp_path):
+    model, recipe = requested
+    short = lrcore.prune_layers(model, recipe, 1)
+    assert short.size.kv_values * 3 == model.size.kv_values * 2
+    assert short.account.to_dict()["parameters"] == short.size.parameters < model.size.parameters
+    back = lrcore.load(str(lrcore.save(short, tmp_path / "saved")))
+    assert torch.equal(logits(back.network), logits(short.network))
+    small = lrcore.compress(back, recipe.with_(method="a3", ratio=0.2))
+    assert {slot.layer for slot in small.ranks} == {0, 1}
+    folder = lrcore.export(back, tmp_path / "stock", standard=True)
+    assert not list(folder.glob("*.py"))
+    assert torch.equal(
+        logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
+        logits(short.network),
+    )
+    with pytest.raises(InputError, match="is not a compressed"):
+        local_errors(model, short, recipe.data, samples=2, seq_len=32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "by", "words"),
+    [
+        (0, "influence", "at least 1"),
+        (3, "influence", "at least 1"),
+        (1, "los", "Did you mean|did you mean"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(requested, layers, by, words):
+    with pytest.raises(InputError, match=words):
+        lrcore.prune_layers(*requested, layers, criterion=by)
+
+
+def test_the_command_writes_what_the_word_makes(requested, story_file, tmp_path, capsys):
+    model, recipe = requested
+    message = [
+        "--data",
+        str(story_file),
+        "--samples",
+        "4",
+        "--seq-len",
+        "32",
+        "--layers",
+        "1",
+        "--criterion",
+        "loss",
+        "--json",
+    ]
+    assert main(["prune-layers", recipe.model, str(tmp_path / "out"), *message]) == 0
+    output, made = (
+        json.loads(capsys.readouterr().out),
+        lrcore.prune_layers(model, recipe, 1, criterion="loss"),
+    )
+    assert output["layers_pruned"] == made.step(LayersDropped).fields_dict()
+    assert torch.equal(logits(lrcore.load(output["out"]).network), logits(made.network))
+
+
+def test_a_compressed_model_is_not_shortened(requested):
+    model, recipe = requested
+    with pytest.raises(InputError, match="Drop layers of the dense model"):
+        lrcore.prune_layers(lrcore.compress(model, recipe.with_(method="a3", ratio=0.2)), recipe, 1)
+    with pytest.raises(InputError, match="offload"):
+        lrcore.prune_layers(lrcore.load(recipe.model, offload=True), recipe, 1)
+
+
+def test_layers_named_go_and_nothing_runs(requested):
+    model, recipe = requested
+    gone = lrcore.prune_layers(model, recipe, 2).step(LayersDropped).gone
+    named = lrcore.drop_layers(model, gone)
+    assert named.step(LayersDropped) == LayersDropped("hand", gone, 3)
+    assert torch.equal(logits(named.network), logits(lrcore.prune_layers(model, recipe, 2).network))
+    with pytest.raises(InputError, match="keep at least 1"):
+        lrcore.drop_layers(model, [0, 1, 2])

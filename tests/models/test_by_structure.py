@@ -1,0 +1,194 @@
+"""Families without a row: every linear module of the decoder layers is compressed."""
+
+import pytest
+import torch
+from elsewhere import TOKENS, loaded_elsewhere
+from through_caches import in_pieces
+from tiny_models import copy_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import lrcore
+from lrcore import InputError
+from lrcore.layers.modules.projections import LowRankLinear
+from lrcore.methods import METHODS, truncate
+from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
+from lrcore.models.config import read_config
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.layerwise import check_layerwise
+from lrcore.models.model_size import measure
+from lrcore.models.stream import LayerStream
+
+_COMMON = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+_ATTENTION = {
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+CONFIGS = {  # a family of each kind
+    "bitnet": _ATTENTION,
+    "mamba": {"state_size": 4},
+    "lfm2": {**_ATTENTION, "layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {
+        **_ATTENTION,
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    },
+}
+MATRICES = {  # some of the matrices of a layer, and their number
+    "bitnet": (0, "self_attn.q_proj", 7),
+    "mamba": (0, "mixer.in_proj", 3),
+    "lfm2": (0, "conv.in_proj", 5),
+    "qwen3_next": (1, "mlp.shared_expert.up_proj", 8),
+}
+
+
+def tiny(family: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **_COMMON | CONFIGS[family])
+    network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return network.eval().requires_grad_(False)
+
+
+def logits(network, tokens=TOKENS):
+    with torch.inference_mode():
+        return network(input_ids=tokens).logits
+
+
+@pytest.fixture(scope="module")
+def folder_of(tiny_llama, tmp_path_factory):
+    def of(family):
+        folder = tmp_path_factory.mktemp("families") / family
+        tiny(family).save_pretrained(folder)
+        copy_tokenizer(tiny_llama, folder)
+        return folder
+
+    return of
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_matrices_of_a_layer_are_found_and_written_back(family):
+    assert family not in ARCHITECTURES
+    network = tiny(family)
+    index, name, count = MATRICES[family]
+    cached = CONFIGS[family].get("layer_types", ["full_attention"] * 2).count("full_attention")
+    matrices = read_layer(network, index).matrices()
+    assert (name in matrices, len(matrices)) == (True, count)
+    assert measure(network).kv_values == (0 if family == "mamba" else 32 * cached)
+    copied = clone(network)
+    for layer in range(2):
+        write_layer(copied, read_layer(copied, layer))
+    assert torch.equal(logits(copied), logits(network))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_run_layer_by_layer_and_at_full_rank_it_is_the_network(family):
+    network = tiny(family)
+    check_layerwise(network, TOKENS)
+    copied, method = clone(network), METHODS["svd_llm"]
+    stream = LayerStream(network, TOKENS)
+    for index in range(2):
+        layer = read_layer(copied, index)
+        factors = method.factor(layer, stream.run(index, method.needs))
+        assert factors.keys() == layer.matrices().keys()
+        ranks = {name: factor.cost.full for name, factor in factors.items()}
+        write_layer(copied, truncate(layer, factors, ranks))
+    assert torch.equal(logits(copied), logits(network))
+
+
+@pytest.mark.parametrize("method", ["svd", "svd_llm", "kfac_svd"])
+def test_a_hybrid_is_compressed_saved_and_generates(method, folder_of, story_file, tmp_path):
+    model = lrcore.load(str(folder_of("lfm2")))
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.3
+    )
+    small = lrcore.compress(model, recipe)
+    assert small.account.achieved == pytest.approx(0.3, abs=0.03)
+    assert {layer.layer for layer in small.ranks} == {0, 1}
+    back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    assert torch.equal(logits(back.network), logits(small.network))
+    pieces = in_pieces(small.network, TOKENS, [5, 1, 1, TOKENS.shape[1] - 7])
+    assert torch.allclose(pieces, logits(small.network), atol=1e-4)
+    assert lrcore.generate(back, "Once", max_new_tokens=4)
+    again = lrcore.compress(small, recipe.with_(method="svd", ratio=0.1))
+    assert again.size.parameters < small.size.parameters
+    healed = lrcore.heal(small, data=str(story_file), steps=2, batch=2, seq_len=32)
+    assert not torch.equal(logits(healed.network), logits(small.network))
+
+
+def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
+    expected, folders = {}, []
+    (tmp_path / "away").mkdir()
+    for family in CONFIGS:
+        model = lrcore.load(str(folder_of(family)))
+        recipe = lrcore.Recipe(
+            model.name, data=str(story_file), samples=4, seq_len=32, method="svd_llm", ratio=0.3
+        )
+        small = lrcore.compress(model, recipe)
+        for layer in decoder_layers(small.network):
+            assert any(isinstance(module, LowRankLinear) for module in layer.modules())
+        expected[family] = logits(small.network)
+        lrcore.export(small, tmp_path / family)
+        folders.append((tmp_path / family).rename(tmp_path / "away" / family))
+    results = loaded_elsewhere(folders, tmp_path, [False] * len(folders))
+    for (family, wanted), result in zip(expected.items(), results, strict=True):
+        assert isinstance(result, torch.Tensor), result
+        assert torch.allclose(result, wanted, atol=1e-5), family
+
+
+def test_analysis_and_matrices_of_each_layer(folder_of, story_file, tmp_path):
+    model = lrcore.load(str(folder_of("lfm2")))
+    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32)
+    analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
+    assert {*analysis.matrices} == {*architecture_of(model.network).factors}
+    analysis.write(tmp_path / "analysis.safetensors")
+    back = type(analysis).read(tmp_path / "analysis.safetensors")
+    assert back.spectra.keys() == analysis.spectra.keys()
+
+
+def test_what_needs_a_row_is_refused(folder_of, story_file, tmp_path):
+    model = lrcore.load(str(folder_of("lfm2")))
+    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.2)
+    for method in ("fused", "modegpt", "care", "latentllm"):
+        with pytest.raises(InputError, match="Compress them with svd, svd_llm or kfac_svd"):
+            lrcore.prepare(model, recipe.with_(method=method))
+    with pytest.raises(InputError, match="no row in the table of families"):
+        lrcore.drop_layers(model, [1])
+    with pytest.raises(InputError, match="no row in the table of families"):
+        lrcore.export(model, tmp_path / "standard", standard=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("bert", "later tokens"), ("bart", "an encoder with a decoder")]
+)
+def test_models_that_do_not_predict_the_next_token_are_refused(family, reason, tmp_path):
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=reason):
+        read_config(tmp_path)
+
+
+def test_layers_that_give_other_states_one_by_one_are_refused():
+    network, calls = tiny("lfm2"), []
+
+    def differ(_module, _args, out):
+        calls.append(0)
+        return out * len(calls)
+
+    decoder_layers(network)[1].register_forward_hook(differ)
+    with pytest.raises(InputError, match=r"cannot be run layer by layer .*the states differ"):
+        check_layerwise(network, TOKENS)

@@ -1,0 +1,119 @@
+"""A recipe survives its files, refuses what it does not know, and writes the command that does
+the same.
+"""
+
+import shlex
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from lrcore.recipes.recipe import Recipe
+from lrcore.system.errors import InputError
+
+
+def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
+    recipe = Recipe(
+        method="modegpt",
+        ratio=0.35,
+        temperature=0.1,
+        rank_overrides={"3.mlp": 120},
+        revision="main",
+    )
+    (tmp_path / "a.json").write_text(recipe.to_json())
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
+    assert Recipe.read(tmp_path / "a.json") == recipe == Recipe.read(tmp_path / "b.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ratio": 0}, "strictly between 0 and 1"),
+        ({"ratio": 1.0}, "strictly between 0 and 1"),
+        ({"ratio": "a lot"}, "strictly between 0 and 1"),
+        ({"samples": 0}, "samples"),
+        ({"seq_len": 1.5}, "seq_len"),
+        ({"sampling": "randm"}, "Did you mean 'random'"),
+        ({"budget": "parms"}, "Did you mean 'params'"),
+        ({"temperature": -1}, "temperature"),
+        ({"metod": "a3"}, "Did you mean 'method'"),
+        ({"rank_overrides": {"mlp": 3}}, "layer.component"),
+        ({"component_ratios": {"mlp": 1.0}}, "component mlp"),
+    ],
+)
+def test_bad_values_are_named(changes: dict, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Recipe.from_dict(changes)
+
+
+@pytest.mark.parametrize("number", ["1e-1", "1E-1", ".1e0", "1.e-1", "+1e-1", "10e-2", "0.1"])
+@pytest.mark.parametrize("name", ["a.yaml", "a.json"])
+def test_numbers_with_an_exponent_need_no_point(number, name, tmp_path) -> None:
+    fields = ("ratio", "temperature", "component_ratios")
+    values = dict.fromkeys(fields, number) | {"component_ratios": f'{{"mlp": {number}}}'}
+    text = ", ".join(f'"{name}": {value}' for name, value in values.items())
+    (tmp_path / name).write_text(f"{{{text}}}")
+    recipe = Recipe.read(tmp_path / name)
+    assert (recipe.ratio, recipe.temperature, recipe.component_ratios) == (0.1, 0.1, {"mlp": 0.1})
+
+
+@pytest.mark.parametrize("text", ["1e", "e1", "1e-1x", "main", "1e1-5", "abc1e5"])
+def test_texts_that_resemble_numbers_are_texts(text, tmp_path) -> None:
+    (tmp_path / "a.yaml").write_text(f"revision: {text}\n")
+    assert Recipe.read(tmp_path / "a.yaml").revision == text
+
+
+@pytest.mark.parametrize(("value", "refit"), [("on", "on"), ("off", "off"), ("true", "on")])
+def test_a_refit_is_switched_on_and_off_in_yaml(value, refit, tmp_path) -> None:
+    (tmp_path / "a.yaml").write_text(f"refit: {value}\n")
+    assert Recipe.read(tmp_path / "a.yaml").refit == refit
+
+
+def test_keys_for_anchors_are_ignored(tmp_path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "x-shares: &shares {mlp: 0.3}\nx-base: &base\n  method: svd_llm\n  ratio: 0.3\n"
+        "<<: *base\nratio: 0.4\ncomponent_ratios: *shares\n"
+    )
+    expected = Recipe(method="svd_llm", ratio=0.4, component_ratios={"mlp": 0.3})
+    assert Recipe.read(tmp_path / "a.yaml") == expected
+    (tmp_path / "b.yaml").write_text("options: {x-rounds: 3}\nX-other: 1\n")
+    with pytest.raises(InputError, match="X-other"):
+        Recipe.read(tmp_path / "b.yaml")
+
+
+def test_files_that_are_no_recipe(tmp_path) -> None:
+    (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
+    (tmp_path / "broken.json").write_text('{"ratio": ')
+    for name, says in {
+        "list.yaml": "mapping",
+        "broken.json": "neither JSON nor YAML",
+        "none.json": "No recipe file",
+    }.items():
+        with pytest.raises(InputError, match=says):
+            Recipe.read(tmp_path / name)
+
+
+def test_the_command_line_says_the_same() -> None:
+    recipe = Recipe(
+        data="my file.txt",
+        policy="softmax",
+        temperature=0.2,
+        rank_overrides={"0.ov": 8},
+        component_ratios={"qk": 0.3},
+        policy_options={"cap": 0.8},
+    )
+    words = shlex.split(recipe.command("out dir"))
+    assert words[:5] == ["python", "-m", "lrcore", "compress", "demo-llama"]
+    pairs = dict(zip(words[5::2], words[6::2], strict=True))
+    assert pairs["--data"] == "my file.txt"
+    assert pairs["--temperature"] == "0.2"
+    assert pairs["--rank-override"] == "0.ov=8"
+    assert pairs["--component-ratio"] == "qk=0.3"
+    assert pairs["--policy-option"] == "cap=0.8"
+    assert pairs["--out"] == "out dir"
+    assert "--budget" not in pairs  # defaults stay unsaid
+
+
+def test_every_field_is_of_one_group() -> None:
+    groups = [Recipe.fields_of(one) for one in ("source", "windows", "passes", "methods", "plan")]
+    assert sorted(sum(groups, ())) == sorted(f.name for f in fields(Recipe))

@@ -1,0 +1,271 @@
+"""The cache on disk: its limit, what goes first, and what never goes."""
+
+import errno
+import json
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.calibration import calibrate as calibration_module
+from lrcore.compression.evidence.probes import probe
+from lrcore.system import cache
+from lrcore.system.errors import ResourceError
+from lrcore.system.files import cache_folder
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    """A cache of this test alone."""
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LRCORE_CACHE_LIMIT", raising=False)
+
+
+@pytest.fixture
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
+
+
+def entry(kind, name, size, used):
+    """A folder of the cache, with a file of `size` bytes, that was used at a time."""
+    folder = cache_folder() / kind / name
+    folder.mkdir(parents=True)
+    (folder / "x").write_bytes(b"x" * size)
+    os.utime(folder, (used, used))
+    return folder
+
+
+def test_the_least_recently_used_goes_first_until_the_rest_fits():
+    old, new = entry("moments", "b", 100, 1), entry("gguf", "a", 100, 3)
+    (cache_folder() / "probes").mkdir()
+    file = cache_folder() / "probes" / "c.json"
+    file.write_text("[1]")
+    os.utime(file, (2, 2))
+    assert cache.trim(203) == cache.Removed()
+    assert [one.path for one in cache.trim(103).entries] == [old]
+    assert [one.path for one in cache.trim(103).entries] == []
+    assert [one.path for one in cache.trim(99).entries] == [file, new]
+    assert cache.entries() == []
+
+
+def test_what_is_used_goes_later():
+    first, second = entry("moments", "a", 10, 1), entry("moments", "b", 10, 2)
+    cache.hold(first).release()
+    assert [one.path for one in cache.trim(10).entries] == [second]
+
+
+def test_what_is_held_stays_as_long_as_it_is_held():
+    old, new = entry("moments", "a", 10, 1), entry("moments", "b", 10, 2)
+    lock = cache.hold(old)
+    os.utime(old, (1, 1))
+    removed = cache.trim(0)
+    assert ([one.path for one in removed.entries], [one.path for one in removed.held]) == (
+        [new],
+        [old],
+    )
+    assert cache.clear().entries == ()
+    lock.release()
+    assert [one.path for one in cache.clear().entries] == [old]
+
+
+def test_a_folder_that_is_evicted_while_somebody_waits_for_it_is_made_anew(monkeypatch):
+    old, taken = entry("moments", "a", 10, 1), cache.try_lock
+
+    def late(path, *given, **more):
+        monkeypatch.setattr(cache, "try_lock", taken)
+        cache.clear()
+        return taken(path, *given, **more)
+
+    monkeypatch.setattr(cache, "try_lock", late)
+    lock = cache.hold(old)
+    assert list(old.iterdir()) == []
+    cache.clear()
+    assert old.is_dir()
+    lock.release()
+
+
+def test_a_calibration_that_is_in_use_outlives_a_limit_of_nothing(recipe, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE_LIMIT", "0")
+    model = lrcore.load(recipe.model)
+    calibration = lrcore.calibrate(model, recipe)
+    factors = lrcore.factorize(model, calibration, "a3")
+    probed = probe(model, factors)  # its file goes at once
+    assert [one.kind for one in cache.entries()] == ["moments"]
+    del calibration, factors, probed
+    cache.trim()
+    assert cache.entries() == []
+
+
+def test_an_evicted_calibration_is_made_again_and_equal(recipe):
+    model = lrcore.load(recipe.model)
+    first = lrcore.calibrate(model, recipe).moments(1)
+    assert [one.kind for one in cache.clear().entries] == ["moments"]
+    again = lrcore.calibrate(model, recipe).moments(1)
+    assert all((value == again.values[need]).all() for need, value in first.values.items())
+
+
+def test_what_is_damaged_is_made_again(recipe):
+    model = lrcore.load(recipe.model)
+    calibration = lrcore.calibrate(model, recipe)
+    factors = probe(model, lrcore.factorize(model, calibration, "a3"))
+    for file in [*calibration.folder.iterdir(), *(cache_folder() / "probes").iterdir()]:
+        file.write_bytes(file.read_bytes()[:20])
+    again = lrcore.calibrate(model, recipe)
+    assert again.block_influence == calibration.block_influence
+    fresh = probe(model, lrcore.factorize(model, again, "a3"))
+    first, second = (one.evidence.get("probes") for one in (factors, fresh))
+    assert first.dense_loss == second.dense_loss
+    for slot, curve in first.curves.items():
+        assert curve.increase.equal(second.curves[slot].increase)
+
+
+def test_nothing_goes_without_a_limit(monkeypatch):
+    entry("moments", "a", 10, 1)
+    monkeypatch.setenv("LRCORE_CACHE_LIMIT", "none")
+    assert cache.trim() == cache.Removed()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("20GB", 20e9), ("1.5 mb", 1.5e6), ("300", 300), ("2T", 2e12), ("none", None), ("0", 0)],
+)
+def test_a_limit_reads_as(text, size):
+    assert cache.read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1GB", "5XB", "", "1e9", "GB", "nan"])
+def test_a_limit_that_is_none_is_refused_before_any_work(text, recipe, monkeypatch):
+    with pytest.raises(lrcore.InputError, match="500MB"):
+        cache.read_size(text)
+    if text:
+        monkeypatch.setenv("LRCORE_CACHE_LIMIT", text)
+        monkeypatch.setattr(calibration_module, "collect", lambda *given: pytest.fail("worked"))
+        with pytest.raises(lrcore.InputError, match="LRCORE_CACHE_LIMIT"):
+            lrcore.calibrate(lrcore.load(recipe.model), recipe)
+
+
+def test_a_cache_that_cannot_be_written_is_named(recipe, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(lrcore.InputError, match="LRCORE_CACHE to a writable folder"):
+        lrcore.calibrate(lrcore.load(recipe.model), recipe)
+
+
+def test_leftovers_of_killed_processes_go_with_the_next_eviction():
+    folder = entry("moments", "a", 10, 1)
+    (folder / ".layer-0000.safetensors.01234567.tmp").touch()
+    (cache_folder() / "gguf" / ".b.01234567.tmp").mkdir(parents=True)
+    dead = cache_folder() / "offloaded" / "c"
+    dead.mkdir(parents=True)
+    dead.with_suffix(".lock").touch()
+    cache.trim()
+    assert [path.name for path in cache_folder().rglob("*") if path.is_file()] == ["x"]
+    assert not dead.exists()
+
+
+def run_json(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_lists_trims_and_clears(capsys):
+    entry("moments", "a", 3_000_000, 1)
+    kept = entry("gguf", "b", 1_000_000, 2)
+    listed = run_json(capsys, "cache")
+    rows = {row["kind"]: (row["entries"], row["megabytes"]) for row in listed["kinds"]}
+    assert rows["moments"] == (1, 3.0)
+    assert rows["gguf"] == (1, 1.0)
+    assert rows.keys() == cache.KINDS.keys()
+    assert (listed["limit_megabytes"], listed["megabytes"]) == (20_000, 4.0)
+    assert main(["cache"]) == 0
+    assert str(cache_folder()) in capsys.readouterr().out
+    assert run_json(capsys, "cache", "--limit", "2MB")["deleted_megabytes"] == 3.0
+    lock = cache.hold(kept)
+    assert run_json(capsys, "cache", "--clear")["in_use_megabytes"] == 1.0
+    lock.release()
+    assert run_json(capsys, "cache", "--clear")["megabytes"] == 0
+    for wrong in (["--clear", "--limit", "1GB"], ["--limit", "much"]):
+        assert main(["cache", *wrong]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_what_ships_with_the_package_is_read_where_the_cache_lacks_it(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(cache, "SHIPPED", tmp_path / "shipped")
+    own, other = (tmp_path / "cache" / "probes" / f"{name}.json" for name in "ab")
+    for file in (own, tmp_path / "shipped" / "probes" / own.name):
+        file.parent.mkdir(parents=True)
+    (tmp_path / "shipped" / "probes" / own.name).write_text("[1]")
+    assert (cache.read_value(own), cache.has_value(own)) == ([1], True)
+    assert (cache.read_value(other), cache.has_value(other)) == (None, False)
+    own.write_text("[2]")
+    assert cache.read_value(own) == [2]
+    own.write_text("damaged")
+    assert cache.read_value(own) == [1]
+
+
+def test_everything_that_is_cached_is_of_a_kind_that_is_listed_and_evicted():
+    source = Path(cache.__file__).parents[1]
+    written = {
+        name
+        for path in source.rglob("*.py")
+        for pair in re.findall(
+            r'cache_file\("(\w+)"|cache_folder\(\) / "(\w+)"', path.read_text(encoding="utf-8")
+        )
+        for name in pair
+        if name
+    }
+    assert written == cache.KINDS.keys() - {cache.OFFLOADED}
+
+
+def test_a_cache_that_may_only_be_read_serves_and_says_so_where_it_must_write(
+    recipe, tiny_llama, monkeypatch
+):
+    """A cache that somebody else has filled, as on a shared disk."""
+    dense = lrcore.load(str(tiny_llama))
+    before = lrcore.calibrate(dense, recipe)
+    folders = [cache_folder(), *(p for p in cache_folder().rglob("*") if p.is_dir())]
+    with closed(folders, monkeypatch):
+        again = lrcore.calibrate(dense, recipe)
+        assert again.key == before.key
+        with pytest.raises(ResourceError, match="LRCORE_CACHE to a writable folder"):
+            lrcore.calibrate(dense, recipe.with_(seed=1))
+    assert lrcore.calibrate(dense, recipe.with_(seed=1)).key != before.key
+
+
+@contextmanager
+def closed(folders, monkeypatch):
+    """Folders in which nothing can be made; root, whom modes do not stop, is stopped here."""
+    for folder in folders:
+        folder.chmod(0o555)
+    closed_to = {str(folder) for folder in folders}
+    make, opening = os.mkdir, os.open
+
+    def refuse(path):
+        if os.path.dirname(os.path.abspath(os.fsdecode(path))) in closed_to:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def mkdir(path, *more, **named):
+        refuse(path)
+        make(path, *more, **named)
+
+    def opened(path, flags, *more, **named):
+        if flags & os.O_CREAT:
+            refuse(path)
+        return opening(path, flags, *more, **named)
+
+    def utime(path, *more, **named):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", mkdir)
+        patch.setattr(os, "open", opened)
+        patch.setattr(os, "utime", utime)
+        yield
+    for folder in folders:
+        folder.chmod(0o755)

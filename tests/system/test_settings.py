@@ -1,0 +1,76 @@
+"""Options of a method or policy: kinds, ranges, and what a wrong one is answered with."""
+
+from dataclasses import asdict, dataclass
+
+import pytest
+
+from lrcore.recipes.recipe import Recipe
+from lrcore.system.errors import InputError
+from lrcore.system.settings import NoOptions, option, options_of, read_options
+
+
+@dataclass(frozen=True)
+class Options:
+    junction: str = option("left", "which side", choices=("left", "right"))
+    rounds: int = option(8, "how often", low=1, high=20)
+    alpha: float = option(0.5, "how much", low=0.0)
+    bias: bool = option(True, "whether")
+    temperature: float | None = None  # no option by name: code sets it
+
+
+def test_defaults_and_values_of_the_command_line():
+    assert read_options("method x", Options, {}) == Options()
+    given = {"junction": "right", "rounds": "3", "alpha": "0.25", "bias": "off"}
+    assert asdict(read_options("method x", Options, given)) == {
+        "junction": "right",
+        "rounds": 3,
+        "alpha": 0.25,
+        "bias": False,
+        "temperature": None,
+    }
+
+
+def test_options_describe_themselves():
+    rows = [one.describe() for one in options_of(Options)]
+    assert rows == [
+        {
+            "name": "junction",
+            "default": "left",
+            "about": "which side",
+            "choices": ("left", "right"),
+        },
+        {"name": "rounds", "default": 8, "about": "how often", "low": 1, "high": 20},
+        {"name": "alpha", "default": 0.5, "about": "how much", "low": 0.0},
+        {"name": "bias", "default": True, "about": "whether"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"junctoin": "left"}, "junction"),
+        ({"junction": "lefty"}, "left"),
+        ({"rounds": 0}, "at least 1, at most 20"),
+        ({"rounds": "many"}, "whole number"),
+        ({"rounds": 2.5}, "whole number"),
+        ({"alpha": -1}, "at least 0"),
+        ({"bias": "maybe"}, "on or off"),
+        ({"temperature": 0.3}, "temperature"),
+    ],
+)
+def test_a_wrong_option_says_what_to_write(given, words):
+    with pytest.raises(InputError, match=words):
+        read_options("method x", Options, given)
+
+
+def test_a_method_without_options_says_so():
+    with pytest.raises(InputError, match="no options"):
+        read_options("method svd", NoOptions, {"rank": 3})
+
+
+def test_options_travel_with_the_recipe():
+    recipe = Recipe(options={"junction": "left", "rounds": 3})
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert "--option junction=left --option rounds=3" in recipe.command()
+    with pytest.raises(InputError, match="Option junction"):
+        Recipe(options={"junction": ["left"]})

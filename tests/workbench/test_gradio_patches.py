@@ -1,0 +1,218 @@
+"""The patches of Gradio: what each one does, and that Gradio alone does not do it."""
+
+import asyncio
+import threading
+import time
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+
+import gradio as gr
+import httpx
+import pytest
+from gradio.queueing import Queue
+from gradio.state_holder import SessionState, StateHolder
+from page_server import served
+
+from workbench.server import gradio_patches as patches
+from workbench.server.gradio_patches import CheckedBlocks
+
+
+def one_event(kind, listener, queue=True):
+    """A page whose button calls the listener."""
+    with kind(analytics_enabled=False) as page:
+        number = gr.Number()
+        gr.Button().click(listener, None, number, concurrency_limit=None, queue=queue)
+    return page
+
+
+@pytest.fixture(scope="module")
+def busy():
+    """The address and queue of a server whose one event waits for the event `release`."""
+    release = threading.Event()
+
+    def slow() -> int:
+        release.wait(60)
+        return 1
+
+    page = one_event(gr.Blocks, slow)
+    patches.limit_queue(page)
+    with served(page) as url:
+        yield url, release, page._queue
+        release.set()
+
+
+def join(http, page):
+    question = {"data": [], "fn_index": 0, "session_hash": page}
+    return http.post("/gradio_api/queue/join", json=question)
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_page_with_too_many_events_is_refused_and_other_pages_are_not(busy, monkeypatch):
+    url, release, queue = busy
+    with httpx.Client(base_url=url, timeout=60) as http:
+        statuses = [join(http, "greedy").status_code for _ in range(patches.MAX_PAGE_EVENTS)]
+        assert statuses == [200] * patches.MAX_PAGE_EVENTS
+        answer = join(http, "greedy")
+        sentence = patches.TOO_MANY.format(patches.MAX_PAGE_EVENTS)
+        assert (answer.status_code, answer.json()["detail"]) == (503, sentence)
+        assert join(http, "another").status_code == 200
+        monkeypatch.setattr(queue, "max_size", 0)
+        assert join(http, "a third").status_code == 503
+        monkeypatch.undo()
+        release.set()
+        with http.stream("GET", "/gradio_api/queue/data?session_hash=another") as lines:
+            assert any("process_completed" in line for line in lines.iter_lines())
+        until(lambda: not patches.events_of(queue, "greedy"))
+        assert join(http, "greedy").status_code == 200
+
+
+def test_events_outside_the_queue_are_limited_too(monkeypatch):
+    page = CheckedBlocks(analytics_enabled=False)
+    with ExitStack() as running:
+        for _ in range(patches.MAX_PAGE_EVENTS):
+            running.enter_context(page._counted("greedy"))
+        with pytest.raises(gr.Error, match="30 events of this page"):
+            running.enter_context(page._counted("greedy"))
+        with page._counted("another"):
+            pass
+        monkeypatch.setattr(patches, "MAX_EVENTS", patches.MAX_PAGE_EVENTS)
+        with pytest.raises(gr.Error):
+            running.enter_context(page._counted("another"))
+    with page._counted("greedy"):
+        pass
+
+
+def test_a_refusal_outside_the_queue_is_a_sentence(monkeypatch):
+    page = one_event(CheckedBlocks, lambda: 1, queue=False)
+    question = {"data": [], "fn_index": 0, "session_hash": "page"}
+    with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
+        answers = [http.post("/gradio_api/run/predict", json=question)]
+        monkeypatch.setattr(patches, "MAX_PAGE_EVENTS", 0)
+        answers.append(http.post("/gradio_api/run/predict", json=question))
+    assert [answer.status_code for answer in answers] == [200, 500]
+    assert answers[0].json()["data"] == [1]
+    assert answers[1].json()["error"] == patches.TOO_MANY.format(0)
+
+
+def test_answers_that_nobody_fetches_are_dropped(busy):
+    """A page that asks and vanishes costs little; a page that is there loses nothing."""
+    url, release, queue = busy
+    release.set()
+    answers, pending = patches.UnreadAnswers(queue), queue.pending_messages_per_session
+
+    def drop(now: float) -> None:
+        asyncio.run(answers.drop_old(now))
+
+    with httpx.Client(base_url=url, timeout=60) as http:
+        assert join(http, "vanished").status_code == 200
+        until(lambda: not patches.events_of(queue, "vanished"))
+        drop(1000.0)
+        drop(1000.0 + 0.9 * patches.ANSWER_TIMEOUT)
+        assert pending["vanished"].qsize()
+        assert join(http, "there").status_code == 200
+        until(lambda: not patches.events_of(queue, "there"))
+        drop(1000.0 + patches.ANSWER_TIMEOUT)
+        assert "vanished" not in pending
+        assert "vanished" not in queue.pending_event_ids_session
+        with http.stream("GET", "/gradio_api/queue/data?session_hash=there") as lines:
+            assert any("process_completed" in line for line in lines.iter_lines())
+        drop(1000.0 + 3 * patches.ANSWER_TIMEOUT)
+        assert join(http, "vanished").status_code == 200  # it comes back
+
+
+def test_the_queue_is_checked_often_while_events_arrive(busy, monkeypatch):
+    url, release, queue = busy
+    release.set()
+    monkeypatch.setattr(patches, "IDLE_AFTER", 0.3)
+    with httpx.Client(base_url=url, timeout=60) as http:
+        assert join(http, "a fourth").status_code == 200
+        assert queue.sleep_when_free == patches.ACTIVE_INTERVAL
+        until(lambda: queue.sleep_when_free == patches.IDLE_INTERVAL)
+
+
+def pages(*names):
+    holder = StateHolder()
+    holder.set_blocks(one_event(gr.Blocks, lambda: 1))
+    for name in names:
+        assert holder[name] is holder[name]
+    return holder
+
+
+def test_a_closed_page_is_forgotten_and_an_open_one_is_not():
+    holder = pages("closed", "open", "came back")
+    holder["closed"].is_closed = holder["came back"].is_closed = True
+    now = datetime.now()
+    patches.drop_closed_pages(holder, now)
+    assert len(holder.session_data) == 3
+    holder.time_last_used["came back"] = now + timedelta(minutes=1)
+    patches.drop_closed_pages(holder, now + patches.PAGE_TIMEOUT)
+    assert {*holder.session_data} == {*holder.time_last_used} == {"open", "came back"}
+    patches.drop_closed_pages(holder, now + patches.PAGE_TIMEOUT + timedelta(minutes=2))
+    assert {*holder.session_data} == {"open"}
+
+
+def arguments_of(kind, component, value):
+    """What the listener of a page gets for the value of its one component."""
+    with kind(analytics_enabled=False) as page:
+        component = component()
+        gr.Button().click(lambda value: None, component, None)
+    event = next(iter(page.fns.values()))
+    return asyncio.run(page.preprocess_data(event, [value], SessionState(page)))
+
+
+@pytest.mark.parametrize(
+    ("component", "value", "argument"),
+    [
+        (gr.HTML, "<b>a</b>", "<b>a</b>"),
+        (lambda: gr.Dropdown(["a3"]), "a3", "a3"),
+        (gr.Checkbox, True, True),
+        (lambda: gr.Slider(0, 1), 5, 5),  # beyond its range: the listener names the valid one
+        (lambda: gr.Number(precision=0), 0.5, 0.5),
+        (gr.Textbox, None, ""),  # a box that the browser has not drawn yet
+    ],
+)
+def test_a_listener_gets_the_value_as_it_was_sent(component, value, argument):
+    assert arguments_of(CheckedBlocks, component, value) == [argument]
+
+
+@pytest.mark.parametrize(
+    ("component", "value"),
+    [(gr.Textbox, 5), (gr.Checkbox, "x"), (lambda: gr.Dropdown(["a3"]), "b"), (gr.Number, "x")],
+)
+def test_a_value_of_another_type_is_answered_with_a_sentence(component, value):
+    with pytest.raises(gr.Error, match="A field got a value that it cannot hold"):
+        arguments_of(CheckedBlocks, component, value)
+
+
+# Each of the following tests fails once Gradio does it by itself; its patch can then be removed.
+
+
+def test_gradio_alone_takes_values_of_another_type():
+    assert arguments_of(gr.Blocks, gr.Checkbox, "x") == ["x"]
+
+
+def test_gradio_alone_has_no_limit_for_one_page():
+    page = one_event(gr.Blocks, lambda: time.sleep(5))
+    page.queue(max_size=patches.MAX_EVENTS)
+    with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
+        count = patches.MAX_PAGE_EVENTS + 1
+        assert [join(http, "greedy").status_code for _ in range(count)] == [200] * count
+
+
+def test_gradio_alone_keeps_the_state_of_closed_pages():
+    holder = pages("closed")
+    holder["closed"].is_closed = True
+    holder.time_last_used["closed"] = datetime.now() - timedelta(days=1)
+    holder.delete_all_expired_state()
+    assert "closed" in holder.session_data
+
+
+def test_gradio_alone_checks_its_queue_every_millisecond():
+    assert isinstance(one_event(gr.Blocks, lambda: 1).queue()._queue, Queue)
+    assert one_event(gr.Blocks, lambda: 1).queue()._queue.sleep_when_free <= 0.001

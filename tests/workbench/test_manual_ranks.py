@@ -1,0 +1,61 @@
+"""Ranks set by hand: undo, redo, and what they changed against the policy."""
+
+import pytest
+
+import lrcore
+from workbench.state import manual_ranks
+from workbench.views import markup
+
+
+def test_steps_can_be_undone_and_redone():
+    one, history = manual_ranks.step(manual_ranks.EMPTY, {}, {"0.qk": 4})
+    two, history = manual_ranks.step(history, one, {"0.qk": 4, "1.ov": 2})
+    back, history = manual_ranks.undo(history, two)
+    assert back == one
+    assert manual_ranks.redo(history, back)[0] == two
+    start, history = manual_ranks.undo(history, back)
+    assert start == {}
+    assert manual_ranks.undo(history, start) == (start, history)
+    other, history = manual_ranks.step(history, start, {"2.mlp": 7})
+    assert manual_ranks.redo(history, other) == (
+        other,
+        history,
+    )  # a new step forgets what was undone
+
+
+def test_a_gesture_is_one_step():
+    now, history = {}, manual_ranks.EMPTY
+    for rank in (9, 8, 7):
+        now, history = manual_ranks.step(history, now, {"0.qk": rank}, "drag")
+    assert manual_ranks.undo(history, now)[0] == {}
+    later, history = manual_ranks.step(history, now, {"0.qk": 3}, "another drag")
+    assert manual_ranks.undo(history, later)[0] == now
+    assert manual_ranks.step(history, later, later) == (later, history)
+
+
+@pytest.fixture(scope="module")
+def factors():
+    return lrcore.prepare(lrcore.load("demo-llama"), lrcore.Recipe(samples=4, seq_len=32))
+
+
+def test_changes_are_those_against_the_policy(factors):
+    fixed = {"2.ov": 31}
+    recipe = lrcore.Recipe(ratio=0.3, rank_overrides=fixed)
+    plan, alone = (
+        lrcore.allocate(factors, one) for one in (recipe, recipe.with_(rank_overrides={}))
+    )
+    result = manual_ranks.changes(plan, alone, fixed)
+    assert (result[0].layer, result[0].component, result[0].rank, result[0].is_manual) == (
+        2,
+        "ov",
+        31,
+        True,
+    )
+    assert result[0].policy_rank == alone.ranks[2, "ov"]
+    assert sum(one.parameters for one in result) == sum(
+        p.table()["parameters"].sum() * sign for p, sign in ((plan, 1), (alone, -1))
+    )
+    assert {(one.layer, one.component) for one in result} >= {
+        slot for slot in plan.ranks if plan.ranks[slot] != alone.ranks[slot]
+    }
+    assert "1 set manually" in markup.changes(result, plan, alone)

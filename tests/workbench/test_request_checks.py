@@ -1,0 +1,246 @@
+"""Attacks by requests: other hosts, other origins, too much, and files of other types."""
+
+import asyncio
+import logging
+
+import pytest
+from gradio.route_utils import FnIndexInferError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from workbench.server.host_names import HostNames
+from workbench.server.request_checks import MAX_BODY, RequestChecks
+from workbench.server.request_errors import FAILED, INVALID, handlers
+
+LOOPBACK, LAN = HostNames(), HostNames("0.0.0.0")
+PROXY = HostNames("127.0.0.1", ("bench.example",))
+
+
+def ask(names, method="GET", path="/", body=b"", kind="http", **headers):
+    """The status and the body of the answer; 200 where the request passed the gate."""
+    passed, sent = [], []
+    listed = [
+        (key.replace("_", "-").encode(), value.encode())
+        for key, values in ({"host": "127.0.0.1:7860"} | headers).items()
+        for value in ([values] if isinstance(values, str) else values)
+    ]
+    scope = {"type": kind, "method": method, "path": path, "headers": listed}
+    parts = [body[at : at + 2**20] for at in range(0, len(body), 2**20)] or [b""]
+
+    async def receive():
+        first = parts.pop(0) if parts else b""
+        return {"type": "http.request", "body": first, "more_body": bool(parts)}
+
+    async def page(scope, receive, send):
+        whole, more = b"", scope["type"] == "http"
+        while more:
+            message = await receive()
+            whole += message["body"]
+            more = message["more_body"]
+        passed.append(whole)
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(RequestChecks(page, names)(scope, receive, send))
+    if passed:
+        assert not sent
+        assert passed == [body]
+        return 200, ""
+    if kind == "websocket":
+        assert sent[0]["type"] == "websocket.close"
+        return 403, ""
+    return sent[0]["status"], sent[1]["body"].decode()
+
+
+@pytest.mark.parametrize(
+    ("names", "host"),
+    [
+        (LOOPBACK, "127.0.0.1:7860"),
+        (LOOPBACK, "localhost:7860"),
+        (LOOPBACK, "LOCALHOST"),
+        (LOOPBACK, "[::1]:7860"),
+        (LOOPBACK, "[::1]"),
+        (LOOPBACK, "127.0.0.2:7860"),
+        (LOOPBACK, "localhost.:7860"),
+        (LOOPBACK, "127.0.0.1.:7860"),
+        (HostNames("desk"), "desk:7860"),
+        (LAN, "192.168.1.7:7860"),
+        (LAN, "localhost"),
+        (PROXY, "bench.example"),
+        (HostNames("0.0.0.0", ("*",)), "owner-name.hf.space"),
+    ],
+)
+def test_the_page_answers_to_its_names(names, host):
+    assert ask(names, host=host) == (200, "")
+    assert ask(names, "POST", host=host, body=b"{}", origin=f"http://{host}") == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("names", "host"),
+    [
+        (LOOPBACK, "evil.example:7860"),
+        (LOOPBACK, "localhost.evil.example"),
+        (LOOPBACK, "127.0.0.1.evil.example"),
+        (LOOPBACK, "192.168.1.7:7860"),
+        (LOOPBACK, "x.gradio.live"),
+        (LOOPBACK, ""),
+        (LOOPBACK, ":7860"),
+        (LOOPBACK, "."),
+        (LOOPBACK, "[::2]:7860"),
+        (LOOPBACK, "[::ffff:192.168.1.7]"),
+        (LOOPBACK, "[::1"),
+        (LOOPBACK, "[::1]evil.example"),
+        (LOOPBACK, "[::1%evil]"),
+        (LOOPBACK, "127.0.0.1:7860:1"),
+        (LOOPBACK, "127.0.0.1:evil.example"),
+        (LOOPBACK, "127.0.0.1/evil.example"),
+        (LOOPBACK, "127.0.0.1, evil.example"),
+        (LOOPBACK, "evil.example."),
+        (LOOPBACK, "localhost.evil.example."),
+        (LOOPBACK, "0x7f000001"),
+        (LOOPBACK, "2130706433"),
+        (LOOPBACK, "0.0.0.0:7860"),
+        (LAN, "evil.example.:7860"),
+        (LOOPBACK, "evil.example@127.0.0.1"),
+        (LOOPBACK, ["127.0.0.1", "evil.example"]),
+        (LOOPBACK, []),
+        (LAN, "evil.example"),
+        (PROXY, "bench.example.evil.example"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
+    """DNS rebinding: the browser of a reader asks here in the name of another site."""
+    status, sentence = ask(names, host=host, kind=kind)
+    assert status == 403
+    assert kind == "websocket" or sentence.startswith("This server does not answer to ")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://localhost:3000",
+        "http://127.0.0.1:7861",
+        "http://127.0.0.1:7860.evil.example",
+        "http://evil.example#http://127.0.0.1:7860",
+        "file://127.0.0.1:7860",
+        "http://[::1",
+        "http://[evil.example]",
+        "http://127.0.0.1:99999999",
+        "http://127.0.0.1:7860:1",
+        "http://evil.example@127.0.0.1:7860",
+        "http://127.0.0.1:7860@evil.example",
+        "http://[::1]:7860",
+        "//127.0.0.1:7860",
+        "null",
+        "NULL",
+        "",
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "DELETE"])
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_page_of_another_site_is_refused(origin, method, kind):
+    assert ask(LOOPBACK, method, origin=origin, kind=kind)[0] == 403
+    assert ask(LOOPBACK, method, origin=origin)[0] == 403
+    assert ask(LAN, method, host="192.168.1.7:7860", origin=origin)[0] == 403
+
+
+def test_a_form_of_another_site_that_hides_its_origin_is_refused():
+    for where in ("cross-site", "same-site"):
+        assert ask(LOOPBACK, "POST", sec_fetch_site=where)[0] == 403
+        for mode, status in (("navigate", 200), ("no-cors", 403), ("cors", 403)):
+            # a link that leads here, a picture or script, a stream of answers
+            assert ask(LOOPBACK, sec_fetch_site=where, sec_fetch_mode=mode)[0] == status
+        assert ask(LOOPBACK, sec_fetch_site=where)[0] == 403
+    assert ask(LOOPBACK, "POST", sec_fetch_site="same-origin", origin="null")[0] == 200
+    assert ask(LOOPBACK, "POST")[0] == 200  # a script, which sends neither
+
+
+def test_a_proxy_that_rewrites_the_host_needs_its_name():
+    assert ask(PROXY, "POST", origin="https://bench.example")[0] == 200
+    assert ask(LOOPBACK, "POST", origin="https://bench.example")[0] == 403
+    assert ask(PROXY, "POST", host="bench.example", origin="https://bench.example:443")[0] == 200
+
+
+def test_a_request_holds_so_much_at_most():
+    assert ask(LOOPBACK, "POST", body=bytes(MAX_BODY))[0] == 200
+    assert ask(LOOPBACK, "POST", body=bytes(MAX_BODY + 1))[0] == 413
+    claimed = ask(LOOPBACK, "POST", body=b"x", content_length=str(10**12))
+    assert claimed == (413, "A request can hold at most 8 MB.")
+
+
+def upload(name: str) -> bytes:
+    return (
+        b'--b\r\nContent-Disposition: form-data; name="files"; '
+        + name.encode()
+        + b"\r\nContent-Type: text/plain\r\n\r\nx\r\n--b--\r\n"
+    )
+
+
+def test_files_of_other_types_are_not_taken():
+    path = "/gradio_api/upload"
+    for good in ('filename="recipe.json"', 'filename="a.b.YAML"', "filename=texts.parquet"):
+        assert ask(LOOPBACK, "POST", path, upload(good))[0] == 200
+    for bad in (
+        'filename="page.html"',
+        'filename="recipe.json.exe"',
+        'filename="weights.pkl"',
+        'filename="model.zip"',
+        'filename="training_args.bin"',
+        "filename=\"x.json\"; filename*=UTF-8''x.svg",
+        'filename="no-extension"',
+        'filename=""',
+        "FILENAME=shell.sh",
+    ):
+        status, sentence = ask(LOOPBACK, "POST", path, upload(bad))
+        assert (status, sentence[:20]) == (415, "An uploaded file mus"), bad
+    many = upload('filename="a.json"') + upload('filename="b.html"')
+    assert ask(LOOPBACK, "POST", path + "/", many)[0] == 415
+
+
+def failing(module, error):
+    """A client of a page whose one route, in a module of this name, raises an error."""
+    inside = {"__name__": module, "error": error}
+    exec("async def route(request):\n    raise error", inside)
+    routes = [Route(path, inside["route"], methods=["GET", "POST"]) for path in ("/", "/file/{x}")]
+    return TestClient(
+        Starlette(routes=routes, exception_handlers=handlers()),
+        "http://127.0.0.1",
+        raise_server_exceptions=False,
+    )
+
+
+MISTAKES = (KeyError("x"), ValueError("x"), TypeError("x"), AttributeError("x"), RecursionError())
+ASKED = (("POST", "/"), ("GET", "/?x=1"), ("GET", "/file/1"))
+
+
+@pytest.mark.parametrize(("method", "path"), ASKED)
+@pytest.mark.parametrize("error", [*MISTAKES, FnIndexInferError("x"), ClientDisconnect()], ids=repr)
+def test_what_a_route_of_gradio_cannot_read_is_refused_in_one_line(error, method, path, caplog):
+    answer = failing("gradio.routes", error).request(method, path)
+    assert (answer.status_code, answer.text) == (400, INVALID)
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+
+
+FAULTS = {
+    "ours, by a key": ("workbench.tabs.runs", KeyError("x"), ASKED[0]),
+    "of the core, by a value": ("lrcore.runs", ValueError("x"), ASKED[1]),
+    "of the disk": ("gradio.routes", OSError("x"), ASKED[0]),
+    "of memory": ("gradio.routes", MemoryError(), ASKED[2]),
+    "of a page that nothing was asked of": ("gradio.routes", KeyError("x"), ("GET", "/")),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_fault_of_the_server_is_answered_in_a_sentence_and_has_a_traceback(case, caplog):
+    module, error, (method, path) = FAULTS[case]
+    answer = failing(module, error).request(method, path)
+    assert (answer.status_code, answer.text) == (500, FAILED)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info[1] is error

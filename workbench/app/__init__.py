@@ -1,0 +1,1 @@
+"""The application: the page, its endpoints and its start."""

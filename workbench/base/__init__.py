@@ -1,0 +1,1 @@
+"""Assets, formats of numbers, and memory and priorities of the process."""

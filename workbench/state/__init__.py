@@ -1,0 +1,1 @@
+"""Objects, runs and jobs of the server; no Gradio."""

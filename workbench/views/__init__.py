@@ -1,0 +1,1 @@
+"""HTML of runs, jobs, calibration, memory and exports."""

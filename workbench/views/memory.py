@@ -1,0 +1,58 @@
+"""Estimated memory of a compression, and free memory."""
+
+import lrcore
+from lrcore.compression.solve.compress_layers import has_refit as lrcore_has_refit
+from lrcore.system.hardware import hardware
+
+from .. import words
+from ..base import numbers
+
+LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
+
+
+def needed(
+    model: lrcore.LoadedModel,
+    recipe: lrcore.Recipe,
+    megabytes: float,
+    evaluation: lrcore.EvaluationSettings | None,
+) -> int:
+    """Return the bytes that a compression needs in addition to the dense model.
+
+    They hold the compressed tensors, hidden states of the calibration windows, and logits. A
+    sequential calibration stores the states of the compressed layers. A refit also stores the
+    states of the dense layers and the inputs of a dense MLP; if it trains, the inputs of the
+    compressed MLP and targets as well. megabytes: size of the compressed model.
+
+    Raises InputError if the recipe requires a refit that the architecture does not support.
+    """
+    config = model.network.config.get_text_config()
+    has_refit = lrcore_has_refit(recipe, model.network)
+    streams = 3 if has_refit else int(recipe.calibration_mode == "sequential")
+    streams += 2 * (has_refit and recipe.trains)
+    tokens = streams * recipe.samples * recipe.seq_len
+    layer_input = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4, per token
+    parallel_states = getattr(config, "altup_num_inputs", 1)  # Gemma 3n
+    width = parallel_states * config.hidden_size + config.num_hidden_layers * layer_input
+    states = tokens * width * model.network.dtype.itemsize
+    logits = 0
+    if evaluation is not None:
+        logits = min(LOGITS, 8 * (evaluation.seq_len or 256) * config.vocab_size * 4)
+    return int(megabytes * 1e6) + states + logits
+
+
+def device_line(model: lrcore.LoadedModel) -> str:
+    """Return the data type of a loaded model, the device, and the free memory of the device."""
+    device = hardware(str(model.device))
+    parts = [model.dtype, f"{device.kind} {device.name}".strip()]
+    if device.free is not None and device.total is not None:
+        parts.append(words.spectra.FREE_MEMORY.format(device.free / 1e9, device.total / 1e9))
+    return " · ".join(parts)
+
+
+def sentence(required: int, free: int | None) -> str:
+    """Return a sentence about the required bytes, and a remedy if they exceed the free bytes."""
+    megabytes = numbers.megabytes(required / 1e6)
+    if free is None:
+        return words.compress.MEMORY.format(megabytes)
+    estimate = words.compress.MEMORY_FREE.format(megabytes, numbers.megabytes(free / 1e6))
+    return estimate if required < free else f"{estimate} {words.compress.MEMORY_SHORT}"

@@ -1,0 +1,1 @@
+"""Components, events and the form of the page."""

@@ -1,0 +1,261 @@
+"""Event listeners: settings, form data, failure messages and event values."""
+
+import functools
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+from lrcore.system.path_access import strip_paths
+from lrcore.system.resource_errors import resource_error
+
+from .components import change_event
+
+log = logging.getLogger("workbench")
+REQUEST = "browser_request"  # the first parameter of every listener
+BROWSER_COOKIE = "workbench-browser"  # see server/browser_cookie.py
+_browser: ContextVar[str | None] = ContextVar("browser", default=None)
+
+# Settings of listeners. No component shows progress: Gradio's page would otherwise update the state
+# of all outputs of all events, several times per event.
+QUIET: dict[str, Any] = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "show_progress_on": [],
+}
+MAX_MESSAGE = 1000  # characters; a message may repeat user input
+MESSAGE_SECONDS = 15  # time to read two sentences twice
+LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+# For a slider that moves: the answer is the response to the request. Gradio's queue would send it
+# through a stream, which would be opened and closed for each move.
+MOVING = LIVE | {"queue": False}
+# For figures that are redrawn after a change, when a page opens and when a slider is released. At
+# most two are drawn at a time over all pages, so that few compete with a moving slider for the
+# processor.
+DRAWN = LIVE | {"concurrency_id": "figures", "concurrency_limit": 2}
+# For a figure that needs many plans: one at a time over all pages.
+SLOW = LIVE | {"concurrency_id": "slow figures", "concurrency_limit": 1}
+# For buttons. By default Gradio's page drops a press while the previous one runs; with
+# `always_last` it would repeat the previous one. One press runs at a time, so the last one wins.
+PRESSED = QUIET | {"trigger_mode": "multiple"}
+
+
+@dataclass(frozen=True)
+class FormData:
+    """Components whose values reach listeners as one list, through the hidden component `value`.
+
+    Gradio's page updates the status of every input of an event several times per event; with two
+    dozen fields this would slow down every event of the page.
+    """
+
+    parts: list[gr.components.Component]
+    value: gr.JSON
+
+
+def form_data(parts: list[gr.components.Component], values: list[Any]) -> FormData:
+    """Return form data. values: the initial values of the parts."""
+    value = gr.JSON(values, visible=False)
+    value.parts = parts  # `input_checks` checks their values
+    return FormData(parts, value)
+
+
+def listen(
+    events: list[Any] | gr.events.Dependency,
+    handler: Callable,
+    inputs: Any,
+    outputs: Any,
+    **settings: Any,
+) -> gr.events.Dependency:
+    """Attach a listener that does not wait for other listeners of the same event.
+
+    events: several events, or a listener to follow. inputs: components and FormData.
+
+    Gradio's page runs the listeners of an event one after the other, and repeats all of them if one
+    is triggered again meanwhile. A slow figure would delay changes of the form, and later overwrite
+    newer ones. Therefore the listener of the event is a step in the browser that collects the form
+    data, and the handler follows that step. The handler gets no event data.
+    """
+    parts = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
+    first = collect(events, [part for part in parts if isinstance(part, FormData)])
+    return first.then(handler, plain(parts), outputs, **settings)
+
+
+def announce(name: str, events: list[Any]) -> None:
+    """Announce a change of this name to `after_changes` and `when_visible` at these events."""
+    dispatch = f"() => {{ document.dispatchEvent(new Event('{change_event(name)}')); }}"
+    gr.on(events, None, None, None, js=dispatch, **QUIET)
+
+
+def plain(inputs: list[Any]) -> list[gr.components.Component]:
+    """Return the inputs with the component of each FormData."""
+    return [part.value if isinstance(part, FormData) else part for part in inputs]
+
+
+def collect(
+    events: list[Any] | gr.events.Dependency, forms: list[FormData]
+) -> gr.events.Dependency:
+    """Let the browser put the values of each form's parts into its `value` at these events."""
+    attach = functools.partial(gr.on, events) if isinstance(events, list) else events.then
+    parts = [part for form in forms for part in form.parts]
+    values = [form.value for form in forms]
+    lengths = [len(form.parts) for form in forms]
+    js = f"(...parts) => {lengths}.map(length => parts.splice(0, length))" if forms else None
+    return attach(None, parts or None, values or None, js=js, **QUIET)
+
+
+def bind(handler: Callable, *bound: Any) -> Callable:
+    """Return a listener that calls a module-level `handler` with `bound` as its first arguments.
+
+    A failure reaches the page as a sentence: the sentence of the core for wrong input, otherwise
+    one line, with the details in the log. The listener takes the request first, so that
+    `present_browser` works, and keeps the annotations of the remaining parameters, by which Gradio
+    passes gr.Request, gr.EventData and gr.SelectData.
+    """
+    call = functools.partial(handler, *bound)
+    listener: Any
+    if inspect.isasyncgenfunction(handler):
+
+        async def stream(request: Any, *values: Any) -> AsyncIterator[Any]:
+            _browser.set(_browser_of(request))
+            try:
+                async for answer in call(*values):
+                    yield answer
+            except Exception as error:
+                raise failure_message(error) from None
+
+        listener = stream
+
+    elif inspect.isgeneratorfunction(handler):
+
+        def steps(request: Any, *values: Any) -> Iterator[Any]:
+            try:
+                answers = call(*values)
+                while True:  # each step may run in another context
+                    _browser.set(_browser_of(request))
+                    yield next(answers)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise failure_message(error) from None
+
+        listener = steps
+
+    else:
+
+        def answer_once(request: Any, *values: Any) -> Any:
+            _browser.set(_browser_of(request))
+            try:
+                return call(*values)
+            except Exception as error:
+                raise failure_message(error) from None
+
+        listener = answer_once
+
+    _describe_listener(listener, handler, call)
+    return listener
+
+
+def _describe_listener(listener: Any, handler: Callable, call: Callable) -> None:
+    """Give a listener the signature of `call`, the handler without its bound parameters, with the
+    request as the first parameter.
+    """
+    functools.update_wrapper(listener, handler)
+    # Gradio derives endpoint names from it; the plain name belongs to the endpoint of `app/api.py`.
+    listener.__name__ = f"on_{handler.__name__}"
+    signature = inspect.signature(call)
+    parameters = signature.parameters
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    request = inspect.Parameter(REQUEST, kind, annotation=gr.Request)
+    listener.__signature__ = signature.replace(parameters=[request, *parameters.values()])
+    listener.__annotations__ = {REQUEST: gr.Request} | {
+        name: annotation
+        for name, annotation in handler.__annotations__.items()
+        if name in parameters or name == "return"
+    }
+
+
+def present_browser() -> str | None:
+    """Return the browser whose event is being answered; None outside of events.
+
+    It is the value of its cookie, or Gradio's id of the session if it sends no cookie.
+    """
+    return _browser.get()
+
+
+def _browser_of(request: Any) -> str | None:
+    cookies = getattr(request, "cookies", None) or {}
+    return cookies.get(BROWSER_COOKIE) or getattr(request, "session_hash", None)
+
+
+def failure_message(error: Exception) -> gr.Error:
+    """Return the message for a failure in a handler.
+
+    It is escaped, because Gradio shows HTML and the message may contain user input.
+    """
+    if isinstance(error, gr.Error):
+        return error
+    sentence = error if isinstance(error, lrcore.InputError) else resource_error(error)
+    if sentence is not None:
+        return _message(str(sentence))
+    log.error("a handler failed", exc_info=error)
+    line = (str(error).strip().splitlines() or [""])[0][:300]
+    return _message(f"{type(error).__name__}: {line} The server's log has the details.")
+
+
+def warn(sentence: str) -> None:
+    """Show a warning about input that the page did not accept."""
+    gr.Warning(escape(strip_paths(sentence), quote=False), duration=MESSAGE_SECONDS)
+
+
+def _message(sentence: str) -> gr.Error:
+    line = " ".join(strip_paths(sentence).split())
+    line = line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}..."
+    escaped = escape(line, quote=False)
+    return gr.Error(escaped, print_exception=False, duration=MESSAGE_SECONDS)
+
+
+class EventValues:
+    """The values that a component sent with an event, by name.
+
+    Every method raises InputError for a value that the page does not send.
+    """
+
+    def __init__(self, event: gr.EventData) -> None:
+        self._event = event
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._event, name)
+        except (AttributeError, TypeError):
+            raise self.unclear(name) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return getattr(self._event, name)
+        except AttributeError:
+            return default
+        except TypeError:  # the event sent no names at all
+            raise self.unclear(name) from None
+
+    def number(self, name: str) -> int:
+        """Return a whole number, such as a layer index."""
+        if not isinstance(self[name], int):
+            raise self.unclear(name)
+        return int(self[name])
+
+    def listed(self, name: str) -> list[Any]:
+        """Return a list; [] if the event does not name it."""
+        if not isinstance(self.get(name), list | None):
+            raise self.unclear(name)
+        return self.get(name) or []
+
+    @staticmethod
+    def unclear(name: str) -> lrcore.InputError:
+        """Return the error for a missing or unexpected value."""
+        return lrcore.InputError(f"The event has no valid '{name}'. Reload the page and try again.")

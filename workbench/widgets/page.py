@@ -1,0 +1,110 @@
+"""The components that several tabs share."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from .. import words
+from ..state import manual_ranks
+from . import selection, steps
+from .components import after_changes, downloader, hidden_component, panel, pending_cells
+from .evaluation_controls import EvaluationControls
+from .events import QUIET, warn
+from .form import START, Form, form_values, ratio_within_range
+
+MAX_RUNS = 6  # in a comparison
+# the query parameters that assets/address.js stores, as an object
+OPENED_WITH = "() => Object.fromEntries(new URLSearchParams(window.openedWith))"
+
+
+def chosen_runs() -> gr.Dropdown:
+    return gr.Dropdown(
+        [],
+        multiselect=True,
+        max_choices=MAX_RUNS,
+        label="Runs",
+        info=words.compare_and_runs.CHOOSE_RUNS,
+        elem_id="compare-runs",
+        render=False,
+    )
+
+
+@dataclass(frozen=True)
+class Page:
+    """The shared components, made once by `build_app` and placed by the sidebar and the tabs.
+
+    opened: the load event of the page. titles: of the tabs.
+    """
+
+    opened: Callable[..., Any]
+    titles: tuple[str, ...]
+    # query parameters of the first address of the page, see `address_first`
+    address: gr.JSON = field(default_factory=partial(gr.JSON, {}, visible=False))
+    form: Form = field(default_factory=Form)
+    evaluation: EvaluationControls = field(default_factory=EvaluationControls)
+    downloads: gr.HTML = field(default_factory=downloader)
+    pending_cells: gr.HTML = field(default_factory=pending_cells)
+    # its event comes when the plan has stopped changing
+    plan_at_rest: gr.HTML = field(default_factory=partial(after_changes, "plan-rest", "plan"))
+    status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
+    job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
+    hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
+    model_note: gr.HTML = field(default_factory=partial(panel, "model-note", render=False))
+    text_note: gr.HTML = field(default_factory=partial(panel, "text-note", render=False))
+    selection_mark: gr.HTML = field(default_factory=selection.mark)
+    steps: gr.HTML = field(default_factory=steps.build)
+    tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))
+    # The last values that this browser got. Only changes are sent, so a selection in the log stays.
+    sent: gr.State = field(default_factory=partial(gr.State, ()))
+    # State of a browser, whose `change` event redraws the tabs.
+    analysis_key: gr.State = field(default_factory=gr.State)
+    factors_key: gr.State = field(default_factory=gr.State)  # of the factors behind the sliders
+    # the methods whose factors are computed
+    methods_ready: gr.State = field(default_factory=partial(gr.State, []))
+    # number of live measurements
+    figure_count: gr.State = field(default_factory=partial(gr.State, 0))
+    # Key of the plan and its live measurement. A gr.State changes through Gradio's queue only, and
+    # the moves of a slider do not use the queue.
+    plan_key: gr.HTML = field(default_factory=partial(hidden_component, "plan-key"))
+    # layer and component that every plot marks
+    selected: gr.State = field(default_factory=partial(gr.State, [*selection.FIRST]))
+    # of the manual ranks
+    rank_history: gr.State = field(default_factory=partial(gr.State, manual_ranks.EMPTY))
+    # changes with the runs on disk
+    runs_stamp: gr.State = field(default_factory=partial(gr.State, ""))
+    chosen: gr.Dropdown = field(default_factory=chosen_runs)  # the runs to compare
+    opened_run: gr.State = field(default_factory=partial(gr.State, ""))  # its id
+    run_address: gr.HTML = field(default_factory=selection.run_in_address)
+    # method and policy of the options in the form, and the time when a recipe was loaded
+    choice: gr.State = field(default_factory=partial(gr.State, [START.method, START.policy, 0.0]))
+
+    def address_first(self, *events: Any) -> gr.events.Dependency:
+        """Return the event that follows `events` when `address` has its value.
+
+        gr.Request has the address at the time of the request, which is later.
+        """
+        return gr.on(list(events), None, None, self.address, js=OPENED_WITH, **QUIET)
+
+    @property
+    def recipe_outputs(self) -> list[gr.components.Component]:
+        """The components of the values that `put_recipe` returns."""
+        return [*self.form.all, self.rank_history, self.choice]
+
+
+def put_recipe(recipe: lrcore.Recipe) -> list[Any]:
+    """Return the values of `recipe_outputs` that load a recipe into the form.
+
+    A ratio beyond the slider is replaced by its nearest end, with a warning.
+    """
+    gr.Info(words.spectra.SETTINGS_LOADED)
+    ratio, message = ratio_within_range(recipe.ratio)
+    if message:
+        warn(message)
+    choice = [recipe.method, recipe.policy, time.time()]
+    return [*form_values(recipe.with_(ratio=ratio)), manual_ranks.EMPTY, choice]

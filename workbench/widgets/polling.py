@@ -1,0 +1,201 @@
+"""Updates of the open page: status bar, jobs, and keys that change when a result is ready."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+from lrcore.compression.evidence.measure import evidence_key
+
+from .. import words
+from ..base.assets import script
+from ..jobs import TableJob, paper_table, sweep
+from ..state.keys import calibration_key, factor_key, without_measurements
+from ..state.store import Store
+from ..views import job_markup, markup, memory
+from . import calibration_text, chosen, steps
+from .components import download, heartbeat
+from .events import LIVE, QUIET, EventValues, bind, listen, present_browser
+from .form import try_recipe
+from .page import Page
+
+
+def wire(page: Page, store: Store) -> None:
+    watched = [
+        page.status_bar,
+        page.job_list,
+        page.hint,
+        page.model_note,
+        page.text_note,
+        page.analysis_key,
+        page.factors_key,
+        page.methods_ready,
+        page.figure_count,
+        page.runs_stamp,
+        page.steps,
+    ]
+    update, inputs, outputs = (
+        bind(poll, store),
+        [page.sent, *page.form.inputs],
+        [*watched, page.sent],
+    )
+    clock = heartbeat("heartbeat", lambda: version(store), lambda: runs(store))
+    listen([clock.tick], update, inputs, outputs, **LIVE)
+    # Gradio closes its stream of answers after the last one. The answer to an event that arrives at
+    # that moment is sent only when another event opens the stream again. This listener is such an
+    # event, in case the answer to `update` was lost.
+    clock.wake(lambda: None, None, None, **QUIET | {"trigger_mode": "multiple"})
+    listen([page.choice.change], update, inputs, outputs, **LIVE)  # a recipe was loaded
+    for buttons in (page.status_bar, page.job_list):
+        targets = [page.downloads, page.opened_run, page.run_address, page.chosen, page.tabs]
+        acted = buttons.select(bind(act, store), page.chosen, targets, **QUIET)
+        acted.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+        listen(acted, update, inputs, outputs, **LIVE)
+
+
+def version(store: Store) -> str:
+    """Return a value that changes with everything that `state` reads outside the form."""
+    parts = (
+        job_markup.status_bar(store.jobs),
+        job_markup.job_list(store.jobs),
+        store.live.count(),
+        store.runs.stamp(),
+        store.objects.changes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def runs(store: Store) -> bool:
+    """Return True if running work will soon change `version`."""
+    return bool(store.jobs.waiting()) or store.live.is_busy()
+
+
+def poll(store: Store, sent: Sequence[Any], *values: Any) -> list[Any]:
+    """Return the changes since `sent`, in the order of `state`, then all current values."""
+    current = state(store, values)
+    old = [*sent] if sent else [None] * len(current)
+    changed = [
+        new if new != before and new is not None else gr.skip()
+        for new, before in zip(current, old, strict=True)
+    ]
+    values_sent = [
+        new if new is not None else before for new, before in zip(current, old, strict=True)
+    ]
+    return [*changed, values_sent if values_sent != old else gr.skip()]
+
+
+def state(store: Store, values: Sequence[Any]) -> list[Any]:
+    """Return the values of the watched components; None leaves a component unchanged."""
+    recipe = try_recipe(values)
+    analyzed = recipe is not None and store.peek_analysis(recipe) is not None
+    factored = recipe is not None and store.peek_factors(recipe) is not None
+    dense = None if recipe is None else store.peek_dense(recipe)
+    browser = present_browser()
+    waiting = [job for job in store.jobs.waiting() if job.concerns(browser)]
+    has_run = recipe is not None and any(
+        run.recipe.model == recipe.model for run in store.runs.all()
+    )
+    has_run = has_run and not any(job.is_stored for job in waiting)
+    stale = (
+        ""
+        if analyzed or recipe is None
+        else words.spectra.STALE_FOR_NOW
+        if waiting
+        else words.spectra.STALE
+    )
+    return [
+        job_markup.status_bar(store.jobs, browser),
+        job_markup.job_list(store.jobs),
+        markup.note(stale, "stale"),
+        markup.note("" if dense is None else dense.note) + device_note(dense),
+        calibration_text.text_note(store, recipe),
+        list(calibration_key(recipe)) if analyzed else None,
+        factors_state(store, recipe) if recipe else None,
+        store.methods_factorized(recipe) if recipe else None,
+        store.live.count(),
+        store.runs.stamp(),
+        steps.done(analyzed, factored, has_run),
+    ]
+
+
+def device_note(dense: lrcore.LoadedModel | None) -> str:
+    """Return the device of the loaded model; "" until it is loaded."""
+    return "" if dense is None else markup.note(memory.device_line(dense), "device")
+
+
+def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:
+    """Return a value that changes when the plan of a recipe has to be redrawn; None for no change.
+
+    It is the key of the cached factors, and whether the plan is a draft. If only the measurements
+    of the policy are missing, it is the key of the factors without them and the state of their job.
+    """
+    if store.peek_factors(recipe) is not None:
+        key = factor_key(store.factors_recipe(recipe))
+        with suppress(lrcore.InputError):  # a budget that cannot be met has no plan
+            return [*key, store.is_draft(recipe)]
+        return list(key)
+    missing = store.missing_evidence(recipe)
+    if missing is None:
+        return None
+    progress = [missing.is_running, missing.seconds is None]
+    return [*factor_key(without_measurements(recipe)), *evidence_key(recipe)[:1], *progress]
+
+
+def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
+    """Handle a button of the status bar or of a job.
+
+    ids: of the runs to compare. Returns values of the download, the open run (page and address),
+    the runs to compare, and the open tab.
+    """
+    pressed = EventValues(event)
+    action, job_id = pressed["action"], pressed["job"]
+    unchanged = gr.skip()
+    if action == "table":
+        record = store.jobs.get(job_id)
+        if record is None:
+            raise lrcore.InputError(words.compare_and_runs.RUNS_DELETED)
+        if isinstance(record.job, TableJob):
+            files = paper_table.table_files(store, job_id, record.job)
+        else:
+            files = sweep.table_files(record, store.runs)
+        return [download(pressed["file"], files[pressed["file"]]), *[unchanged] * 4]
+    if action in ("open", "compare"):
+        run_ids = runs_of_job(store, job_id)
+        if action == "open":
+            return [
+                unchanged,
+                run_ids[0],
+                run_ids[0],
+                unchanged,
+                gr.Tabs(selected=words.compare_and_runs.RUNS_TAB),
+            ]
+        compared = chosen.add(store, ids, run_ids)
+        return [
+            unchanged,
+            unchanged,
+            unchanged,
+            compared,
+            gr.Tabs(selected=words.compare_and_runs.COMPARE_TAB),
+        ]
+    actions = {
+        "cancel": store.jobs.cancel,
+        "again": store.jobs.restart,
+        "forget": store.jobs.remove,
+        "read": store.jobs.mark_read,
+    }
+    if action not in actions:
+        raise pressed.unclear("action")
+    actions[action](job_id)
+    return [unchanged] * 5
+
+
+def runs_of_job(store: Store, job_id: str) -> list[str]:
+    """Return the existing runs of a job. Raises InputError if there are none."""
+    record = store.jobs.get(job_id)
+    run_ids = [] if record is None else [run.id for run in store.runs_by_id(record.result)]
+    if not run_ids:
+        raise lrcore.InputError(words.compare_and_runs.RUNS_DELETED)
+    return run_ids
