@@ -2,7 +2,9 @@
 the family apart.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -308,5 +310,29 @@ COMPRESSED = [
     for family in ARCHITECTURES
     for method in structures_of(family)
 ]
+# One structure of each family, in turn, so that every structure is there with several families.
+ONE_EACH = {
+    family: structures_of(family)[number % len(structures_of(family))]
+    for number, family in enumerate(ARCHITECTURES)
+}
+
+
+def sampled(always: Callable[[str, str], bool]) -> list[Any]:
+    """COMPRESSED for a slow test: the pairs of ONE_EACH and those for which `always` is true run in
+    CI, the others with -m soak.
+    """
+    cases = []
+    for family in ARCHITECTURES:
+        for method in structures_of(family):
+            if always(family, method):
+                marks: tuple[Any, ...] = ()
+            elif ONE_EACH[family] == method:
+                marks = (pytest.mark.slow,)
+            else:
+                marks = (pytest.mark.soak,)
+            cases.append(pytest.param(family, method, id=f"{family}-{method}", marks=marks))
+    return cases
+
+
 # every family of the table, for a test that is run with each
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

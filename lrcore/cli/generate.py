@@ -64,7 +64,7 @@ def _chat(loaded: Any, generation: GenerationSettings, silent: bool) -> list[dic
     for line in _lines():
         messages.append({"role": "user", "content": line})
         answer = ""
-        for piece in stream_answer(loaded, messages, generation):
+        for piece, _ in stream_answer(loaded, messages, generation):
             answer += piece
             if not silent:
                 print(piece, end="", flush=True)

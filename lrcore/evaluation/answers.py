@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..data import load_texts
+from ..data.chat_template import Messages
 from ..data.rows import reading
 from ..models.load import LoadedModel
 from ..recipes.generation_settings import GenerationSettings
 from ..system.errors import InputError
 from ..system.path_access import expanded
 from ..system.progress import Progress, silent
-from .generate import stream_with_counts
+from .generate import stream_answer, stream_with_counts
 
 
 def read_prompts(path: str | Path) -> list[str]:
@@ -82,18 +83,45 @@ def stream_answers(
     piece. Closing the iterator stops generation at the next token. Raises InputError like `stream`.
     """
     settings = GenerationSettings.of(settings, fields)
-    progressing = [Answer(model) for model in models]
+    return _in_turn(models, [stream_with_counts(model, prompt, settings) for model in models])
+
+
+def stream_chat(
+    models: Sequence[LoadedModel],
+    conversations: Sequence[Messages],
+    settings: GenerationSettings | None = None,
+    **fields: Any,
+) -> Iterator[list[Answer]]:
+    """Yield the next answers of several models, like `stream_answers`.
+
+    conversations: the messages {"role", "content"} of each model; the last is the user's. Raises
+    InputError like `stream_answer`.
+    """
+    settings = GenerationSettings.of(settings, fields)
     streams = [
-        (answer, stream_with_counts(answer.model, prompt, settings)) for answer in progressing
+        stream_answer(model, messages, settings)
+        for model, messages in zip(models, conversations, strict=True)
     ]
-    yield progressing
-    while streams:
-        for active in list(streams):
-            answer, pieces = active
+    return _in_turn(models, streams)
+
+
+def _in_turn(
+    models: Sequence[LoadedModel], streams: Sequence[Iterator[tuple[str, int]]]
+) -> Iterator[list[Answer]]:
+    """Yield the answers of all models before the first piece and after each piece.
+
+    streams: the pieces of each model, with token counts; each model adds one piece in turn.
+    """
+    answers = [Answer(model) for model in models]
+    active = list(zip(answers, streams, strict=True))
+    yield answers
+    while active:
+        for pair in list(active):
+            answer, pieces = pair
             if answer.advance(pieces):
-                yield progressing
+                yield answers
             else:
-                streams.remove(active)
+                active.remove(pair)
 
 
 def answer_prompts(

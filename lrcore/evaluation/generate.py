@@ -51,8 +51,8 @@ def stream_with_counts(
 
 def stream_answer(
     model: LoadedModel, messages: Messages, settings: GenerationSettings
-) -> Iterator[str]:
-    """Yield the answer of the assistant to messages {"role", "content"} piece by piece.
+) -> Iterator[tuple[str, int]]:
+    """Yield the answer of the assistant to messages {"role", "content"}, like `stream_with_counts`.
 
     The chat template of the tokenizer renders the messages. Raises InputError like `stream`, if
     the tokenizer has no chat template, and if the template cannot render the messages.
@@ -61,7 +61,7 @@ def stream_answer(
         raise without_template("A chat has messages", "continue a prompt without a chat")
     text = render(model.tokenizer, messages, add_generation_prompt=True)
     ids = encoded(model.tokenizer, text, add_special_tokens=False).input_ids
-    return (piece for piece, _ in _continued(model, ids, settings))
+    return _continued(model, ids, settings)
 
 
 def generate(

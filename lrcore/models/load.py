@@ -56,6 +56,7 @@ from .weights import (
     check_ties,
     converted_bytes,
     fingerprint,
+    read_json,
     weight_files,
 )
 
@@ -247,6 +248,14 @@ def load_folder(
     left_out = unread_note(network, unread, folder, extra_layers(folder))
     note = ". ".join(filter(None, (model_note(folder), quantization, left_out)))
     return LoadedModel(name, network, tokenizer, fingerprint(folder, files), folder, note=note)
+
+
+def folder_has_template(folder: Path) -> bool:
+    """Return whether the tokenizer files of a model folder have a chat template."""
+    config = folder / "tokenizer_config.json"
+    return (folder / "chat_template.jinja").is_file() or (
+        config.is_file() and bool(read_json(config).get("chat_template"))
+    )
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

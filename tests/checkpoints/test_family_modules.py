@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from elsewhere import TOKENS
-from tiny_models import CONFIGS, copy_tokenizer, family_folder, noisy, structures_of
+from tiny_models import CONFIGS, copy_tokenizer, family_folder, noisy, sampled
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -16,16 +16,10 @@ import lrcore
 from lrcore.checkpoints.export import export_for
 from lrcore.cli import main
 from lrcore.methods import METHODS
-from lrcore.models.architectures import ARCHITECTURES
 
 TARGETS = ("transformers-stock", "vllm")
 FEW = ("llama-a3", "llama-care", "bloom-flap", "phi3-svd_llm", "mixtral-modegpt")
-CASES = [
-    pytest.param(family, method, id=name, marks=() if name in FEW else pytest.mark.slow)
-    for family in ARCHITECTURES
-    for method in structures_of(family)
-    for name in [f"{family}-{method}"]
-]
+CASES = sampled(lambda family, method: f"{family}-{method}" in FEW)
 
 
 def logits(network):

@@ -16,7 +16,7 @@ import libraries  # noqa: E402 (its folder is no package)
 sys.path.remove(SCRIPTS)
 
 SLOW = ("`torch.compile`",)  # compiles C++ for minutes
-USES = [pytest.param(use, marks=pytest.mark.slow if use in SLOW else ()) for use in libraries.USES]
+USES = [pytest.param(use, marks=pytest.mark.soak if use in SLOW else ()) for use in libraries.USES]
 
 
 def cells(name: str = export_targets.MODELS[0]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.evaluation.answers import answer_prompts, answers_csv, stream_answers
+from lrcore.evaluation.answers import answer_prompts, answers_csv, stream_answers, stream_chat
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +121,15 @@ def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):
     prompts.write_text("\n \n")
     assert main(["answers", str(tiny_llama), "--prompts", str(prompts)]) == 2
     assert "no prompts" in capsys.readouterr().err
+
+
+def test_each_model_continues_its_own_conversation(chat_llama) -> None:
+    model = lrcore.load(str(chat_llama))
+    conversations = [[{"role": "user", "content": text}] for text in ("Where is Ben?", "A ball")]
+    *_, answers = stream_chat([model, model], conversations, max_new_tokens=5)
+    alone = []
+    for conversation in conversations:
+        *_, (answer,) = stream_chat([model], [conversation], max_new_tokens=5)
+        alone.append(answer.text)
+    assert [answer.text for answer in answers] == alone
+    assert alone[0] != alone[1]

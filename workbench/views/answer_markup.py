@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from lrcore.data.chat_template import Messages
+
 from .. import words
 from ..base import numbers
 from ..state.continuation import Continuation
@@ -58,6 +60,22 @@ def answer(continuation: Continuation) -> str:
         else:
             parts.append(token(text, dense, compressed, "first" if position == first else ""))
     return f"<div class='tokens'>{''.join(parts)}</div>"
+
+
+def conversations(titles: Sequence[str], chats: Sequence[Messages]) -> str:
+    """Return the conversations of all models side by side, in the order of their titles."""
+    columns = (
+        f"<section aria-label='{escape(title, quote=True)}'><h4>{escape(title)}</h4>"
+        f"{''.join(map(message, chat))}</section>"
+        for title, chat in zip(titles, chats, strict=True)
+    )
+    return f"<div class='chats'>{''.join(columns)}</div>"
+
+
+def message(message: Mapping[str, Any]) -> str:
+    """Return a message of a conversation as a bubble."""
+    role = "user" if message["role"] == "user" else "assistant"
+    return f"<p class='message {role}'>{escape(message['content'])}</p>"
 
 
 def divergence(continuation: Continuation) -> str:

@@ -5,7 +5,7 @@ import gradio as gr
 from ... import words
 from ...state.store import Store
 from ...widgets.page import Page
-from . import answers, prompt_set, runs, token_losses
+from . import answers, chat, prompt_set, runs, token_losses
 
 TITLE = words.compare_and_runs.COMPARE_TAB
 
@@ -13,11 +13,14 @@ TITLE = words.compare_and_runs.COMPARE_TAB
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     """Place the components of the tab and attach their handlers."""
     comparison = runs.layout(page)
+    gr.Markdown(f"### {words.compare_and_runs.ANSWERS}")
+    conversations = chat.layout()
     columns = answers.layout()
     prompts = prompt_set.layout()
     passage = token_losses.layout()
     differences = runs.differences_layout()
     runs.wire(page, store, comparison, differences)
+    chat.wire(page, store, conversations, columns.settings, tab)
     answers.wire(page, store, columns, tab)
     prompt_set.wire(page, store, prompts)
     token_losses.wire(page, store, passage)

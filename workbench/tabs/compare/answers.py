@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from lrcore.evaluation.answers import stream_answers
+from lrcore.evaluation.answers import Answer, stream_answers
 from lrcore.runs.runs import Run
 
 from ... import words
@@ -27,7 +27,7 @@ COLUMNS = MAX_RUNS + 1  # the first column belongs to the dense model
 
 @dataclass(frozen=True)
 class Answers:
-    """settings: of the sampling, in the order of the arguments of `generate`."""
+    """settings: of the sampling, in the order of the arguments of `generation_settings`."""
 
     prompt: gr.Textbox
     settings: list[gr.components.Component]
@@ -40,7 +40,6 @@ class Answers:
 def layout() -> Answers:
     """Place the prompt, the sampling settings and the columns."""
     text = words.compare_and_runs
-    gr.Markdown(f"### {text.ANSWERS}")
     with gr.Row(elem_classes="bottom"):
         prompt = gr.Textbox(
             words.allocation.PROMPT, label=text.PROMPT, lines=2, elem_id="prompt", scale=4
@@ -140,23 +139,38 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
     """
     new_tokens, temperature, top_p, seed, ids, *form = values
     yield columns([gr.update(value=prompt, label=name) for name in titles(store, ids, form)])
-    settings = {
+    settings = generation_settings(new_tokens, temperature, top_p, seed)
+    with process.released_memory():
+        for answers in frames(stream_answers(models(store, ids, form), prompt, **settings)):
+            yield frame(prompt, answers)
+
+
+def generation_settings(
+    new_tokens: float | None, temperature: float, top_p: float, seed: float | None
+) -> dict[str, Any]:
+    """Return the generation settings by name. Raises InputError for a number out of range."""
+    return {
         "max_new_tokens": whole_number(new_tokens, words.compare_and_runs.NEW_TOKENS, MAX_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": int(seed or 0),
     }
+
+
+def frames(stream: Iterator[list[Answer]]) -> Iterator[list[Answer]]:
+    """Yield growing answers at most every FRAME seconds, and at the end.
+
+    More frames than the page can draw would delay the page and the Stop button.
+    """
     last_frame, answers = time.monotonic(), []
-    with process.released_memory():
-        for answers in stream_answers(models(store, ids, form), prompt, **settings):
-            # more frames than the page can draw would delay the page and the Stop button
-            if time.monotonic() - last_frame >= FRAME:
-                yield frame(prompt, answers)
-                last_frame = time.monotonic()
-    yield frame(prompt, answers)
+    for answers in stream:
+        if time.monotonic() - last_frame >= FRAME:
+            yield answers
+            last_frame = time.monotonic()
+    yield answers
 
 
-def frame(prompt: str, answers: Sequence[Any]) -> list[Any]:
+def frame(prompt: str, answers: Sequence[Answer]) -> list[Any]:
     """Return the columns with the answers so far."""
     return columns([gr.update(value=prompt + answer.text) for answer in answers])
 

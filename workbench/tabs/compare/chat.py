@@ -1,0 +1,127 @@
+"""A chat with the dense model and the selected runs, side by side.
+
+Each model continues its own conversation: the messages of the user, and its own answers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+from lrcore.data.chat_template import Messages, has_template
+from lrcore.evaluation.answers import stream_chat
+from lrcore.models.load import folder_has_template
+
+from ... import words
+from ...base import process
+from ...state.store import Store
+from ...views import answer_markup, markup
+from ...widgets.components import panel
+from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.page import Page
+from . import answers, chosen_runs
+
+NO_MESSAGES = markup.note(words.compare_and_runs.NO_MESSAGES, "hint")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """conversations: the messages of each model, the dense model first; [] before the first."""
+
+    area: gr.Column
+    conversations: gr.State
+    view: gr.HTML
+    message: gr.Textbox
+    send: gr.Button
+    stop: gr.Button
+    clear: gr.Button
+
+
+def layout() -> Chat:
+    """Place the conversations and the message box, hidden until the models have a chat template."""
+    text = words.compare_and_runs
+    with gr.Column(visible=False, elem_id="chat") as area:
+        view = panel("conversations", value=NO_MESSAGES)
+        with gr.Row(elem_classes="bottom"):
+            message = gr.Textbox(
+                label=text.MESSAGE,
+                placeholder=text.MESSAGE_PLACEHOLDER,
+                lines=1,
+                max_lines=6,
+                elem_id="chat-message",
+                scale=4,
+            )
+            send = gr.Button(
+                text.SEND, variant="primary", elem_id="send-message", scale=0, min_width=110
+            )
+            stop = gr.Button(text.STOP, elem_id="stop-chat", scale=0, min_width=90)
+            clear = gr.Button(text.NEW_CHAT, elem_id="new-chat", scale=0, min_width=110)
+    return Chat(area, gr.State([]), view, message, send, stop, clear)
+
+
+def wire(
+    page: Page, store: Store, parts: Chat, settings: list[gr.components.Component], tab: gr.Tab
+) -> None:
+    """Attach the handlers. settings: as in `answers.Answers`."""
+    selected = [page.chosen, *page.form.inputs]
+    outputs = [parts.area, parts.conversations, parts.view]
+    listen([page.chosen.change, tab.select], bind(offer, store), selected, outputs, **DRAWN)
+    streaming = listen(
+        [parts.send.click, parts.message.submit],
+        bind(send, store),
+        [parts.message, *settings, parts.conversations, *selected],
+        [parts.message, parts.conversations, parts.view],
+        **QUIET,
+        concurrency_limit=2,
+    )
+    parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
+    listen([parts.clear.click], clear, None, [parts.conversations, parts.view], **QUIET)
+
+
+def offer(store: Store, ids: list[str], *values: Any) -> tuple[Any, ...]:
+    """Show the chat if the models have a chat template, and start it anew."""
+    return gr.update(visible=can_chat(store, ids, values)), [], NO_MESSAGES
+
+
+def can_chat(store: Store, ids: Sequence[str], values: Sequence[Any]) -> bool:
+    """Return whether the tokenizer of the first selected run, otherwise that of the loaded dense
+    model, has a chat template.
+    """
+    runs = store.runs_by_id(ids)
+    if runs:
+        return folder_has_template(runs[0].checkpoint)
+    dense = store.peek_dense(chosen_runs.dense_recipe(store, ids, values))
+    return dense is not None and has_template(dense.tokenizer)
+
+
+def clear() -> tuple[list[Messages], str]:
+    """Return no conversations, and the hint in their place."""
+    return [], NO_MESSAGES
+
+
+def send(store: Store, message: str, *values: Any) -> Iterator[tuple[str, list[Messages], str]]:
+    """Yield an empty message box, the conversations and their HTML as the answers grow.
+
+    values: new tokens, temperature, top-p and seed, the conversations so far, then the selected
+    runs and the form.
+    """
+    if not message.strip():
+        raise lrcore.InputError(words.compare_and_runs.NO_MESSAGE)
+    *settings, previous, ids, form = *values[:6], values[6:]
+    titles = answers.titles(store, ids, form)
+    models = chosen_runs.models(store, ids, form)
+    asked = [
+        [*messages, {"role": "user", "content": message.strip()}]
+        for messages in previous or [[] for _ in models]
+    ]
+    yield "", asked, answer_markup.conversations(titles, asked)
+    with process.released_memory():
+        stream = stream_chat(models, asked, **answers.generation_settings(*settings))
+        for progressing in answers.frames(stream):
+            grown = [
+                [*messages, {"role": "assistant", "content": answer.text}]
+                for messages, answer in zip(asked, progressing, strict=True)
+            ]
+            yield "", grown, answer_markup.conversations(titles, grown)
