@@ -41,11 +41,11 @@ def asked(tiny_llama, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def hostile_server(tiny_llama, tmp_path_factory, cache, asked, story_text):
+def hostile_server(chat_llama, tmp_path_factory, cache, asked, story_text):
     """A server with a run whose name, tags, tokens, samples, text and model card are hostile."""
     folder = tmp_path_factory.mktemp("hostile")
     model = folder / "model"
-    shutil.copytree(tiny_llama, model)
+    shutil.copytree(chat_llama, model)
     tokens = json.loads((model / "tokenizer.json").read_text())
     tokens["added_tokens"][0]["content"] = TOKEN
     vocabulary = tokens["model"]["vocab"]

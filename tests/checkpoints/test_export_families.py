@@ -21,9 +21,10 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
     """Return the logits of compressed models in this process, and of their exports in another
     process, by family and method, for the selected tests.
     """
-    calls = [getattr(item, "callspec", None) for item in request.session.items]
     selected = {
-        (call.params.get("family"), call.params.get("method")) for call in calls if call is not None
+        (item.callspec.params["family"], item.callspec.params["method"])
+        for item in request.session.items
+        if item.path == request.path
     }
 
     @cache

@@ -1,6 +1,7 @@
 """Job for details of runs: losses by component, local errors, accuracy and error bounds."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import lrcore
@@ -12,7 +13,7 @@ from lrcore.recipes.history import Compressed
 
 from ..base import numbers
 from ..state.job import Job, Reporter
-from ..state.keys import without_measurements
+from ..state.keys import model_key, without_measurements
 from ..state.store import Store
 from .measuring import load_dense
 
@@ -31,7 +32,7 @@ class DetailsJob(Job):
 
     runs: tuple[str, ...]
     evaluation: lrcore.EvaluationSettings
-    items: int = 200
+    items: int = 100
 
     @property
     def title(self) -> str:
@@ -42,7 +43,8 @@ class DetailsJob(Job):
             run = store.runs.get(run_id)
             reporter.add_log(f"details of {run.name}")
             pair = load_dense(store, run.recipe, reporter), store.run_model(run)
-            for measure in (contributions, local_errors, task_scores):
+            scores = partial(task_scores, store, run.recipe)
+            for measure in (contributions, local_errors, scores):
                 try:
                     kind, protocol, figures = measure(*pair, self, reporter)
                 except lrcore.InputError as error:  # such as missing components
@@ -107,12 +109,23 @@ def error_bounds(
 
 
 def task_scores(
-    dense: lrcore.LoadedModel, small: lrcore.LoadedModel, job: DetailsJob, reporter: Reporter
+    store: Store,
+    recipe: lrcore.Recipe,
+    dense: lrcore.LoadedModel,
+    small: lrcore.LoadedModel,
+    job: DetailsJob,
+    reporter: Reporter,
 ) -> Result:
-    """Return the accuracy of both models on a multiple-choice task, with standard errors."""
-    scores = {
-        name: lrcore.score_choices(model, TASK, job.items, progress=reporter.progress)
-        for name, model in (("dense", dense), ("small", small))
-    }
+    """Return the accuracy of both models on a multiple-choice task, with standard errors.
+
+    The scores of the dense model, which `recipe` names, are computed once for all its runs.
+    """
+
+    def score(model: lrcore.LoadedModel) -> lrcore.TaskResult:
+        return lrcore.score_choices(model, TASK, job.items, progress=reporter.progress)
+
+    key = (*model_key(recipe), job.items)
+    dense_score = store.objects.get("task scores", key, lambda: score(dense))
+    scores = {"dense": dense_score, "small": score(small)}
     figures = {name: [score.accuracy, score.error] for name, score in scores.items()}
     return "tasks", scores["small"].protocol, figures | {"task": TASK}

@@ -23,6 +23,7 @@ LIMITS = {
     "curves": 200,
     "pace": 16,
     "text head": 64,
+    "task scores": 16,
 }
 
 
