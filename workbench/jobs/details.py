@@ -9,6 +9,7 @@ from lrcore.compression.pipeline.model_bounds import plan_bounds
 from lrcore.data.questions import BUILTIN_TASKS
 from lrcore.evaluation.contributions import contributions as lrcore_contributions
 from lrcore.evaluation.local_errors import local_errors as lrcore_local_errors
+from lrcore.evaluation.tasks import TaskResult
 from lrcore.recipes.history import Compressed
 
 from ..base import numbers
@@ -121,7 +122,7 @@ def task_scores(
     The scores of the dense model, which `recipe` names, are computed once for all its runs.
     """
 
-    def score(model: lrcore.LoadedModel) -> lrcore.TaskResult:
+    def score(model: lrcore.LoadedModel) -> TaskResult:
         return lrcore.score_choices(model, TASK, job.items, progress=reporter.progress)
 
     key = (*model_key(recipe), job.items)
