@@ -50,12 +50,11 @@ check: $(READY)
 	$(PYTHON) -m mypy
 
 # Setup, checks and the tools of the browser tests run in parallel. The tests run in two processes, a
-# file at a time in alphabetical order. The browser tests run in one: a server that computes and a
-# browser take two cores.
+# file at a time in alphabetical order, the browser tests after the others.
 test:
 	$(MAKE) --no-print-directory -j -O setup check browser axe
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
-	$(PYTHON) -m pytest -q -m browser tests/browser
+	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder tests/browser
 
 # The long campaigns of docs/reliability.md take hours. LRCORE_SOAK_SEED: seed of the random input;
 # LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
