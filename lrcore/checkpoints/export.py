@@ -167,7 +167,7 @@ def check_target(model: LoadedModel, recipe: Recipe) -> None:
 
 
 def _check_row(network: PreTrainedModel, target: str) -> None:
-    """Raise InputError if a target needs more than is found of a family without a row."""
+    """Raise InputError if a family has no row in the table of families, and a target needs it."""
     if architecture_of(network).is_inferred and target not in ("", "transformers"):
         raise InputError(
             f"Target {target}: {with_article(network.config.model_type)} model has no row in the "

@@ -1,4 +1,4 @@
-"""Padding of layers with zeros: full-size heads, equally many in all layers, and MLPs of a width.
+"""Padding of layers with zeros to full-size heads, equal numbers of heads and equal MLP widths.
 
 A zero row gives a zero state, which adds nothing to a score and passes through the norm of queries
 or keys unchanged. A zero column ignores its input, and the values of a zero head are zero.

@@ -21,14 +21,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 def described() -> Any:
     """Return the complete descriptions of all methods and policies."""
-    return cached("described", _described, _listed)
+    return cached("described", _described, _checked)
 
 
 def summaries() -> Any:
     """Return lists of methods and policies, without the fields that `lrcore.list_policies` computes
     with transformers.
     """
-    return cached("methods", _summaries, _listed)
+    return cached("methods", _summaries, _checked)
 
 
 def check_choices(recipe: Recipe) -> None:
@@ -71,8 +71,11 @@ def _summaries() -> list[Any]:
     return [lrcore.list_methods(), [policy.describe() for policy in POLICIES.values()]]
 
 
-def _listed(value: Any) -> Any:
-    """Return a value of `_described` or `_summaries`; TypeError or LookupError for others."""
+def _checked(value: Any) -> Any:
+    """Return a value of `_described` or `_summaries`. Raises TypeError or LookupError for others.
+
+    The cache may hold a damaged file.
+    """
     methods, policies = value.values() if isinstance(value, dict) else value
     for row in [*methods, *policies]:
         row["name"], row["options"]

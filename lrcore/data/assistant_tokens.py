@@ -50,13 +50,17 @@ def answers(tokenizer: Any, messages: Messages) -> Iterator[Answer]:
 
 
 def _marked(tokenizer: Any, before: Messages, through: Messages) -> Answer:
+    """Return the answer as the last tokens that the template marks; scored is 0 if it marks none.
+
+    before: the messages before the answer. through: the same messages and the answer.
+    """
     text, mask = tokenize(render(tokenizer, through), tokenizer), _mask(tokenizer, through)
     if not mask.any() or mask.sum() == _mask(tokenizer, before).sum():
-        return Answer(text, 0)
+        return Answer(text, 0)  # all marks are of previous answers
     end = int(mask.nonzero()[-1]) + 1
     unmarked = (~mask[:end]).nonzero()
     begin = int(unmarked[-1]) + 1 if len(unmarked) else 0
-    return Answer(_first(text, end), end - max(begin, 1))
+    return Answer(_first(text, end), end - max(begin, 1))  # no token predicts the first token
 
 
 def _mask(tokenizer: Any, messages: Messages) -> Tensor:
@@ -68,6 +72,7 @@ def _mask(tokenizer: Any, messages: Messages) -> Tensor:
 
 
 def _after_prompt(tokenizer: Any, before: Messages, through: Messages) -> Answer:
+    """Return the answer as the tokens that follow the prompt. Messages as in `_marked`."""
     # The line break after the end of a turn is written by the template, not by the assistant.
     text = tokenize(render(tokenizer, through).rstrip(), tokenizer)
     prompt = tokenize(render(tokenizer, before, add_generation_prompt=True), tokenizer).ids

@@ -19,8 +19,8 @@ def has_template(tokenizer: Any) -> bool:
 def is_rendered(texts: Texts, tokenizer: Any) -> bool:
     """Return whether the chat template renders the documents.
 
-    Rows of instruction and output are plain text for tokenizers without a template. Raises
-    InputError for other conversations and such a tokenizer.
+    Without a template, rows of instruction and output are plain text. Raises InputError for all
+    other conversations if the tokenizer has no template.
     """
     if not has_template(tokenizer) and texts.needs_template:
         raise without_template(f"{texts.name} has conversations", "choose plain text")
@@ -45,11 +45,12 @@ def template_key(tokenizer: Any) -> str:
 def render(tokenizer: Any, messages: Messages, **options: Any) -> Any:
     """Return the text of messages, with all special tokens that the template writes.
 
-    options: of `apply_chat_template`. Raises InputError if the template cannot render them.
+    options: further arguments of `apply_chat_template`. Raises InputError if the template cannot
+    render the messages.
     """
     try:
         return tokenizer.apply_chat_template(messages, **{"tokenize": False} | options)
-    except Exception as error:  # of the template, whose author defines the rules
+    except Exception as error:  # of any class: a template is code of the model's author
         raise_shortage(error)
         roles = ", ".join(str(message.get("role")) for message in messages[:6])
         raise InputError(

@@ -95,7 +95,7 @@ def _message(message: Any, where: str) -> dict[str, Any] | None:
             f"{where} has no role. A message is an object with role and content, or with from and "
             "value."
         )
-    # Such as the calls of tools, which templates read too. Tables have null for missing fields.
+    # Templates also read other fields, such as tool_calls. In tables, missing fields are null.
     present = {name: value for name, value in fields.items() if not is_null(value)}
     content = fields.get("content")
     if is_null(content):

@@ -45,8 +45,8 @@ def documents_of(rows: Sequence[Any], where: str, field: str = "") -> Documents:
     instruction, input (optional) and output, a line each, which are a conversation as well; or the
     conversation in `messages`, `conversations`, or `prompt` and `completion`; or the only text
     field. The first row with a text determines the fields, which all rows must have. Rows in which
-    a field is null or NaN are skipped, and conversations without a text. where: begin of error
-    messages. Raises InputError for missing rows, fields or texts.
+    a field is null or NaN are skipped, and conversations without a text. where: beginning of
+    error messages. Raises InputError for missing rows, fields or texts.
     """
     if not rows:
         raise InputError(f"{where} has no rows. Choose a file or split with text.")

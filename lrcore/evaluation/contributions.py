@@ -89,11 +89,13 @@ def mix_models(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -
 
 
 def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
+    """Return the dense layer with some components of the compressed layer."""
     attention, small_attention = dense.attention, small.attention
     if attention.factors is not None:
         projections = {"qk": ("q", "q_a", "q_b", "k"), "ov": ("kv_a", "kv_b", "v", "o")}
         names = {name for part in {*projections} & {*parts} for name in projections[part]}
         changed = {name: p for name, p in small_attention.projections.items() if name in names}
+        # No head is removed from factored attention: only projections change.
         attention, small_attention = attention.with_projections(changed), attention
         parts = {*parts} - {"qk", "ov"}
     if attention.n_kv > small_attention.n_kv and {"qk", "ov"} & set(parts):

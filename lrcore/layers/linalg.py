@@ -65,7 +65,8 @@ class Lower:
         """Pack a matrix [n, n]; entries above the diagonal are ignored."""
         size = lower.shape[0]
         starts = range(0, size, COLUMNS)
-        packed = cls(lower.new_empty(sum(_shape(size, start).numel() for start in starts)), size)
+        count = sum(_block_shape(size, start).numel() for start in starts)
+        packed = cls(lower.new_empty(count), size)
         for start, block in packed._blocks():
             block.copy_(lower[start:, start : start + COLUMNS])
         return packed
@@ -83,12 +84,13 @@ class Lower:
         """Yield the first column of each block, and the numbers, [n - start, COLUMNS]."""
         offset = 0
         for start in range(0, self.size, COLUMNS):
-            shape = _shape(self.size, start)
+            shape = _block_shape(self.size, start)
             yield start, self.numbers[offset : offset + shape.numel()].view(shape)
             offset += shape.numel()
 
 
-def _shape(size: int, start: int) -> torch.Size:
+def _block_shape(size: int, start: int) -> torch.Size:
+    """Return the shape of the block of `Lower` that begins at column `start`."""
     return torch.Size((size - start, min(COLUMNS, size - start)))
 
 
@@ -343,11 +345,10 @@ def sampling_damping(m: Tensor, tokens: int) -> float:
 
 
 def cholesky(m: Tensor, strength: float = MIN_DAMPING, out: Tensor | None = None) -> Tensor:
-    """Return the lower Cholesky factor of m [n, n] with `dampings` on the diagonal, increased until
-    it exists.
+    """Return the lower Cholesky factor of m [n, n] with `dampings` added to the diagonal.
 
-    out [n, n] float64: memory for the factor. Raises torch.linalg.LinAlgError if m is far from
-    positive semi-definite, or not finite.
+    The dampings are increased until the factor exists. out [n, n] float64: memory for the factor.
+    Raises torch.linalg.LinAlgError if m is far from positive semi-definite, or not finite.
     """
     return _damped_factor(lambda: symmetric(m, out), strength)
 

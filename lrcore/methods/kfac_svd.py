@@ -1,12 +1,12 @@
 """KFAC-SVD: each matrix separately, in the metrics of its input and of its output.
 
 The loss of a change dW of a matrix is about `tr(dW^T R dW C) / 2`, with the Kronecker factors of
-the Fisher information (K-FAC): `C = E[x x^T]` of the input and `R = E[g g^T]` of the gradients by
-the output, token by token. Both factors are shrunk towards a multiple of the identity.
+the Fisher information (K-FAC): `C = E[x x^T]` of the input and `R = E[g g^T]` of the gradients with
+respect to the output, token by token. Both factors are shrunk towards a multiple of the identity.
 
 R is that of the paper's released code: gradients of the loss of the text, without the first and
-last eighth of each window, with limited norms. `svd_llm` with outputs=curvature has next tokens
-drawn from the model instead.
+last eighth of each window, with limited norms. `svd_llm` with outputs=curvature instead takes
+gradients for next tokens that are sampled from the model.
 """
 
 from dataclasses import dataclass

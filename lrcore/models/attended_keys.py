@@ -66,7 +66,9 @@ def _attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as an attention function of transformers.
+    """Compute attention, and pass the covariance of the keys to the observer of the module, if any.
+
+    The function has the interface of an attention function of transformers.
 
     query [b, n_q, t, d_h]; key, value [b, n_kv, t, d_h]; attention_mask as for
     `scaled_dot_product_attention`, None for causal attention.
@@ -100,7 +102,7 @@ def covariances(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float 
     causal attention; scaling: None for `d_h ** -0.5`.
     """
     group, key = len(query) // len(key), at_least_float32(key)
-    # The covariance does not depend on the mean of the keys; without it, less cancels.
+    # The covariance does not depend on the mean of the keys. Subtracting it reduces cancellation.
     key = key - key.mean(1, keepdim=True)
     weights = _weights(query, key.repeat_interleave(group, 0), mask, scaling)
     column_sums = weights.sum(1).unflatten(0, (-1, group)).sum(1)  # [n_kv, t]

@@ -1,4 +1,4 @@
-"""Families without a row in the table: their layers and matrices, found by structure."""
+"""Families without a row in `ARCHITECTURES`: their layers and matrices, found by structure."""
 
 import inspect
 from dataclasses import replace
@@ -45,7 +45,7 @@ def refusal(config: PretrainedConfig) -> str:
     """Return why a family without a row cannot be run as a causal language model, or ""."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder with a decoder"
-    is_encoder = hasattr(config, "type_vocab_size")  # of pairs of segments, as in BERT
+    is_encoder = hasattr(config, "type_vocab_size")  # segments of a sentence pair, as in BERT
     if is_encoder and not getattr(config, "is_decoder", False):
         return "its tokens attend to later tokens"
     return ""

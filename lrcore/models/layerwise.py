@@ -18,10 +18,10 @@ TOKENS = 32
 
 @torch.inference_mode()
 def check_layerwise(network: PreTrainedModel, tokens: Tensor) -> None:
-    """Check that a network, run layer by layer, gives the same states; tokens [n, t >= 2].
+    """Check that a network gives the same states layer by layer as in a single forward pass.
 
-    Raises InputError otherwise, if a token attends to later tokens, and if no input reaches a
-    matrix that was found.
+    tokens [n, t >= 2]. Raises InputError if the states differ, if a token attends to later tokens,
+    and if no input reaches a matrix that was found.
     """
     try:
         reason = _difference(network, tokens[:, :TOKENS].to(network.device))
@@ -62,8 +62,9 @@ def _is_close(a: Tensor, b: Tensor) -> bool:
 
 def _unread_matrices(stream: LayerStream, index: int) -> list[str]:
     """Run a layer; return the names of the matrices that no input reaches."""
+    # `layer_needs` extends this statistic to the input of every matrix found by structure.
     moments = stream.run(index, {("attn_in", "mean")})
-    assert moments is not None  # a statistic is needed
+    assert moments is not None  # None only without needs
     names = read_layer(stream.network, index).matrices()
     return [name for name in names if (TAPS[name], "mean") not in moments.values]
 

@@ -30,7 +30,7 @@ _SCALED_METHODS = ("fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors")
 _OF_ACTIVATIONS = re.compile(
     r"\.((input|activation|output|[qkv])_scale|(input|output)_(global_scale|zero_point))$"
 )
-# Formats of compressed-tensors; the others are sparse or in an order of a kernel
+# The formats of compressed-tensors that are read; others are sparse, or ordered for a kernel
 _COMPRESSED_FORMATS = (
     None,
     "dense",
@@ -44,7 +44,7 @@ _COMPRESSED_FORMATS = (
     "mixed-precision",
 )
 _PACKED_BITS = (2, 4, 8)  # widths of codes that divide the 32 bits of an integer evenly
-_CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+_CODE_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _QUANT_STATE = re.compile(r"\.quant_state\.bitsandbytes__(nf4|fp4)$")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
 _QUANTIZED_NAME = re.compile(
@@ -54,7 +54,7 @@ _QUANTIZED_NAME = re.compile(
 
 @contextlib.contextmanager
 def _readable(name: str, folder: Path) -> Iterator[None]:
-    """Convert errors about codes and scales that do not fit to InputError."""
+    """Raise InputError in place of the errors of codes and scales that do not fit each other."""
     try:
         yield
     except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
@@ -155,8 +155,8 @@ def _unread_format(described: Mapping[str, Any]) -> str:
         if unread := [name for name in formats if name not in _COMPRESSED_FORMATS]:
             return f"{method} in the format {unread[0]}"
         widths = [weights.get("num_bits") for weights in _weights(described)]
-        if "pack-quantized" in formats and (odd := [n for n in widths if n not in _PACKED_BITS]):
-            return f"{method} with {odd[0]} bits"
+        if "pack-quantized" in formats and (unread := [n for n in widths if n not in _PACKED_BITS]):
+            return f"{method} with {unread[0]} bits"
     if method == "gptq" and described.get("bits") not in _PACKED_BITS:
         return f"{method} with {described.get('bits')} bits"
     if method == "awq":
@@ -240,7 +240,7 @@ def _parts(
 
 def _check_scales(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
     for name, tensor in tensors.items():
-        if name.endswith(".weight") and tensor.dtype in _CODES:
+        if name.endswith(".weight") and tensor.dtype in _CODE_DTYPES:
             raise InputError(
                 f"'{name}' in '{folder}' is stored as {str(tensor.dtype).removeprefix('torch.')} "
                 "without scales that fit. Files are missing, or they belong to another model."
@@ -251,7 +251,7 @@ def _scaled(parts: Mapping[str, StoredTensor], described: Mapping[str, Any]) -> 
     """Read codes of 8 bits with a scale per matrix, row, group of columns, or block."""
     weight, block = parts[".weight"], _block(described)
     scale = next(suffix for suffix in parts if suffix.startswith(".weight_scale"))
-    if weight.dtype not in _CODES or len(weight.shape) != 2:
+    if weight.dtype not in _CODE_DTYPES or len(weight.shape) != 2:
         return None
     if not codes.fits(weight.shape, parts[scale].shape, block):
         return None
@@ -280,9 +280,9 @@ def _groups(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _weights(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the descriptions of the weights of these groups."""
-    weights = (group.get("weights") for group in _groups(described))
-    return [described for described in weights if isinstance(described, Mapping)]
+    """Return the descriptions of the weights of the groups of compressed-tensors."""
+    descriptions = (group.get("weights") for group in _groups(described))
+    return [weights for weights in descriptions if isinstance(weights, Mapping)]
 
 
 def _packed(parts: Mapping[str, StoredTensor], described: Mapping[str, Any]) -> _Matrix | None:
@@ -307,6 +307,7 @@ def _packed(parts: Mapping[str, StoredTensor], described: Mapping[str, Any]) -> 
 
 def _gptq(parts: Mapping[str, StoredTensor], described: Mapping[str, Any]) -> _Matrix | None:
     bits, (rows, columns) = described["bits"], parts[".qweight"].shape
+    # The first version of the format stores zero points minus 1.
     offset = 0 if described.get("checkpoint_format") == "gptq_v2" else 1
     return _Matrix(
         (columns, rows * 32 // bits), bits, lambda tensors: codes.gptq(tensors, bits, offset)

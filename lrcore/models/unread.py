@@ -122,7 +122,7 @@ def _by_kind(network: PreTrainedModel, unread: Iterable[str], extra_layers: int)
 
 
 def _path(network: PreTrainedModel, name: str) -> str:
-    """Return a name relative to the network; in files of a base model, it lacks the prefix."""
+    """Return a name as a path in the network; names in files of a base model lack the prefix."""
     first = name.partition(".")[0]
     is_inside = first not in network._modules and first in network.base_model._modules
     return f"{network.base_model_prefix}.{name}" if is_inside else name
@@ -148,7 +148,7 @@ def _modules_of(network: PreTrainedModel, path: str) -> list[nn.Module]:
 
 
 def _is_of_module(network: PreTrainedModel, path: str) -> bool:
-    """Return True for a tensor in a repeated block or in a single layer, such as a norm."""
+    """Return True for a tensor of a leaf module, such as a norm, or in a repeated block."""
     modules = _modules_of(network, path)
     if not modules:
         return False
@@ -164,7 +164,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _grouped(network: PreTrainedModel, names: _Unread) -> str:
-    """Return the modules of the other tensors, each with its number of tensors."""
+    """Return the modules of the unrelated tensors, each with its number of tensors."""
     counts: Counter[str] = Counter()
     for name in names.unrelated:
         parts = name.split(".")

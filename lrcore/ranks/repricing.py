@@ -25,7 +25,7 @@ def repriced(
     unit. If they do not ascend, a higher rank costs one unit more than the lower rank. The full
     price of a part is made equal in all forms.
     """
-    priced = {slot: _with(spectrum, *prices(spectrum)) for slot, spectrum in spectra.items()}
+    priced = {slot: _with_prices(spectrum, *prices(spectrum)) for slot, spectrum in spectra.items()}
     for forms in by_part(priced).values():
         dense_prices = {
             form: sum(spectrum.cost.dense for spectrum in form_spectra.values())
@@ -37,7 +37,8 @@ def repriced(
     return priced
 
 
-def _with(spectrum: Spectrum, below: Sequence[int], full: int) -> Spectrum:
+def _with_prices(spectrum: Spectrum, below: Sequence[int], full: int) -> Spectrum:
+    """Return the spectrum with these prices; below, full: see `Prices`."""
     cost = spectrum.cost
     priced = Cost(
         full=cost.full,
@@ -77,7 +78,7 @@ def multiply_adds(cost: Cost, rank: int, context: int) -> int:
 def priced_in_multiply_adds(spectra: Mapping[Slot, Spectrum], context: int) -> dict[Slot, Spectrum]:
     """Return the spectra with multiply-adds in place of parameters.
 
-    Ranks that save no parameters are not on offer.
+    Ranks that save no parameters cost at least the full price, so that no policy is offered them.
     """
 
     def prices(spectrum: Spectrum) -> Prices:
@@ -162,7 +163,7 @@ class Latency:
         return repriced(spectra, self._prices)
 
     def _prices(self, spectrum: Spectrum) -> Prices:
-        """Return the prices of a slot. Ranks that save no parameters are not on offer."""
+        """Return the prices of a slot; ranks that save no parameters have the full price."""
         cost, times = spectrum.cost, self.slots[spectrum.slot]
         full_seconds = _seconds_of_slot(cost, times)
         ranks = ranks_below(cost)

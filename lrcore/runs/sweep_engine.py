@@ -58,18 +58,18 @@ def run_sweep(
         store = CellFiles(store)
     progress, all_cells = progress or silent, cells(model, sweep)
     work = Work("sweep", _CellTask(model, sweep, store, all_cells), attrgetter("factors_key"))
-    doing = workers() if store.shared else HERE
-    if doing.apart:
+    sweep_workers = workers() if store.shared else HERE
+    if sweep_workers.apart:
         _calibrate_first(
             model, [cell for cell in all_cells if store.finished(cell) is None], progress
         )
-    rows = doing.map_units(work, all_cells, progress)
+    rows = sweep_workers.map_units(work, all_cells, progress)
     return [row for cell_rows in rows for row in cell_rows]
 
 
-def _calibrate_first(model: LoadedModel, all_cells: list[SweepCell], progress: Progress) -> None:
+def _calibrate_first(model: LoadedModel, unfinished: list[SweepCell], progress: Progress) -> None:
     """Calibrate once in this process, so that the workers find the moments in the cache."""
-    first = [cell.steps[0] for cell in all_cells if cell.steps]
+    first = [cell.steps[0] for cell in unfinished if cell.steps]
     windows = Recipe.fields_of("windows")
     for recipe in {
         tuple(getattr(step.recipe, name) for name in windows): step.recipe

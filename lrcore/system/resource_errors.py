@@ -12,6 +12,7 @@ FULL = {
     errno.EDQUOT: "the disk quota is exceeded",
     errno.EFBIG: "the file is too large for the disk",
 }
+# Errors of a path that cannot be written, or not by this user.
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 # Errors of opening a path that is not a file, or without permission.
 NO_FILE = (*CLOSED, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EIO)
@@ -46,7 +47,7 @@ def resource_error(error: BaseException) -> InputError | None:
         return error if isinstance(error, ResourceError) else None
     if _lacks_memory(error):
         return ResourceError(_memory_sentence(error))
-    number, name = _number(error), getattr(error, "filename", None)
+    number, name = _error_number(error), getattr(error, "filename", None)
     if number == errno.ENAMETOOLONG and name:
         last = quoted(os.path.basename(os.fsdecode(name)))
         return InputError(f"{last} is too long for the name of a file or folder. Check it.")
@@ -83,13 +84,14 @@ def raise_shortage(error: BaseException) -> None:
 
 def why_not_written(error: BaseException) -> str:
     """Return the reason of a failed write in a few words; "" for other errors."""
-    number = _number(error)
+    number = _error_number(error)
     if number in FULL:
         return FULL[number]
     return os.strerror(number) if number in (*CLOSED, errno.ENOENT) else ""
 
 
-def _number(error: BaseException) -> int | None:
+def _error_number(error: BaseException) -> int | None:
+    """Return the errno of an error, stored or implied by the message; None if unknown."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     message = str(error)

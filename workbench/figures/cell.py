@@ -87,7 +87,7 @@ def draw_cell(analysis: Any, cell: HeatmapCell, values: Curves, lost: Curves) ->
             for i in range(analysis.heads(layer, name))
         ]
         losses = [
-            [(label, energy_lost(layer_number)) for label, layer_number in lines] for lines in heads
+            [(label, energy_lost(head_values)) for label, head_values in lines] for lines in heads
         ]
         return head_grid(heads, values), head_grid(losses, lost)
     if cell.compared_layers:

@@ -1,4 +1,5 @@
-"""A cookie that identifies a browser across reloads and tabs, for its status bar and its turns.
+"""A cookie that identifies a browser across reloads and tabs, for its status bar and its turns in
+the job queue.
 
 It protects nothing: all browsers of a page see all jobs and runs.
 """

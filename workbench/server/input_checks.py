@@ -12,7 +12,7 @@ import gradio as gr
 import orjson
 
 MAX_REASON = 200  # characters
-LARGEST_NUMBER = 2**53  # the largest range of whole numbers in a browser
+LARGEST_NUMBER = 2**53  # browsers are exact only for whole numbers below this
 CHOICE, CHOICES = "one choice", "choices"
 TEXT, NUMBER, FLAG, MAPPING = "text", "a number", "true or false", "a mapping of names to values"
 NOT_JSON = (

@@ -164,7 +164,7 @@ def plan_name(recipe: lrcore.Recipe) -> str:
 
 
 def status_message(store: Store, recipe: lrcore.Recipe, plan: RankPlan) -> str:
-    """Return True if compressing uses these ranks, and the cost of the target."""
+    """Return sentences: why compression may not use these ranks, and the cost of the target."""
     status = words.allocation.plan_status(plan, recipe.policy, store.is_draft(recipe))
     return f"{status} {target_message(store, recipe, plan)}".strip()
 

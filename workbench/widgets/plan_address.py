@@ -25,7 +25,7 @@ from .events import DRAWN, MESSAGE_SECONDS, QUIET, bind, listen
 from .form import START, try_recipe
 from .page import Page, put_recipe
 
-SINGLE = (
+SINGLE = (  # fields of a recipe with a single value
     "model",
     "data",
     "method",
@@ -40,7 +40,7 @@ SINGLE = (
     "calibration_mode",
 )
 MAX_PARAMETER = 4000  # characters; manual ranks are the longest
-MAPPINGS = ("component_ratios", "options", "policy_options", "rank_overrides")  # a=1,b=2
+MAPPINGS = ("component_ratios", "options", "policy_options", "rank_overrides")  # as a=1,b=2
 
 
 @dataclass(frozen=True)

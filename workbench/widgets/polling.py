@@ -24,7 +24,7 @@ from .page import Page
 
 
 def wire(page: Page, store: Store) -> None:
-    watched = [
+    watched = [  # in the order of `state`
         page.status_bar,
         page.job_list,
         page.hint,

@@ -93,7 +93,7 @@ def analyze(store: Store, browser: gr.Request, *values: Any) -> None:
 
 
 def prepare(store: Store, browser: gr.Request, *values: Any) -> None:
-    """Do the same without the measurements of the policy, which a user starts."""
+    """Queue the missing results, as `analyze` does, except the measurements of the policy."""
     start_analysis(store, read_recipe(values), browser.session_hash, measure=False)
 
 

@@ -58,8 +58,8 @@ class Calibration:
 
     key: hash of everything that the moments depend on. layers: number of layers. protocol: the same
     information in plain values. tokens: the windows [n, t], for methods and policies that run the
-    model again. unseen_tokens: windows [m, t] of the same text without a common token, m = 2 n
-    limited to MIN_UNSEEN .. MAX_UNSEEN and to the length of the text. Token ids beyond the
+    model again. unseen_tokens: windows [m, t] of the same text that do not overlap these,
+    m = 2 n limited to MIN_UNSEEN .. MAX_UNSEEN and to the length of the text. Token ids beyond the
     vocabulary are patches of images (see lrcore/layers/image_tokens.py).
 
     extra: folder of the statistics that `add_statistics` collected. gradients: folders of the

@@ -29,7 +29,7 @@ from .curvature import OUTPUTS
 from .working_memory import extent, input_width, tap_widths
 
 EXACT = frozenset({"F64"})
-PACKED = frozenset({"F32", "F64"})  # by the dtype of the model; F64 for shares that are joined
+PACKED = frozenset({"F32", "F64"})  # by the dtype of the model; F64 in the workers' shares
 SLOPES = frozenset({"F32"})
 STATES = frozenset({"F64", "F32", "F16", "BF16"})  # of the model
 VECTORS = ("taylor", "param_first", "param_second", "param_mix")  # per row or column of a matrix
@@ -165,7 +165,7 @@ def packed_length(size: int) -> int:
 
 
 def packed_size(length: int) -> int:
-    """Return the size of the matrix with a `packed_length` of at least `length`."""
+    """Return the size of the smallest matrix with a `packed_length` of at least `length`."""
     return bisect_left(range(length), length, key=packed_length)
 
 

@@ -186,8 +186,8 @@ def _sum_gradients(projection: _Projection, kind: OutputGradients) -> SecondMome
     """Return the sum of g g^T, to which each following backward pass adds."""
     total = SecondMomentSum()
     device = next(projection.module.parameters()).device
-    nothing = torch.zeros(1, projection.width, dtype=torch.float32, device=device)
-    total.add(nothing)  # for experts without tokens
+    zero_row = torch.zeros(1, projection.width, dtype=torch.float32, device=device)
+    total.add(zero_row)  # for experts without tokens
 
     def add(gradient: Tensor) -> None:
         rows = at_least_float32(gradient.detach().flatten(0, -2))

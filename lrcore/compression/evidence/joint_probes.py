@@ -117,11 +117,11 @@ def _joint(model: LoadedModel, factors: Factorization, recipe: Recipe) -> _Joint
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
     passes = (recipe.refit, recipe.calibration_mode)
     ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
-    has_refit = refit_key(recipe.trains) if requests_refit(recipe) else ()
+    refit_inputs = refit_key(recipe.trains) if requests_refit(recipe) else ()
     calibration_tokens = factors.calibration.tokens
     is_complete = len(_refit_windows(calibration_tokens)) == len(calibration_tokens)
     limit = () if is_complete else (REFIT_TOKENS,)
-    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *has_refit, *limit)
+    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refit_inputs, *limit)
     file = cache_file("probes", factors, "joint", FORMAT, *inputs)
     vocabulary = model.network.get_output_embeddings().weight.shape[0]
     return _Joint(plans, tokens, name, windows, vocabulary, passes, file)
@@ -133,9 +133,9 @@ def tokens_run(factors: Factorization, recipe: Recipe) -> float:
     It compresses the plans, measures them and the dense model, and measures the dense loss on the
     target text.
     """
-    streams = REFIT * requests_refit(recipe) + TRAINING * recipe.trains
-    streams += SEQUENTIAL * (recipe.calibration_mode == "sequential")
-    compressing = len(PLANS) * streams * _refit_windows(factors.calibration.tokens).numel()
+    passes = REFIT * requests_refit(recipe) + TRAINING * recipe.trains
+    passes += SEQUENTIAL * (recipe.calibration_mode == "sequential")
+    compressing = len(PLANS) * passes * _refit_windows(factors.calibration.tokens).numel()
     measuring = (len(PLANS) + 1) * _measured_windows(factors).numel()
     return float(compressing + measuring + WINDOWS * recipe.seq_len)
 
@@ -217,7 +217,7 @@ def _measure_plans(
 
 @dataclass(eq=False)
 class _PlanMeasurement:
-    """The task of measuring the plan of a number."""
+    """The task of measuring a plan, by the index in `joint.plans`."""
 
     model: LoadedModel
     factors: Factorization

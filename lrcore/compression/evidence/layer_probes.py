@@ -115,7 +115,7 @@ class Probing:
 
     @torch.inference_mode()
     def _measure(self, index: int, progress: Progress) -> LayerProbes:
-        loss = self._dense[2]
+        _, _, loss = self._dense
         spectra = {slot: s for slot, s in self.factors.spectra.items() if slot[0] == index}
         result = LayerProbes(loss, {name: {} for _, name in spectra}, [])
         for name in self._reference_slots(index, [name for _, name in spectra]):
@@ -182,17 +182,19 @@ class Probing:
 def max_windows(factors: Factorization, tokens: Tensor) -> int:
     """Return how many windows of tokens [windows, length] a probe may run: complete batches.
 
-    See WORK_RATIO.
+    All probes together stay within the work of WORK_RATIO and MIN_WORK. The probe of a slot runs
+    the layers from that of the slot on, and the output head.
     """
     shape, length = factors.shape, tokens.shape[1]
-    layers = sum(
+    passes = sum(
         len(probed_ranks(s.cost)) * (shape.layers - layer) / shape.layers
         for (layer, _), s in factors.spectra.items()
     )
     probes = sum(len(probed_ranks(s.cost)) for s in factors.spectra.values())
-    window = length * (layers * shape.decoder_linear + probes * shape.head_parameters)
-    calibrating = shape.decoder_linear * factors.calibration.tokens.numel()
-    batches = int(max(WORK_RATIO * calibrating, MIN_WORK) / (BATCH * window)) if window else 1
+    window_work = length * (passes * shape.decoder_linear + probes * shape.head_parameters)
+    calibration_work = shape.decoder_linear * factors.calibration.tokens.numel()
+    max_work = max(WORK_RATIO * calibration_work, MIN_WORK)
+    batches = int(max_work / (BATCH * window_work)) if window_work else 1
     return BATCH * max(batches, 1)
 
 

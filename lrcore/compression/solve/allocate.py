@@ -94,15 +94,17 @@ def _priced(
 
 
 def _capable_methods(factors: Factorization) -> tuple[list[str], list[str]]:
-    """Return methods that shrink the KV cache, and methods that compress experts.
+    """Return the methods to name in an error message: for the KV cache, and for experts.
 
-    Empty lists if this method does so, or if the model has no experts; for error messages.
+    A list is empty if this method shrinks the cache or compresses experts itself, or if the model
+    has no experts.
     """
-    own = find_method(factors.method)
-    left = factors.shape.experts and not own.solves_experts
-    experts = [row.name for row in METHODS.values() if row.solves_experts] if left else []
-    never = [] if own.shrinks_kv else [row.name for row in METHODS.values() if row.shrinks_kv]
-    return never, experts
+    method, shrinking, for_experts = find_method(factors.method), list[str](), list[str]()
+    if not method.shrinks_kv:
+        shrinking = [row.name for row in METHODS.values() if row.shrinks_kv]
+    if factors.shape.experts and not method.solves_experts:
+        for_experts = [row.name for row in METHODS.values() if row.solves_experts]
+    return shrinking, for_experts
 
 
 def _latency(factors: Factorization, kind: str) -> Latency | None:

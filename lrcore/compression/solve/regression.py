@@ -37,7 +37,7 @@ RIDGE = 0.3
 class Regression:
     """Weighted sums over tokens for a regression of y [n, out] on x [n, in], float64.
 
-    xx: a SecondSum while rows are added, then [in, in].
+    xx: a SecondMomentSum while rows are added, then [in, in].
     """
 
     count: float = 0.0
@@ -145,7 +145,7 @@ class Readers:
         self._solutions: dict[bool, Tensor] = {}  # Z [in, in], by whether means are subtracted
 
     def refit(self, projection: Linear) -> Linear:
-        """Return the result of `refit_projection` for `fit.through(own)`."""
+        """Return the result of `refit_projection` for `fit.through(projection)`."""
         centered = projection.bias is not None
         if centered not in self._solutions:
             self._solutions[centered] = self.fit.solution(None, RIDGE, centered).weight

@@ -32,7 +32,7 @@ from ...layers.statistics import at_least_float32
 # passes gain nine tenths of the gain of fifteen.
 PASSES, STEPS, RATE, WARM_UP_SHARE = 2, 60, 0.03, 0.2
 BETAS = (0.9, 0.95)
-REVISION = 1  # part of `training_key`: raise it if the training results in other weights
+REVISION = 1  # part of `training_key`: increase it if the training yields other weights
 MAX_TOKENS = 2**16  # for a layer of width 4,096 they take 2 GB
 LOSS_BATCH = 8192  # tokens per batch of the loss
 
@@ -78,8 +78,8 @@ class _PlainMLP(nn.Module):
 def can_train(mlp: MLP | None) -> bool:
     """Return whether a layer has an MLP that consists of matrices and plain factors.
 
-    Quantized and sparse numbers are not trained, nor are MLPs of which the activation has learned
-    parameters.
+    Quantized and sparse numbers are not trained, nor are MLPs with learned parameters in
+    the activation.
     """
     if mlp is None or mlp.activation in LEARNED_ACTIVATIONS:
         return False

@@ -3,7 +3,8 @@
 The matrices `[W_l; W_l+1; ...]` of a group are stacked along their outputs and whitened by the
 summed second moments of their inputs. Their SVD gives `down`, the shared basis, which is stored
 once, and separate coefficients for each layer. Queries, keys, values, gate and up share a basis;
-output and down projections have more different inputs and are factored separately (SVD-LLM).
+the inputs of output and down projections differ more between layers, so these are factored
+separately (SVD-LLM).
 
 This is a step, like pruning layers, and not a method: a rank of a shared basis belongs to several
 layers, while a slot, the unit of a policy, belongs to one.
@@ -64,7 +65,7 @@ def share_bases(
 def shared_size(model: LoadedModel, ratio: float, group: int = 2) -> int:
     """Return the decoder-linear parameters after `share_bases`, including biases.
 
-    Without a decomposition. Raises InputError as `share_bases` does.
+    Computed from the shapes, without a decomposition. Raises InputError as `share_bases` does.
     """
     check_can_share(model)
     share, parameters = retained_share(model, ratio), 0

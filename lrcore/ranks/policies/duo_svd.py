@@ -37,12 +37,14 @@ def duo_svd(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
         positions.append(torch.linspace(*ends, count, dtype=torch.float64).round().long())
     remaining = budget.limit - sum(float(values[0]) for values in prices.values())
     unit = max(remaining / STATES, 1.0)
-    parts = [
+    unit_prices = [
         ((values[indices] - values[0]) / unit).ceil().long()
         for values, indices in zip(prices.values(), positions, strict=True)
     ]
-    offered = [values[indices] for values, indices in zip(losses.values(), positions, strict=True)]
-    selected = least_loss(offered, parts, int(remaining / unit))
+    candidate_losses = [
+        values[indices] for values, indices in zip(losses.values(), positions, strict=True)
+    ]
+    selected = least_loss(candidate_losses, unit_prices, int(remaining / unit))
     choice = {
         slot: int(indices[i])
         for slot, indices, i in zip(evidence.spectra, positions, selected, strict=True)
@@ -61,7 +63,7 @@ def least_loss(losses: Sequence[Tensor], prices: Sequence[Tensor], limit: int) -
     losses, prices: of the choices of each slot, [choices] each; prices are integers >= 0, and the
     first price of each slot is 0, so a solution exists.
     """
-    best = torch.zeros(limit + 1, dtype=torch.float64)  # least loss so far, up to this price
+    best = torch.zeros(limit + 1, dtype=torch.float64)  # least loss so far, by highest total price
     chosen = []
     for loss, price in zip(losses, prices, strict=True):
         candidates = torch.full((len(price), limit + 1), torch.inf, dtype=torch.float64)

@@ -41,7 +41,10 @@ class Engine(Protocol):
 
 
 class Queue:
-    """The units that no worker has started, by number, in a separate queue per key."""
+    """The units that no worker has started, by number, in a separate queue per key.
+
+    key: `Work.together`; units with the same key share intermediate results in a worker.
+    """
 
     def __init__(self, units: Sequence[Any], key: Callable[[Any], Hashable]) -> None:
         self._waiting: dict[Hashable, deque[int]] = {}

@@ -57,7 +57,7 @@ def panels(
 def points(
     runs: Sequence[Run], protocol: str | None, axis: str, speeds: Mapping[str, Any]
 ) -> list[Point]:
-    """Return the points of all runs measured with a protocol, after their dense model's.
+    """Return the point of the dense model, then the points of runs measured with a protocol.
 
     On an axis of time, runs without a time are left out, and the time of the dense model is the
     median of the measurements with each run.
@@ -144,9 +144,9 @@ def caption(panels: Sequence[Panel], runs: Sequence[Run]) -> str:
 
 
 def conclusion(points: Sequence[Point], model: str = "") -> str:
-    """Return which runs are not dominated in size and perplexity, and the better run of each other.
+    """Return the runs that are not dominated in size and perplexity, and a better run for the rest.
 
-    model: of all runs; names of runs that end with it are shortened.
+    model: the dense model of all runs; names of runs that end with it are shortened.
     """
     text = words.compare_and_runs
     runs = [point for point in points if point.run]

@@ -81,7 +81,7 @@ def wire(
 
 
 def offer(store: Store, ids: list[str], *values: Any) -> tuple[Any, ...]:
-    """Show the chat if the models have a chat template, and start it anew."""
+    """Show an empty chat if the models have a chat template; otherwise hide it."""
     return gr.update(visible=can_chat(store, ids, values)), [], NO_MESSAGES
 
 
@@ -112,16 +112,16 @@ def send(store: Store, message: str, *values: Any) -> Iterator[tuple[str, list[M
     *settings, previous, ids, form = *values[:6], values[6:]
     titles = answers.titles(store, ids, form)
     models = chosen_runs.models(store, ids, form)
-    asked = [
+    conversations = [
         [*messages, {"role": "user", "content": message.strip()}]
         for messages in previous or [[] for _ in models]
     ]
-    yield "", asked, answer_markup.conversations(titles, asked)
+    yield "", conversations, answer_markup.conversations(titles, conversations)
     with process.released_memory():
-        stream = stream_chat(models, asked, **answers.generation_settings(*settings))
-        for progressing in answers.frames(stream):
-            grown = [
+        stream = stream_chat(models, conversations, **answers.generation_settings(*settings))
+        for partial_answers in answers.frames(stream):
+            answered = [
                 [*messages, {"role": "assistant", "content": answer.text}]
-                for messages, answer in zip(asked, progressing, strict=True)
+                for messages, answer in zip(conversations, partial_answers, strict=True)
             ]
-            yield "", grown, answer_markup.conversations(titles, grown)
+            yield "", answered, answer_markup.conversations(titles, answered)

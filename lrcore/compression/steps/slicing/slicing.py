@@ -272,10 +272,10 @@ def mean_moment(dense: PreTrainedModel, tokens: Tensor, progress: Progress) -> T
         progress("bases", index, layers)
         with ExitStack() as stack:
             for module in block_norms(network, index):
-                add = module.register_forward_pre_hook(
+                handle = module.register_forward_pre_hook(
                     lambda _module, args: total.add(normed(norm.center(_rows(args[0]))))
                 )
-                stack.callback(add.remove)
+                stack.callback(handle.remove)
             stream.run(index)
     for part in stream.hidden:
         total.add(normed(norm.center(_rows(part))))
