@@ -264,10 +264,22 @@ def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
 
 
 def test_only_what_changed_is_sent(store, recipe):
-    *first, sent = polling.poll(store, (), *input_values(recipe))
+    *first, digests = polling.poll(store, {}, *input_values(recipe))
     assert "Compress" in first[0] or "done" in first[0]
-    *again, kept = polling.poll(store, sent, *input_values(recipe))
-    assert all(one["__type__"] == "update" for one in (*again, kept))
+    *again, same = polling.poll(store, digests, *input_values(recipe))
+    assert all(change["__type__"] == "update" for change in (*again, same))
+
+
+def test_an_answer_that_was_lost_or_overtaken_is_repeated(store, recipe):
+    """The page then has the digests of an older answer."""
+    *first, digests = polling.poll(store, {}, *input_values(recipe))
+    *repeated, _ = polling.poll(store, {}, *input_values(recipe))
+    assert repeated == first
+    overtaken = digests | {"0": polling.digest("an older status bar")}
+    status_bar, *others, healed = polling.poll(store, overtaken, *input_values(recipe))
+    assert status_bar == first[0]
+    assert all(change["__type__"] == "update" for change in others)
+    assert healed == digests
 
 
 def test_a_finished_job_says_what_came_out_and_leads_on(store):

@@ -60,8 +60,9 @@ class Page:
     selection_mark: gr.HTML = field(default_factory=selection.mark)
     steps: gr.HTML = field(default_factory=steps.build)
     tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))
-    # The last values that this browser got. Only changes are sent, so a selection in the log stays.
-    sent: gr.State = field(default_factory=partial(gr.State, ()))
+    # Of the values on the page, see `polling.poll`. Only changes are sent, so a selection in the log
+    # stays.
+    digests: gr.JSON = field(default_factory=partial(gr.JSON, {}, visible=False))
     # State of a browser, whose `change` event redraws the tabs.
     analysis_key: gr.State = field(default_factory=gr.State)
     factors_key: gr.State = field(default_factory=gr.State)  # of the factors behind the sliders

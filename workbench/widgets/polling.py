@@ -1,7 +1,7 @@
 """Updates of the open page: status bar, jobs, and keys that change when a result is ready."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,8 +39,8 @@ def wire(page: Page, store: Store) -> None:
     ]
     update, inputs, outputs = (
         bind(poll, store),
-        [page.sent, *page.form.inputs],
-        [*watched, page.sent],
+        [page.digests, *page.form.inputs],
+        [*watched, page.digests],
     )
     clock = heartbeat("heartbeat", lambda: version(store), lambda: runs(store))
     listen([clock.tick], update, inputs, outputs, **LIVE)
@@ -65,7 +65,7 @@ def version(store: Store) -> str:
         store.runs.stamp(),
         store.objects.changes,
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return digest(parts)
 
 
 def runs(store: Store) -> bool:
@@ -73,18 +73,33 @@ def runs(store: Store) -> bool:
     return bool(store.jobs.waiting()) or store.live.is_busy()
 
 
-def poll(store: Store, sent: Sequence[Any], *values: Any) -> list[Any]:
-    """Return the changes since `sent`, in the order of `state`, then all current values."""
-    current = state(store, values)
-    old = [*sent] if sent else [None] * len(current)
-    changed = [
-        new if new != before and new is not None else gr.skip()
-        for new, before in zip(current, old, strict=True)
+def poll(store: Store, digests: Mapping[str, str] | None, *values: Any) -> list[Any]:
+    """Return the values of `state` that the page does not have yet, then `digests` with them.
+
+    digests: of the values that the page has, by position. The page holds them, so an answer that is
+    lost, or overtaken by an older one, is repeated by the next poll.
+    """
+    current, digests = state(store, values), digests or {}
+    new_digests = {
+        str(position): digest(value) for position, value in enumerate(current) if value is not None
+    }
+    changes = {
+        position
+        for position, new_digest in new_digests.items()
+        if digests.get(position) != new_digest
+    }
+    return [
+        *(
+            value if str(position) in changes else gr.skip()
+            for position, value in enumerate(current)
+        ),
+        {**digests, **new_digests} if changes else gr.skip(),
     ]
-    values_sent = [
-        new if new is not None else before for new, before in zip(current, old, strict=True)
-    ]
-    return [*changed, values_sent if values_sent != old else gr.skip()]
+
+
+def digest(value: Any) -> str:
+    """Return 16 hexadecimal digits that change with the `repr` of a value."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def state(store: Store, values: Sequence[Any]) -> list[Any]:
