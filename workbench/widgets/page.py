@@ -60,7 +60,7 @@ class Page:
     selection_mark: gr.HTML = field(default_factory=selection.mark)
     steps: gr.HTML = field(default_factory=steps.build)
     tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))
-    # Of the values on the page, see `polling.poll`. Only changes are sent, so a selection in the log
+    # Of the values on the page, see `polling.poll`. Only changes are sent: a selection in the log
     # stays.
     digests: gr.JSON = field(default_factory=partial(gr.JSON, {}, visible=False))
     # State of a browser, whose `change` event redraws the tabs.
