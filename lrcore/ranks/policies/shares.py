@@ -36,8 +36,9 @@ def in_proportion(
     cap: float = CAP,
     prices: Sequence[float] | None = None,
 ) -> list[float]:
-    """Return sparsities in [0, cap] in proportion to weights (>= 0), with the given mean in [0, 1).
+    """Return shares in [0, cap] in proportion to weights (>= 0), with the given mean in [0, 1).
 
+    They are targets if the mean is `budget.keep`, and sparsities if it is the share removed.
     prices: weights of the mean (None: equal). Entries over the cap are clipped, and their excess is
     shared by the remaining entries, in proportion, until no entry is over the cap; the mean is
     exact to rounding. A cap below the mean counts as the mean.
