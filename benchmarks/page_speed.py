@@ -179,7 +179,7 @@ def measure_load(browser, url: str) -> list[str]:
     page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
     page.add_init_script(BUSY)
     requests = []
-    page.on("requestfinished", requests.append)
+    page.on("requestfinished", lambda request: requests.append(request))
     page.goto(url)
     page.wait_for_selector(f"{HEAT} .main-svg", timeout=300_000)
     page.wait_for_function(f"({SINCE_BUSY})() > {QUIET}", timeout=300_000)

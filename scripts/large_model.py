@@ -87,7 +87,15 @@ def factors() -> Factorization:
     work = (LayerWork(linear // LAYERS, 2 * QUERY * HEAD),) * LAYERS
     kv = LAYERS * sum(cost.kv_dense for cost in costs.values())
     shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, kv, 32000 * WIDE, work)
-    calibration = Influenced(Path(tempfile.gettempdir()), "made up", LAYERS, {})
+    windows = torch.zeros(64, 256, dtype=torch.long)
+    calibration = Influenced(
+        Path(tempfile.gettempdir()),
+        "made up",
+        LAYERS,
+        {},
+        tokens=windows,
+        unseen_tokens=windows,
+    )
     evidence = Evidence(spectra, calibration.influence)
     return Factorization("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)
 

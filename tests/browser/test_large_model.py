@@ -5,6 +5,7 @@ layers.
 import pytest
 from page_server import Server
 
+from .conftest import stop
 from .page import Workbench, visit
 from .test_curves import click_cell
 
@@ -19,7 +20,7 @@ def large(browser, tmp_path_factory):
     workbench.analyzed()
     yield workbench
     workbench.page.context.close()
-    server.stop()
+    stop(server)
 
 
 def test_a_click_brings_one_cell(large):
