@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,10 @@ from .text_growth import USUAL, growth_of
 from .texts import Texts
 
 PANIC = "PanicException"  # of pyo3, which does not export it
+PART = 2**18  # characters that are tokenized at a time
+MAX_FAILURES = 4  # cuts of a text that changed tokens
+AROUND = 500  # characters on each side of a cut whose tokens are compared
+_WORD_END = re.compile(r"[^\W\d_] (?=[^\W\d_])")  # a letter, a space, and a letter
 MAX_CACHED = 8  # tokenized texts; a million tokens take 16 MB
 
 
@@ -86,10 +91,16 @@ def bos_token(tokenizer: Any, bos: str) -> int | None:
 def tokenize(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenized:
     """Tokenize a text.
 
-    special_tokens: add special tokens around the text (add_special_tokens). Raises ResourceError
-    for a text that is too long for the free memory, before the system kills the process.
+    special_tokens: add special tokens around the text (add_special_tokens). A long text is
+    tokenized in parts, with the tokens of the whole text. Raises ResourceError for a text that is
+    too long for the free memory, before the system kills the process.
     """
-    _check_memory(len(text), tokenizer)
+    parts = [text] if special_tokens else list(_parts(text, tokenizer))
+    _check_memory(max(map(len, parts)), tokenizer)
+    return _joined([_tokenize_part(part, tokenizer, special_tokens) for part in parts])
+
+
+def _tokenize_part(text: str, tokenizer: Callable[..., Any], special_tokens: bool) -> Tokenized:
     is_fast = bool(getattr(tokenizer, "is_fast", False))
     offsets = {"return_offsets_mapping": True} if is_fast else {}
     encoding = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
@@ -98,6 +109,46 @@ def tokenize(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
         return Tokenized(ids, None)
     ends = np.maximum.accumulate(np.array([end for _, end in encoding["offset_mapping"]]))
     return Tokenized(ids, torch.from_numpy(_bytes_before(text)[ends]))
+
+
+def _parts(text: str, tokenizer: Callable[..., Any]) -> Iterator[str]:
+    """Yield parts of about PART characters; their joined tokens are those of the text.
+
+    The text is cut before a space between two letters, where tokenizers split words, and only if
+    the tokens around the cut do not change. After a few failures the rest is one part.
+    """
+    start, failures = 0, 0
+    match = _WORD_END.search(text, PART) if getattr(tokenizer, "is_fast", False) else None
+    while match and failures < MAX_FAILURES:
+        cut = match.start() + 1
+        if _is_cut(text, cut, tokenizer):
+            yield text[start:cut]
+            start = cut
+        else:
+            failures += 1
+        match = _WORD_END.search(text, max(cut, start + PART))
+    yield text[start:]
+
+
+def _is_cut(text: str, cut: int, tokenizer: Callable[..., Any]) -> bool:
+    """Return whether the tokens of the text around a position are those of its two sides."""
+    sides = text[max(0, cut - AROUND) : cut], text[cut : cut + AROUND]
+    left, right, both = (
+        encoded(tokenizer, part, add_special_tokens=False).input_ids
+        for part in (*sides, "".join(sides))
+    )
+    return bool(left + right == both)
+
+
+def _joined(parts: Sequence[Tokenized]) -> Tokenized:
+    """Return the tokens of consecutive parts of a text as those of the text."""
+    ids, ends, byte_count = [part.ids for part in parts], [], 0
+    for part in parts:
+        if part.ends is not None:
+            ends.append(part.ends + byte_count)
+            byte_count = int(ends[-1][-1])
+    is_complete = len(ends) == len(parts)
+    return Tokenized(torch.cat(ids), torch.cat(ends) if is_complete else None)
 
 
 def _check_memory(characters: int, tokenizer: Any) -> None:

@@ -1,0 +1,77 @@
+"""Long texts are tokenized in parts: the tokens and their ends are those of the whole text."""
+
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+import lrcore
+from lrcore.data import tokenize, tokens
+
+WORDS = (
+    "once",
+    "upon",
+    "a",
+    "time",
+    "Ben’s",
+    "3.5",
+    "x9",
+    "end.",
+    "\n\n",
+    "  ",
+    "naïve",
+    "你好",
+    "😀",
+)
+
+
+def mixed_text(seed: int, count: int = 3000) -> str:
+    draw = random.Random(seed)
+    return "".join(draw.choice(WORDS) + draw.choice((" ", " ", "", "\n")) for _ in range(count))
+
+
+def trained(normalizer=None, pre_tokenizer=None) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer of the mixed texts."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"])
+    tokenizer.train_from_iterator(mixed_text(9).split("\n"), trainer)
+    tokenizer.decoder = decoders.BPEDecoder()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+SENTENCEPIECE = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+TOKENIZERS = {
+    "bytes": lambda: trained(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "prefix space": lambda: trained(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "words": lambda: trained(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "white space": lambda: trained(pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
+    "whole text": lambda: trained(normalizer=SENTENCEPIECE),
+    "demo-llama": lambda: lrcore.load("demo-llama").tokenizer,
+}
+
+
+@pytest.mark.parametrize("name", list(TOKENIZERS))
+def test_parts_have_the_tokens_of_the_whole_text(name, monkeypatch) -> None:
+    tokenizer = TOKENIZERS[name]()
+    for seed in range(3):
+        text = mixed_text(seed)
+        whole = tokenize(text, tokenizer)
+        with monkeypatch.context() as patch:
+            patch.setattr(tokens, "PART", 300)
+            parts = tokenize(text, tokenizer)
+            if name in ("bytes", "demo-llama"):
+                assert len(list(tokens._parts(text, tokenizer))) > 10
+        assert torch.equal(parts.ids, whole.ids)
+        assert torch.equal(parts.ends, whole.ends)
+
+
+def test_a_tokenizer_that_no_cut_suits_gets_the_text_whole_after_few_attempts(monkeypatch) -> None:
+    monkeypatch.setattr(tokens, "PART", 300)
+    attempts = []
+    monkeypatch.setattr(tokens, "_is_cut", lambda *arguments: attempts.append(arguments))
+    text = mixed_text(0)
+    assert list(tokens._parts(text, lrcore.load("demo-llama").tokenizer)) == [text]
+    assert len(attempts) == tokens.MAX_FAILURES
