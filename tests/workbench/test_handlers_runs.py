@@ -270,6 +270,15 @@ def test_only_what_changed_is_sent(store, recipe):
     assert all(change["__type__"] == "update" for change in (*again, same))
 
 
+def test_a_budget_that_cannot_be_met_does_not_redraw_the_plan(store, recipe):
+    """A redraw would remove the message about a typed number."""
+    store.factors(recipe)
+    with pytest.raises(lrcore.InputError, match="more than this method can remove"):
+        store.plan(recipe.with_(ratio=0.995))
+    states = [polling.factors_state(store, recipe.with_(ratio=ratio)) for ratio in (0.3, 0.995)]
+    assert states[0] == states[1]
+
+
 def test_an_answer_that_was_lost_or_overtaken_is_repeated(store, recipe):
     """The page then has the digests of an older answer."""
     *first, digests = polling.poll(store, {}, *input_values(recipe))

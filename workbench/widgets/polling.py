@@ -148,10 +148,10 @@ def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:
     of the policy are missing, it is the key of the factors without them and the state of their job.
     """
     if store.peek_factors(recipe) is not None:
-        key = factor_key(store.factors_recipe(recipe))
+        is_draft = False
         with suppress(lrcore.InputError):  # a budget that cannot be met has no plan
-            return [*key, store.is_draft(recipe)]
-        return list(key)
+            is_draft = store.is_draft(recipe)
+        return [*factor_key(store.factors_recipe(recipe)), is_draft]
     missing = store.missing_evidence(recipe)
     if missing is None:
         return None
