@@ -322,15 +322,15 @@ def sampled(always: Callable[[str, str], bool]) -> list[Any]:
     CI, the others with -m soak.
     """
     cases = []
-    for family in ARCHITECTURES:
-        for method in structures_of(family):
-            if always(family, method):
-                marks: tuple[Any, ...] = ()
-            elif ONE_EACH[family] == method:
-                marks = (pytest.mark.slow,)
-            else:
-                marks = (pytest.mark.soak,)
-            cases.append(pytest.param(family, method, id=f"{family}-{method}", marks=marks))
+    for case in COMPRESSED:
+        family, method = case.values
+        if always(family, method):
+            marks: tuple[Any, ...] = ()
+        elif ONE_EACH[family] == method:
+            marks = (pytest.mark.slow,)
+        else:
+            marks = (pytest.mark.soak,)
+        cases.append(pytest.param(family, method, id=case.id, marks=marks))
     return cases
 
 

@@ -6,7 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ def _is_cut(text: str, cut: int, tokenizer: Callable[..., Any]) -> bool:
 
 
 def _joined(parts: Sequence[Tokenized]) -> Tokenized:
-    """Return the tokens of consecutive parts of a text as those of the text."""
+    """Return the tokens of consecutive parts, or of conversations, as those of one text."""
     ids, ends, byte_count = [part.ids for part in parts], [], 0
     for part in parts:
         if part.ends is not None:
@@ -212,14 +212,7 @@ def _tokenize_conversations(texts: Texts, tokenizer: Callable[..., Any]) -> Toke
     if not parts:
         raise InputError(f"The chat template renders no text from {texts.name}. Choose other data.")
     lengths = torch.tensor([len(part.ids) for part in parts])
-    ends = [part.ends for part in parts if part.ends is not None]
-    joined_ends = None
-    if len(ends) == len(parts):
-        sizes = torch.stack([end[-1] for end in ends])
-        before = (sizes.cumsum(0) - sizes).repeat_interleave(lengths)
-        joined_ends = torch.cat(ends) + before
-    ids = torch.cat([part.ids for part in parts])
-    return Tokenized(ids, joined_ends, lengths.cumsum(0) - lengths)
+    return replace(_joined(parts), begins=lengths.cumsum(0) - lengths)
 
 
 def _hash(text: str) -> str:

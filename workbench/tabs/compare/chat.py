@@ -109,7 +109,7 @@ def send(store: Store, message: str, *values: Any) -> Iterator[tuple[str, list[M
     """
     if not message.strip():
         raise lrcore.InputError(words.compare_and_runs.NO_MESSAGE)
-    *settings, previous, ids, form = *values[:6], values[6:]
+    new_tokens, temperature, top_p, seed, previous, ids, *form = values
     titles = answers.titles(store, ids, form)
     models = chosen_runs.models(store, ids, form)
     conversations = [
@@ -117,8 +117,9 @@ def send(store: Store, message: str, *values: Any) -> Iterator[tuple[str, list[M
         for messages in previous or [[] for _ in models]
     ]
     yield "", conversations, answer_markup.conversations(titles, conversations)
+    settings = answers.generation_settings(new_tokens, temperature, top_p, seed)
     with process.released_memory():
-        stream = stream_chat(models, conversations, **answers.generation_settings(*settings))
+        stream = stream_chat(models, conversations, **settings)
         for partial_answers in answers.frames(stream):
             answered = [
                 [*messages, {"role": "assistant", "content": answer.text}]
