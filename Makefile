@@ -59,7 +59,7 @@ test:
 # The long campaigns of docs/reliability.md take hours. LRCORE_SOAK_SEED: seed of the random input;
 # LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
 soak: setup
-	$(PYTHON) -m pytest -q -m soak tests/soak tests/fuzz tests/cli tests/workbench tests/checkpoints
+	$(PYTHON) -m pytest -q -m soak
 
 # Tests with workers of a Ray cluster on this machine, two minutes. Installs Ray; `make test` uses
 # simulated workers.

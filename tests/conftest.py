@@ -5,6 +5,7 @@ it.
 import gc
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 os.environ.setdefault(
@@ -49,8 +50,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long campaigns, and what starts a cluster, run only where they are asked for: -m soak, -m
-    cluster.
+    cluster. Cases that `one_in` leaves out are part of the long campaigns.
     """
+    for item in items:
+        sampled = item.get_closest_marker("one_in")
+        if sampled and zlib.crc32(item.name.encode()) % sampled.args[0]:
+            item.add_marker("soak")
     for marker in ("soak", "cluster"):
         if marker not in config.option.markexpr:
             left = [item for item in items if item.get_closest_marker(marker)]

@@ -114,6 +114,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at", range(5))
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind not in MODELS])
 def test_a_file_of_the_cache_that_holds_something_else_is_made_again(

@@ -23,7 +23,12 @@ OF_CACHE = ("care", "mha2mla", "transmla")  # methods that shrink the KV cache a
 MEASURED = ("fisher", "mix", "probed")  # policies whose evidence the model itself is run for
 
 
-@pytest.fixture(params=[True, False], ids=["float64", "no float64"])
+@pytest.fixture(
+    params=[
+        pytest.param(True, id="float64", marks=pytest.mark.one_in(4)),
+        pytest.param(False, id="no float64"),
+    ]
+)
 def device(request, monkeypatch) -> Device:
     if not request.param:
         monkeypatch.setattr(linalg, "WITHOUT_FLOAT64", {*linalg.WITHOUT_FLOAT64, NAME})

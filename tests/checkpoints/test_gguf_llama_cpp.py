@@ -148,6 +148,7 @@ def relative(request, demo):
     return lrcore.load(network, demo.tokenizer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["", "svd_llm", "modegpt"])
 def test_families_with_norms_of_their_own(method, relative, tmp_path) -> None:
     model, widths = relative, {"0.mlp": 300, "1.mlp": 200}

@@ -274,6 +274,7 @@ def test_every_flag_and_argument_has_bad_values():
     assert set(ANY_TEXT) <= set(VALUES)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "whole", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["first", "all"]
 )

@@ -47,6 +47,7 @@ def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, st
         assert result.flops_decode == pytest.approx(predicted_flops(model, 25), rel=0.01)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_cache_of_a_family_holds_what_its_shapes_say(family, tiny_llama, tmp_path):
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "model")))

@@ -136,6 +136,7 @@ def test_loss_curves_are_finite_and_fall_to_zero(method: tuple[str, dict], kind:
         assert s.energy(s.cost.full) == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(
     method: tuple[str, dict], kind: tuple, monkeypatch

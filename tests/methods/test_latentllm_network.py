@@ -61,6 +61,7 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
     assert float((logits(model.network) - logits(network)).abs().max()) < 1e-9
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [*VARIANTS, *STORED], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(

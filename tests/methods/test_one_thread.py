@@ -41,6 +41,7 @@ class Threads(Decompositions):
         return {operation for operation, _ in self.seen} - PRODUCTS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("method", "kind"), [case for case in EVERY if case.values[1] in (KINDS[0], KINDS[-1])]
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from plans import one_form
 from through_caches import in_pieces
-from tiny_models import COMPRESSED, CONFIGS, FAMILIES, STRUCTURES, family_folder, noisy, tiny
+from tiny_models import CONFIGS, FAMILIES, STRUCTURES, family_folder, noisy, sampled, tiny
 from transformers import AutoConfig
 
 import lrcore
@@ -27,6 +27,7 @@ from lrcore.models.stream import LayerStream, angles_of, rotate_states
 from lrcore.models.structure import structure
 
 SOLVED = STRUCTURES
+CASES = sampled(lambda family, _: family in ("llama", "opt"))
 REPLACED = [
     name for name, row in ARCHITECTURES.items() if not row.native_attention
 ]  # families whose attention is replaced
@@ -113,7 +114,7 @@ def test_unchanged_layers_written_back_leave_the_logits_bit_identical(family) ->
     assert torch.equal(logits(copied), logits(network))
 
 
-@pytest.mark.parametrize(("family", "method"), COMPRESSED)
+@pytest.mark.parametrize(("family", "method"), CASES)
 def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
     network, moments = dense(family)
     copied = clone(network)
@@ -206,7 +207,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
     )
 
 
-@pytest.mark.parametrize(("family", "method"), COMPRESSED)
+@pytest.mark.parametrize(("family", "method"), CASES)
 def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
     network, _ = dense(family)
     small = compressed(family, method)
@@ -218,7 +219,7 @@ def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
     assert close(by_pieces(small), full_logits)
 
 
-@pytest.mark.parametrize(("family", "method"), COMPRESSED)
+@pytest.mark.parametrize(("family", "method"), CASES)
 def test_compressed_in_a_left_padded_batch_or_alone_is_the_same(family, method) -> None:
     small = compressed(family, method)
     mask, positions = left_padding()
@@ -227,7 +228,7 @@ def test_compressed_in_a_left_padded_batch_or_alone_is_the_same(family, method) 
     assert close(together[1:], logits(small, TOKENS[1:2]))
 
 
-@pytest.mark.parametrize(("family", "method"), COMPRESSED)
+@pytest.mark.parametrize(("family", "method"), CASES)
 def test_structure_and_state_rebuild_the_compressed_model_bit_for_bit(family, method) -> None:
     network, _ = dense(family)
     small, rebuilt = compressed(family, method), clone(network)

@@ -94,6 +94,7 @@ def opens(page: Visitor) -> None:
     page.does("runs-table", "open", told={"run": run_of(page)})
 
 
+@pytest.mark.soak
 def test_the_page_of_a_killed_server_goes_on_as_an_undisturbed_one(compression, tmp_path):
     place, chance = Page(tmp_path / "here"), random.Random(17)
     outcome = killed(place, compression, undisturbed(place, compression), chance, 2)

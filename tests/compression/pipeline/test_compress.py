@@ -29,6 +29,7 @@ def prepared(model, recipe):
     return cache(lambda method: lrcore.prepare(model, recipe.with_(method=method)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - SAME))
 @pytest.mark.parametrize("mode", ["independent", "sequential"])
 def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: str) -> None:

@@ -376,6 +376,7 @@ def test_svd_llm_v2_tolerates_slots_without_loss_and_a_large_level_is_even() -> 
     assert all(abs(share - keep) < 0.03 for share in even.values())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["owl", "sensitivity", "svd_llm_v2", "fisher"])
 @pytest.mark.parametrize("method", STRUCTURES)
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])

@@ -222,6 +222,7 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
     assert capsys.readouterr().err.startswith("error: Unknown choice of what to train 'some'")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:

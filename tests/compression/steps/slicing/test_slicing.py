@@ -299,8 +299,10 @@ def test_exported_it_loads_where_this_project_is_not_installed(request, request_
 @pytest.mark.slow
 @pytest.mark.parametrize("rotations", ROTATIONS)
 def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, request_made, tmp_path):
+    """Half of the families with each kind of rotation."""
+    families = SLICED[ROTATIONS.index(rotations) :: len(ROTATIONS)]
     models, folders = [], []
-    for family in SLICED:
+    for family in families:
         dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
         models.append(lrcore.slice_hidden(dense, request_made[1], rotations))
         folders.append(lrcore.export(models[-1], tmp_path / f"{family}-out"))
@@ -308,7 +310,7 @@ def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, requ
             logits(lrcore.load(str(folders[-1])).network), logits(models[-1].network)
         )
     for family, model, result in zip(
-        SLICED, models, loaded_elsewhere(folders, tmp_path), strict=True
+        families, models, loaded_elsewhere(folders, tmp_path), strict=True
     ):
         assert torch.equal(result, logits(model.network, THERE)), family
 
