@@ -1,9 +1,12 @@
 """What stands there while the server has answered nothing yet."""
 
 import numpy as np
+import pytest
 
 from lrcore.compression.analyze import Analysis
 from workbench.state.store import FIRST_ANALYSIS
+
+pytestmark = pytest.mark.browser
 
 
 def test_the_heatmap_stands_before_any_question_is_answered(open_page):

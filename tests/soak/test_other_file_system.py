@@ -29,6 +29,7 @@ def results(job):
     return {path: held for path, held in job.after.items() if not path.startswith("cache/")}
 
 
+@pytest.mark.soak
 def test_every_command_does_the_same(commands, tmp_path, elsewhere):
     apart = Here(tmp_path / "here", elsewhere)
     for own, other in zip(

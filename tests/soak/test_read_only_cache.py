@@ -31,6 +31,7 @@ def read_only(folder):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.soak
 def test_every_command_ends_or_says_what_may_not_be_written(commands, tmp_path, capsys):
     place, ended, wrong = Here(tmp_path / "here"), {}, []
     for job in undisturbed(place, tmp_path / "states", commands):
