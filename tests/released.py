@@ -19,6 +19,8 @@ from lrcore.cli import listing
 from lrcore.compression.calibration.calibrate import Calibration
 from lrcore.compression.evidence import latency
 from lrcore.compression.solve.factorize import Factorization
+from lrcore.data import tokenize
+from lrcore.data.tokens import stored
 from lrcore.system.cache import text_name
 from lrcore.system.errors import Cancelled
 from lrcore.system.progress import Progress
@@ -59,6 +61,11 @@ def stops(stage: str, done: int, total: int) -> None:
         raise Cancelled("as if killed")
 
 
+def tokenizes() -> object:
+    text, tokenizer = Path("story.txt").read_text(encoding="utf-8"), lrcore.load("dense").tokenizer
+    return stored("story", lambda: tokenize(text, tokenizer))
+
+
 CACHED: dict[str, Callable[[], object]] = {
     "moments": calibrates,
     "gradients": prepares("fisher", method="svd_llm"),
@@ -70,6 +77,7 @@ CACHED: dict[str, Callable[[], object]] = {
     "gguf": lambda: lrcore.load("dense.gguf"),
     "adapters": lambda: lrcore.load("adapter"),
     "texts": lambda: text_name(["A text in memory.", "And one more."]),
+    "tokens": tokenizes,
     "listings": lambda: listing.cached("methods", lambda: [1, 2]),
 }
 

@@ -15,7 +15,8 @@ from .texts import (
     load_texts,
     overlapping,
 )
-from .tokens import Tokenized, bos_token, tokenize, tokenize_all
+from .tokenized import Tokenized
+from .tokens import bos_token, tokenize, tokenize_all
 from .windows import Windows, begin_with, make_windows, windows_aside, with_bos
 
 DATASETS = tuple(BUILTIN)

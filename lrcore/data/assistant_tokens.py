@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..system.errors import InputError
 from .chat_template import Messages, render
-from .tokens import Tokenized, tokenize
+from .tokenized import Tokenized
+from .tokens import tokenize
 
 _TAG = re.compile(r"{%-?\s*generation\s*-?%}")
 

@@ -6,48 +6,37 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..system.errors import InputError, unknown
+from ..system.files import cache_folder, cache_key
 from ..system.memory import free_memory, raise_unless_free
 from ..system.resource_errors import raise_shortage
 from ..system.settings import BOS
 from .chat_template import is_rendered, render, template_key
 from .text_growth import USUAL, growth_of
 from .texts import Texts
+from .tokenized import Tokenized, keep_tokens, read_tokens
 
 PANIC = "PanicException"  # of pyo3, which does not export it
 PART = 2**18  # characters that are tokenized at a time
-MAX_FAILURES = 4  # cuts of a text that changed tokens
+MAX_FAILURES = 4  # cuts in a row that changed tokens
 AROUND = 500  # characters on each side of a cut whose tokens are compared
-_WORD_END = re.compile(r"[^\W\d_] (?=[^\W\d_])")  # a letter, a space, and a letter
+# Ends of words: a letter before a space and a letter; in a text without spaces, a letter or digit
+# before a mark. Apostrophes are part of a word.
+_WORD_ENDS = (
+    re.compile(r"[^\W\d_](?= [^\W\d_])"),
+    re.compile(r"[^\W_](?=[ ,.;:!?/|、。，．：；！？][^\W_])"),
+)
+FORMAT = 1  # of the cached files; increase it when the meaning of the contents changes
+MIN_STORED = 2**18  # characters of a text in the disk cache; shorter ones take a few tenths of 1 s
 MAX_CACHED = 8  # tokenized texts; a million tokens take 16 MB
-
-
-@dataclass(frozen=True, eq=False)
-class Tokenized:
-    """A tokenized text: ids [n] int64 and ends [n] int64.
-
-    ends: UTF-8 bytes of the text up to the end of each token, not decreasing (special tokens have
-    no bytes); None for tokenizers without offsets. begins: positions of the first tokens of
-    conversations, increasing; None for plain text.
-    """
-
-    ids: Tensor
-    ends: Tensor | None
-    begins: Tensor | None = None
-
-    def bytes(self, first: int, last: int) -> int | None:
-        """Return the UTF-8 bytes of tokens first..last - 1; None for tokenizers without offsets."""
-        if self.ends is None:
-            return None
-        return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else 0)
 
 
 def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
@@ -104,7 +93,7 @@ def _tokenize_part(text: str, tokenizer: Callable[..., Any], special_tokens: boo
     is_fast = bool(getattr(tokenizer, "is_fast", False))
     offsets = {"return_offsets_mapping": True} if is_fast else {}
     encoding = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
-    ids = torch.tensor(encoding["input_ids"], dtype=torch.long)
+    ids = torch.from_numpy(np.array(encoding["input_ids"], dtype=np.int64))
     if not is_fast or not len(ids):
         return Tokenized(ids, None)
     ends = np.maximum.accumulate(np.array([end for _, end in encoding["offset_mapping"]]))
@@ -114,20 +103,27 @@ def _tokenize_part(text: str, tokenizer: Callable[..., Any], special_tokens: boo
 def _parts(text: str, tokenizer: Callable[..., Any]) -> Iterator[str]:
     """Yield parts of about PART characters; their joined tokens are those of the text.
 
-    The text is cut before a space between two letters, where tokenizers split words, and only if
-    the tokens around the cut do not change. After a few failures the rest is one part.
+    The text is cut at ends of words, where tokenizers split a text, and only if the tokens around
+    the cut do not change. After a few failures in a row the rest is one part.
     """
-    start, failures = 0, 0
-    match = _WORD_END.search(text, PART) if getattr(tokenizer, "is_fast", False) else None
-    while match and failures < MAX_FAILURES:
-        cut = match.start() + 1
-        if _is_cut(text, cut, tokenizer):
+    start, position, failures = 0, PART, 0
+    is_fast = bool(getattr(tokenizer, "is_fast", False))
+    while is_fast and position < len(text) and failures < MAX_FAILURES:
+        cut = _word_end(text, position)
+        if cut is None:
+            position += PART
+        elif _is_cut(text, cut, tokenizer):
             yield text[start:cut]
-            start = cut
+            start, position, failures = cut, cut + PART, 0
         else:
-            failures += 1
-        match = _WORD_END.search(text, max(cut, start + PART))
+            position, failures = cut, failures + 1
     yield text[start:]
+
+
+def _word_end(text: str, begin: int) -> int | None:
+    """Return the end of the first word in PART characters from `begin`, or None."""
+    matches = (pattern.search(text, begin, begin + PART) for pattern in _WORD_ENDS)
+    return next((match.end() for match in matches if match), None)
 
 
 def _is_cut(text: str, cut: int, tokenizer: Callable[..., Any]) -> bool:
@@ -161,7 +157,7 @@ def _check_memory(characters: int, tokenizer: Any) -> None:
 # offsets as Python objects.
 PER_CHARACTER = 130
 
-_cached: OrderedDict[tuple[str | bool, ...], Tokenized] = OrderedDict()
+_cached: OrderedDict[str, Tokenized] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -171,8 +167,9 @@ def tokenize_all(
     """Tokenize the documents as a single text, or one by one if a chat template renders them.
 
     No special tokens are added to those that the template writes. The last few results are cached
-    by text and by the complete state of a fast tokenizer. The tensors are shared: do not modify
-    them. Raises InputError for images, unless `encoder_of` returned the tokenizer.
+    by text and by the complete state of a fast tokenizer, those of long plain texts also on disk.
+    The tensors are shared: do not modify them. Raises InputError for images, unless `encoder_of`
+    returned the tokenizer.
     """
     if texts.images and not getattr(tokenizer, "reads_images", False):
         raise InputError(
@@ -188,18 +185,44 @@ def tokenize_all(
 
     if not getattr(tokenizer, "is_fast", False):
         return compute()
-    state = tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
     chat = (template_key(tokenizer), _hash("".join(texts.conversations))) if is_chat else ()
-    key = (_hash(state), texts.fingerprint, special_tokens, *chat)
+    key = cache_key(*tokenizer_state(tokenizer), texts.fingerprint, special_tokens, *chat)
     with _lock:
         tokenized = _cached.get(key)
-    tokenized = tokenized or compute()
+    if tokenized is None:
+        # A chat template can write the date, so the tokens of conversations are not stored.
+        is_stored = not is_chat and sum(map(len, texts.documents)) >= MIN_STORED
+        tokenized = stored(key, compute) if is_stored else compute()
     with _lock:
         _cached[key] = tokenized
         _cached.move_to_end(key)
         while len(_cached) > MAX_CACHED:
             _cached.popitem(last=False)
     return tokenized
+
+
+def tokenizer_state(tokenizer: Any) -> tuple[str | bool, ...]:
+    """Return all that the tokens of a fast tokenizer depend on, apart from the text."""
+    kind = type(tokenizer)
+    return (
+        f"{kind.__module__}.{kind.__qualname__}",
+        tokenizers.__version__,
+        _hash(tokenizer.backend_tokenizer.to_str()),
+        bool(getattr(tokenizer, "split_special_tokens", False)),  # not part of the backend's state
+    )
+
+
+def stored(key: str, compute: Callable[[], Tokenized]) -> Tokenized:
+    """Return a plain text from the disk cache, or compute and store it.
+
+    key: sha256 of all that the result depends on.
+    """
+    file = cache_folder() / "tokens" / f"{cache_key(FORMAT, key)}.safetensors"
+    text = read_tokens(file)
+    if text is None:
+        text = compute()
+        keep_tokens(file, text)
+    return text
 
 
 def _tokenize_conversations(texts: Texts, tokenizer: Callable[..., Any]) -> Tokenized:

@@ -12,7 +12,8 @@ from ..system.errors import InputError, check_tokens_held, unknown
 from ..system.settings import BOS
 from .chat_template import template_key
 from .texts import Texts
-from .tokens import Tokenized, bos_token, tokenize_all
+from .tokenized import Tokenized
+from .tokens import bos_token, tokenize_all
 
 SAMPLINGS = ("first", "random")
 

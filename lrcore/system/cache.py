@@ -1,8 +1,8 @@
 """Cache on disk: entries, size limit and eviction.
 
 An entry is a folder (of moments, gradients, or a dequantized model) or a file (of probes, searches,
-texts or listings). The limit is $LRCORE_CACHE_LIMIT. After each write, the least recently used
-entries are deleted until the cache fits. Entries that a process reads are locked and stay.
+texts, tokens or listings). The limit is $LRCORE_CACHE_LIMIT. After each write, the least recently
+used entries are deleted until the cache fits. Entries that a process reads are locked and stay.
 """
 
 import hashlib
@@ -42,6 +42,7 @@ KINDS = {
     "gguf": "dequantized models",
     "adapters": "models with merged adapters",
     "texts": "texts from memory",
+    "tokens": "token ids of long texts",
     "listings": "lists of methods and policies",
     OFFLOADED: "tensors of running processes",
 }
@@ -108,7 +109,7 @@ def hold(folder: Path, make: bool = True) -> Lock | None:
         lock = try_lock(folder, shared=True, wait=True)
         if lock is None and make and not folder.is_dir():
             continue  # another process evicted the folder after `_make`
-        _touch(folder)
+        mark_used(folder)
         return lock
 
 
@@ -129,7 +130,7 @@ def read_value(file: Path) -> Any:
                 continue
             value = finite_values(path.read_text(encoding="utf-8"))
             if path is file:
-                _touch(file)
+                mark_used(file)
             return value
     return None
 
@@ -163,7 +164,8 @@ def keep_value(file: Path, value: Any) -> None:
     trim()
 
 
-def _touch(path: Path) -> None:
+def mark_used(path: Path) -> None:
+    """Set the time of the last use of an entry to the present."""
     with suppress(OSError):  # the cache is read-only
         os.utime(path)
 

@@ -1,11 +1,15 @@
 """A text tokenised once for all models of one tokenizer."""
 
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import lrcore
-from lrcore.data import Texts, tokenize, tokenize_all, tokens
+from lrcore.data import Texts, Tokenized, tokenize, tokenize_all, tokens
+from lrcore.system.cache import entries
 
 TEXTS = Texts(("Once upon a time", "there was a dog."), "test")
 
@@ -48,3 +52,79 @@ def test_the_oldest_goes(counted):
         tokenize_all(Texts((f"number {number}",), "test"), tokenizer)
     assert len(counted) == 12
     assert len(tokens._cached) == tokens.MAX_CACHED
+
+
+def test_special_tokens_as_plain_text_are_tokenized_anew(counted):
+    tokenizer = lrcore.load("demo-llama").tokenizer
+    texts = Texts((f"Once{tokenizer.eos_token}upon a time",), "test")
+    special = tokenize_all(texts, tokenizer)
+    tokenizer.split_special_tokens = True
+    assert len(tokenize_all(texts, tokenizer).ids) > len(special.ids)
+
+
+@pytest.fixture
+def own_cache(counted, tmp_path, monkeypatch):
+    """An empty disk cache that stores texts of any length; returns how often one was tokenized."""
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokens, "MIN_STORED", 1)
+    return counted
+
+
+def in_a_new_process(tokenizer) -> Tokenized:
+    tokens._cached.clear()
+    return tokenize_all(TEXTS, tokenizer)
+
+
+def stored_file() -> Path:
+    (entry,) = [entry for entry in entries() if entry.kind == "tokens"]
+    return entry.path
+
+
+def assert_equal(text, expected) -> None:
+    assert torch.equal(text.ids, expected.ids)
+    assert torch.equal(text.ends, expected.ends)
+    assert (text.ids.dtype, text.ends.dtype) == (torch.long, torch.long)
+
+
+def test_a_long_text_is_tokenized_by_the_first_process(own_cache):
+    tokenizer = lrcore.load("demo-llama").tokenizer
+    first = in_a_new_process(tokenizer)
+    stored_file()
+    assert_equal(in_a_new_process(tokenizer), first)
+    assert len(own_cache) == 1
+
+
+def test_a_short_text_is_not_stored(own_cache, monkeypatch):
+    monkeypatch.setattr(tokens, "MIN_STORED", 99)
+    in_a_new_process(lrcore.load("demo-llama").tokenizer)
+    assert not entries()
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def change_a_token(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def without_metadata(file: Path) -> None:
+    save_file(load_file(file), file)
+
+
+@pytest.mark.parametrize("damage", [cut_off, change_a_token, without_metadata])
+def test_damaged_tokens_are_replaced(own_cache, damage):
+    tokenizer = lrcore.load("demo-llama").tokenizer
+    first = in_a_new_process(tokenizer)
+    content = stored_file().read_bytes()
+    damage(stored_file())
+    assert_equal(in_a_new_process(tokenizer), first)
+    assert len(own_cache) == 2
+    assert stored_file().read_bytes() == content
+
+
+def test_a_cache_that_is_not_writable_is_not_needed(own_cache, tmp_path):
+    (tmp_path / "cache").touch()
+    tokenizer = lrcore.load("demo-llama").tokenizer
+    assert_equal(in_a_new_process(tokenizer), tokenize(TEXTS.joined(), tokenizer))

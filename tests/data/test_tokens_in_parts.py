@@ -27,9 +27,16 @@ WORDS = (
 )
 
 
+SYLLABLES = ("人", "我们", "你好", "天气", "ab", "12", "😀", "が", "。", "，", "：")
+
+
 def mixed_text(seed: int, count: int = 3000) -> str:
     draw = random.Random(seed)
     return "".join(draw.choice(WORDS) + draw.choice((" ", " ", "", "\n")) for _ in range(count))
+
+
+def text_without_spaces(seed: int, count: int = 5000) -> str:
+    return "".join(random.Random(seed).choices(SYLLABLES, k=count))
 
 
 def trained(normalizer=None, pre_tokenizer=None) -> PreTrainedTokenizerFast:
@@ -37,7 +44,8 @@ def trained(normalizer=None, pre_tokenizer=None) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"])
-    tokenizer.train_from_iterator(mixed_text(9).split("\n"), trainer)
+    lines = [*mixed_text(9).split("\n"), *text_without_spaces(9).split("我们")]
+    tokenizer.train_from_iterator(lines, trainer)
     tokenizer.decoder = decoders.BPEDecoder()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
@@ -53,11 +61,12 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.parametrize("make_text", [mixed_text, text_without_spaces])
 @pytest.mark.parametrize("name", list(TOKENIZERS))
-def test_parts_have_the_tokens_of_the_whole_text(name, monkeypatch) -> None:
+def test_parts_have_the_tokens_of_the_whole_text(name, make_text, monkeypatch) -> None:
     tokenizer = TOKENIZERS[name]()
     for seed in range(3):
-        text = mixed_text(seed)
+        text = make_text(seed)
         whole = tokenize(text, tokenizer)
         with monkeypatch.context() as patch:
             patch.setattr(tokens, "PART", 300)
@@ -66,6 +75,11 @@ def test_parts_have_the_tokens_of_the_whole_text(name, monkeypatch) -> None:
                 assert len(list(tokens._parts(text, tokenizer))) > 10
         assert torch.equal(parts.ids, whole.ids)
         assert torch.equal(parts.ends, whole.ends)
+
+
+def test_a_text_without_an_end_of_a_word_is_one_part(monkeypatch) -> None:
+    monkeypatch.setattr(tokens, "PART", 300)
+    assert list(tokens._parts("ab" * 999, lrcore.load("demo-llama").tokenizer)) == ["ab" * 999]
 
 
 def test_a_tokenizer_that_no_cut_suits_gets_the_text_whole_after_few_attempts(monkeypatch) -> None:
