@@ -24,7 +24,7 @@ EPS = 1e-13
 MIN_DAMPING = 1e-8  # of a least-squares refit, see `dampings`
 MAX_SHRINKAGE = 0.9  # of correlations, with fewer tokens than their effective rank
 ATTEMPTS = 12  # dampings tried, each ten times the previous damping
-INVERTED = 256  # rows processed at once when a matrix is inverted or reordered
+ROWS_AT_ONCE = 256  # rows processed at once when a matrix is inverted or reordered
 SPANS = 8  # blocks of columns in a product with a triangular matrix
 COLUMNS = 32  # of one block of `Lower`, which starts at the row of the first column
 WITHOUT_FLOAT64 = {"mps"}  # device types
@@ -311,7 +311,8 @@ def dampings(m: Tensor, strength: float, attempt: int = 0) -> Tensor:
 
     Each entry is damped by `strength` times itself, plus the part of the mean that float64 does not
     resolve; ones if m is zero. Damping by the mean would drown all channels next to a massive
-    activation, whose square is 1e8 times larger. attempt: number of dampings that were too small.
+    activation, whose square is 1e8 times larger. attempt: number of dampings that were too small;
+    the second part starts far below the first, so it grows faster.
     """
     diagonal = m.diagonal().double().clamp_min(0)
     level = diagonal.mean()
@@ -333,7 +334,7 @@ def sampling_damping(m: Tensor, tokens: int) -> float:
     diagonal = m.diagonal().double()
     scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)
     squares = diagonal.new_zeros(())
-    for rows, row_scale in zip(m.split(INVERTED), scale.split(INVERTED), strict=True):
+    for rows, row_scale in zip(m.split(ROWS_AT_ONCE), scale.split(ROWS_AT_ONCE), strict=True):
         squares += (rows.double() * scale * row_scale.unsqueeze(1)).square().sum()
     size, total = float((scale > 0).sum()), float(squares)
     if size < 2:
@@ -368,7 +369,7 @@ def _reordered(m: Tensor, order: Tensor) -> Tensor:
     additional copy.
     """
     result = m.new_empty(len(order), len(order), dtype=torch.float64)
-    for indices, rows in zip(order.split(INVERTED), result.split(INVERTED), strict=True):
+    for indices, rows in zip(order.split(ROWS_AT_ONCE), result.split(ROWS_AT_ONCE), strict=True):
         torch.gather(
             m.index_select(0, indices).double(), 1, order.expand(len(indices), -1), out=rows
         )
@@ -413,8 +414,8 @@ def invert_lower_(lower: Tensor) -> Tensor:
 
     The matrix products run at several times the rate of LAPACK's inverse of a Cholesky factor.
     """
-    for start in range(0, len(lower), INVERTED):
-        end = min(start + INVERTED, len(lower))
+    for start in range(0, len(lower), ROWS_AT_ONCE):
+        end = min(start + ROWS_AT_ONCE, len(lower))
         diagonal_block = lower[start:end, start:end]
         eye = torch.eye(end - start, dtype=lower.dtype, device=lower.device)
         diagonal_block.copy_(torch.linalg.solve_triangular(diagonal_block, eye, upper=False))

@@ -9,8 +9,8 @@ import torch
 from lrcore.layers.elimination import elimination_order
 from lrcore.layers.linalg import (
     COLUMNS,
-    INVERTED,
     MIN_DAMPING,
+    ROWS_AT_ONCE,
     Lower,
     balanced,
     cholesky,
@@ -173,7 +173,7 @@ def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_di
     assert torch.allclose(many, torch.linalg.inv(gram).diagonal() * 1e-12, rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 5, INVERTED, INVERTED + 1, 3 * INVERTED - 7])
+@pytest.mark.parametrize("n", [1, 5, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE - 7])
 def test_a_triangular_matrix_is_inverted_by_halves(n: int) -> None:
     x = random(n + 20, n, seed=n)
     gram = x.mT @ x / n

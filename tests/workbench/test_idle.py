@@ -91,14 +91,14 @@ def test_the_version_changes_with_what_is_shown_and_with_nothing_else(tmp_path):
 
 def test_something_runs_while_a_figure_is_measured_or_a_job_waits(tmp_path, monkeypatch):
     store = Store(tmp_path)
-    assert not polling.runs(store)
+    assert not polling.is_busy(store)
     monkeypatch.setattr(store.live, "_lacks_figure", lambda request: True)
     store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), None))
-    assert polling.runs(store)
+    assert polling.is_busy(store)
     store.live.drop_request("browser")
-    assert not polling.runs(store)
+    assert not polling.is_busy(store)
     monkeypatch.setattr(store.jobs, "waiting", lambda: [object()])
-    assert polling.runs(store)
+    assert polling.is_busy(store)
 
 
 def test_the_queue_of_a_server_at_rest_is_looked_at_seldom(page):

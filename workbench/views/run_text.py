@@ -45,7 +45,7 @@ def outcome(run: Run, evaluation: Mapping[str, Any] | None) -> str:
     text = words.compare_and_runs
     value = text.NOT_FINITE if evaluation else text.NOT_MEASURED
     if evaluation and evaluation["perplexity"]:
-        value = figure(evaluation)
+        value = measured_perplexity(evaluation)
         dense = evaluation["dense_perplexity"]
         value += (
             f" ({numbers.relative_change(evaluation['perplexity'] / dense - 1)})" if dense else ""
@@ -67,7 +67,7 @@ def lowest(runs: Sequence[Run], settings: lrcore.EvaluationSettings | None) -> s
     return f"{len(runs)} runs; lowest perplexity: {outcome(run, evaluation)}"
 
 
-def figure(evaluation: Mapping[str, Any]) -> str:
+def measured_perplexity(evaluation: Mapping[str, Any]) -> str:
     """Return a perplexity ± the standard error of its difference to the dense model's."""
     error = evaluation.get("delta_error")
     value = evaluation["perplexity"]

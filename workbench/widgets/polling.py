@@ -42,7 +42,7 @@ def wire(page: Page, store: Store) -> None:
         [page.digests, *page.form.inputs],
         [*watched, page.digests],
     )
-    clock = heartbeat("heartbeat", lambda: version(store), lambda: runs(store))
+    clock = heartbeat("heartbeat", lambda: version(store), lambda: is_busy(store))
     listen([clock.tick], update, inputs, outputs, **LIVE)
     # Gradio closes its stream of answers after the last one. The answer to an event that arrives at
     # that moment is sent only when another event opens the stream again. This listener is such an
@@ -68,7 +68,7 @@ def version(store: Store) -> str:
     return digest(parts)
 
 
-def runs(store: Store) -> bool:
+def is_busy(store: Store) -> bool:
     """Return True if running work will soon change `version`."""
     return bool(store.jobs.waiting()) or store.live.is_busy()
 

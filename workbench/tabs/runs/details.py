@@ -158,7 +158,8 @@ def measured(run: Run) -> str:
     dense = last["dense_perplexity"]
     change = f"{markup.change(last['perplexity'], dense)} ({dense:.4f}) · " if dense else ""
     info = change + words.compare_and_runs.protocol(last["protocol"])
-    return markup.cell(words.compare_and_runs.MEASURED_PERPLEXITY, run_text.figure(last), info)
+    value = run_text.measured_perplexity(last)
+    return markup.cell(words.compare_and_runs.MEASURED_PERPLEXITY, value, info)
 
 
 def target_format(store: Store, run_id: str) -> dict[str, Any]:

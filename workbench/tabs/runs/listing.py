@@ -100,7 +100,7 @@ COLUMNS = {
         "Perplexity",
         lambda run: last_evaluation(run).get("perplexity"),
         is_number=True,
-        text_of_run=lambda run: run_text.figure(last_evaluation(run)),
+        text_of_run=lambda run: run_text.measured_perplexity(last_evaluation(run)),
     ),
     "change": Column("vs dense", change, numbers.relative_change, True),
     "size": Column("Size", from_account("megabytes"), numbers.megabytes, True),
