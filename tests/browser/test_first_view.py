@@ -50,3 +50,9 @@ def test_the_first_plan_on_show_is_predicted_and_has_a_curve(open_page):
     workbench.drawn("budget-curve")
     names = [one["name"] for one in workbench.plot("budget-curve")["traces"]]
     assert {"a3, uniform", "this plan"} <= {*names}
+
+
+def test_an_address_opens_the_list_of_endpoints(open_page):
+    workbench = open_page("?view=api", ready=False)
+    workbench.locator(".api-docs", has_text="analyze").wait_for()
+    assert "view=api" in workbench.page.url

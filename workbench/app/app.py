@@ -48,7 +48,7 @@ def build_app(store: Store | None = None) -> gr.Blocks:
         polling.wire(page, store)
         api.build(store)
         blocks.load(bind(analyze_default, store), None, None, **QUIET)
-        blocks.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
+        blocks.load(None, None, None, js=script("opened-page.js"), **QUIET)
     limit_queue(blocks)
     return blocks
 
