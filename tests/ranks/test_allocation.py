@@ -373,6 +373,23 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
         )
 
 
+def test_marginal_removes_no_slot_whose_energy_lies_in_one_direction() -> None:
+    one_direction = torch.ones(100, dtype=torch.float64)
+    one_direction[0] = 1e4
+    values = {(0, "mlp"): one_direction, (1, "mlp"): torch.ones(100, dtype=torch.float64)}
+    spectra = {slot: Spectrum(slot, row, Cost(100, 10, 1000)) for slot, row in values.items()}
+    evidence = Evidence(spectra, INFLUENCES)
+
+    def lowest(ratio: float, **options: float) -> int:
+        budget = make_budget("params", ratio, spectra, total(spectra))
+        return plan_ranks("marginal", evidence, budget, 1.0, options=options)[0, "mlp"]
+
+    assert lowest(0.5) == 5
+    assert lowest(0.5, cap=1.0) == 1
+    assert lowest(0.5, cap=0.8) == 20
+    assert lowest(0.97) == 3  # the budget leaves less than the cap
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("factored", [False, True])
 def test_component_ratios_are_met_separately(policy: str, factored: bool) -> None:

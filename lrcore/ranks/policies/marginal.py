@@ -3,6 +3,8 @@
 `marginal` compares relative losses from the spectra, `probed` compares measured losses.
 """
 
+from bisect import bisect_left
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -10,21 +12,35 @@ import torch
 from torch import Tensor
 
 from ...layers.spectra import Cost, Spectrum
-from ...system.settings import NoOptions
-from ..budget import Budget
+from ...system.settings import NoOptions, option
+from ..budget import Budget, rank_for
 from ..evidence import Evidence
 from .multiplier import least_sum
 from .policy import Policy, Targets
+from .shares import CAP
 
 
-def marginal(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
+@dataclass(frozen=True)
+class MarginalOptions:
+    cap: float = option(CAP, "largest share that a slot may lose", low=0.05, high=1.0)
+
+
+def marginal(evidence: Evidence, budget: Budget, options: MarginalOptions) -> Targets:
     """Minimize the sum of the slots' relative losses, `tail(rank) / tail(0)`, within the budget.
 
     The loss curves have different units. Relative to the loss at rank 0 they are comparable, and no
     evaluation of the model is needed. Water-filling is a special case.
+
+    No slot loses more than the share cap, or than the budget's share if that is larger: a slot with
+    one dominant direction would otherwise be removed, whatever the model loses by it.
     """
-    spectra = evidence.spectra
-    return least_sum({slot: relative_losses(s) for slot, s in spectra.items()}, spectra, budget)
+    least_share = min(1 - options.cap, budget.keep)
+    losses = {}
+    for slot, s in evidence.spectra.items():
+        losses[slot] = relative_losses(s)
+        least = rank_for(s.cost, least_share, budget, nearest=False)
+        losses[slot][: bisect_left(s.cost.ranks(), least)] = torch.inf
+    return least_sum(losses, evidence.spectra, budget)
 
 
 def relative_losses(s: Spectrum) -> Tensor:
@@ -58,6 +74,7 @@ MARGINAL = Policy(
     "marginal",
     "The last rank of each slot saves the same relative loss per parameter.",
     marginal,
+    options=MarginalOptions,
 )
 
 PROBED = Policy(
