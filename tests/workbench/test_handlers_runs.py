@@ -350,6 +350,9 @@ def test_compress_is_done_when_its_job_is(store, recipe, monkeypatch):
     assert not ticked()
     waiting[:] = [JobRecord(AnalyzeJob(recipe))]
     assert ticked()
+    monkeypatch.setattr(polling, "present_browser", lambda: "mine")
+    waiting[:] = [JobRecord(CompressJob(recipe), clients={"another's"})]
+    assert ticked()
 
 
 def test_curves_of_other_settings_are_marked(store, recipe, monkeypatch):
