@@ -213,6 +213,7 @@ def _account(account: SizeAndCost) -> str:
         "parameters": "parameters",
         "megabytes": "MB",
         "kv_bytes_per_token": "KV cache, bytes per token",
+        **({"state_bytes": "states, bytes per sequence"} if account.dense.state_bytes else {}),
         "flops_per_token": "FLOPs per token",
     }
     lines = "\n".join(

@@ -36,9 +36,12 @@ def size_rows(account: SizeAndCost) -> Iterator[dict[str, Any]]:
             account.dense.kv_bytes_per_token,
             account.model.kv_bytes_per_token,
         ),
+        ("states, bytes per sequence", account.dense.state_bytes, account.model.state_bytes),
         ("FLOPs per token", account.dense.flops_per_token, account.model.flops_per_token),
     )
     for name, dense, compressed in pairs:
+        if name.startswith("states") and not dense:  # a model of attention layers has none
+            continue
         change = f"{compressed / dense - 1:+.1%}" if dense else ""
         yield {"": name, "dense": dense, "compressed": compressed, "change": change}
 

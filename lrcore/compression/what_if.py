@@ -72,7 +72,7 @@ class WhatIf:
 
     name: of the shape, or the model type. parameters: all, with tied parameters counted once.
     kv_values: cached numbers per token. Numbers take `itemsize` bytes. unchanged: components of the
-    plan that the other model does not have.
+    plan that the other model does not have. state_bytes: see `ModelAccount`.
     """
 
     name: str
@@ -83,12 +83,17 @@ class WhatIf:
     dense_kv_values: int
     itemsize: int = BFLOAT16
     unchanged: tuple[str, ...] = ()
+    state_bytes: int = 0
 
     def memory(self, context: int, dense: bool = False) -> int:
-        """Return the bytes of the weights and of the KV cache of a sequence of `context` tokens."""
+        """Return the bytes of the weights and of the cache of a sequence of `context` tokens.
+
+        Without tokens there is no cache.
+        """
         parameters = self.dense_parameters if dense else self.parameters
         cached = self.dense_kv_values if dense else self.kv_values
-        return self.itemsize * (parameters + context * cached)
+        states = self.state_bytes if context else 0
+        return self.itemsize * (parameters + context * cached) + states
 
     def fits(self, gigabytes: float, context: int, dense: bool = False) -> bool:
         """Return whether the memory is at most `gigabytes` (1e9 bytes), without activations."""
@@ -103,6 +108,7 @@ class WhatIf:
             "dense_parameters": self.dense_parameters,
             "kv_bytes_per_token": self.itemsize * self.kv_values,
             "dense_kv_bytes_per_token": self.itemsize * self.dense_kv_values,
+            "state_bytes": self.state_bytes,
             "context": context,
             "bytes": self.memory(context),
             "dense_bytes": self.memory(context, dense=True),
@@ -144,6 +150,7 @@ def what_if(plan: RankPlan, method: str, config: str | Path | Mapping[str, Any])
         size.kv_values - round(uncached),
         size.kv_values,
         unchanged=tuple(component for component in shares if component not in changed),
+        state_bytes=size.state_bytes,
     )
 
 

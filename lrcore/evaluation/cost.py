@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..layers.modules.compressed import CompressedAttention
 from ..models.kv_cache import QuantizedLayer, forward_with_cache, quantized_cache
 from ..models.load import LoadedModel
+from ..models.mixer_state import state_tensors
 from ..models.model_size import count_flops
 from ..models.weights import fingerprint, weight_files
 from ..system.errors import InputError
@@ -35,15 +36,17 @@ class ModelCost:
     """Measured costs of a model.
 
     bytes_on_disk: size of the weight files; None for a compressed model that was not saved.
-    kv_bytes_per_token: size of the cache after a forward pass, divided by the number of tokens;
-    layers with sliding windows cache fewer tokens. flops_prefill: per token of a prompt of
-    `context` tokens. flops_decode: of a token after `context` tokens. flops_formula: flops_decode
-    according to `predicted_flops`, which ignores sliding windows.
+    kv_bytes_per_token: size of keys and values in the cache after a forward pass, divided by the
+    number of tokens; layers with sliding windows cache fewer tokens. state_bytes: size of the
+    states of linear attention, Mamba and convolutions in that cache. flops_prefill: per token of a
+    prompt of `context` tokens. flops_decode: of a token after `context` tokens. flops_formula:
+    flops_decode according to `predicted_flops`, which ignores sliding windows.
     """
 
     parameters: int
     bytes_on_disk: int | None
     kv_bytes_per_token: float
+    state_bytes: int
     context: int
     flops_prefill: float
     flops_decode: float
@@ -90,12 +93,14 @@ def measure_cost(model: LoadedModel, context: int = 256, kv_bits: int | None = N
         cache = _forward(model, prompt, cache)
     prefill = counter.get_total_flops() / context
     kv_bytes_per_token = cache_bytes(cache) / context
+    states = sum(state.nbytes for layer in cache.layers for state in state_tensors(layer))
     with _FlopCounter(model) as counter:
         _forward(model, prompt[:, :1], cache)
     return ModelCost(
         parameters=model.size.parameters,
         bytes_on_disk=bytes_on_disk(model),
         kv_bytes_per_token=kv_bytes_per_token,
+        state_bytes=states,
         context=context,
         flops_prefill=prefill,
         flops_decode=float(counter.get_total_flops()),
@@ -149,7 +154,8 @@ def cache_bytes(cache: Any) -> int:
 def _layer_bytes(layer: Any) -> int:
     if isinstance(layer, QuantizedLayer):
         return layer.nbytes
-    return 0 if layer.keys is None else int(layer.keys.nbytes + layer.values.nbytes)
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)  # None: states
+    return 0 if keys is None or values is None else int(keys.nbytes + values.nbytes)
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:

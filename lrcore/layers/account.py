@@ -53,7 +53,8 @@ class ModelAccount:
     decoder projections and residual matrices. bytes: size of the stored weights.
     kv_bytes_per_token: size of the KV cache. flops_per_token: see the function of that name.
     latency: seconds per token of the decoder layers in a forward pass over a window; None if not
-    measured.
+    measured. state_bytes: size of the cached states of linear attention, Mamba and convolutions,
+    per sequence of any length.
     """
 
     parameters: int
@@ -62,14 +63,18 @@ class ModelAccount:
     kv_bytes_per_token: int
     flops_per_token: int
     latency: float | None = None
+    state_bytes: int = 0
 
     @property
     def megabytes(self) -> float:
         return self.bytes / 1e6
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-able figures by name; latency is included only if it was measured."""
+        """Return the JSON-able figures by name; latency is included only if it was measured, and
+        state_bytes only if the model has states.
+        """
         figures = {name: getattr(self, name) for name in ACCOUNT_FIELDS}
+        figures |= {"state_bytes": self.state_bytes} if self.state_bytes else {}
         return figures if self.latency is None else figures | {"latency": self.latency}
 
     @classmethod
@@ -80,7 +85,8 @@ class ModelAccount:
         """
         fields = {name: values[prefix + name] for name in ACCOUNT_FIELDS if name != "megabytes"}
         fields["bytes"] = values[f"{prefix}megabytes"] * 1e6
-        return cls(**fields, latency=values.get(f"{prefix}latency"))
+        latency, states = values.get(f"{prefix}latency"), values.get(f"{prefix}state_bytes", 0)
+        return cls(**fields, latency=latency, state_bytes=states)
 
 
 ACCOUNT_FIELDS = (

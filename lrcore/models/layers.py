@@ -246,12 +246,13 @@ def _read_kept(
     else:  # the head size may differ by layer
         n_q = factors["q"].weight.shape[0] // attention.head_dim
         n_kv = n_q // attention.num_key_value_groups
+        v_size = getattr(attention, "v_head_dim", attention.head_dim)
         sizes = {
             "n_q": n_q,
             "n_kv": n_kv,
             "head_size": attention.head_dim,
-            "v_size": attention.head_dim,
-            "cache_size": 2 * n_kv * attention.head_dim if "k" in factors else 0,
+            "v_size": v_size,
+            "cache_size": n_kv * (attention.head_dim + v_size) if "k" in factors else 0,
         }
     return Attention(
         **projection_roles(factors),
@@ -264,15 +265,16 @@ def _read_kept(
 
 
 def _inferred_cache(layer: nn.Module, projections: Mapping[str, Any]) -> int:
-    """Return the number of keys and values per token that attention modules of a layer cache.
+    """Return the number of keys and values per token, or latents, that a layer's attention caches.
 
-    Their projections are named k_proj and v_proj; linear attention is not marked as causal.
+    They are the outputs of projections with these names; linear attention is not marked as causal.
     """
     split = {path: path.rpartition(".") for path in projections}
     cached = (
         path
         for path, (parent, _, leaf) in split.items()
-        if leaf in ("k_proj", "v_proj") and hasattr(layer.get_submodule(parent), "is_causal")
+        if leaf in ("k_proj", "v_proj", "kv_a_proj_with_mqa")
+        and hasattr(layer.get_submodule(parent), "is_causal")
     )
     return sum(int(projections[path].out_features) for path in cached)
 

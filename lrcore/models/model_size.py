@@ -20,6 +20,7 @@ from ..layers.modules.projections import LowRankLinear, StoredLinear
 from ..layers.modules.sliced import residual_parameters
 from .architectures import decoder_layers
 from .layers import read_layer
+from .mixer_state import state_bytes
 from .structure import untied
 
 
@@ -30,7 +31,8 @@ class ModelSize:
     parameters: numbers, tied ones once. decoder_linear: parameters of the projections, and of the
     matrices that slicing adds to the residual path. kv_values: cached numbers per token, of
     bytes_per_value each. stored: bytes of all tensors of a checkpoint, including permutations,
-    quantized weights and sparse indices.
+    quantized weights and sparse indices. state_bytes: of the cached states of linear attention,
+    Mamba and convolutions, per sequence.
     """
 
     parameters: int
@@ -38,6 +40,7 @@ class ModelSize:
     kv_values: int
     bytes_per_value: int
     stored: int
+    state_bytes: int = 0
 
     @property
     def megabytes(self) -> float:
@@ -69,6 +72,7 @@ def measure(network: PreTrainedModel) -> ModelSize:
         kv,
         network.dtype.itemsize,
         sum(tensor.nbytes for tensor in untied(network)[0].values()),
+        state_bytes(network),
     )
 
 
@@ -84,6 +88,7 @@ def count_account(network: PreTrainedModel, context: int) -> ModelAccount:
         size.stored,
         size.kv_bytes,
         count_flops(network, context),
+        state_bytes=size.state_bytes,
     )
 
 

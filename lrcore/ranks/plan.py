@@ -28,7 +28,7 @@ class Shape:
     wider dtype, such as routers of experts in float32, and of stored numbers that are not
     parameters, such as the corrections of a router. kv_values: cached numbers per token.
     head_parameters: weights of the output embedding, multiplied once per token. work: multiply-adds
-    of each layer. experts: weights of routed experts.
+    of each layer. experts: weights of routed experts. state_bytes: see `ModelAccount`.
     """
 
     parameters: int
@@ -40,6 +40,7 @@ class Shape:
     work: tuple[LayerWork, ...]
     extra_bytes: int = 0
     experts: int = 0
+    state_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -257,6 +258,7 @@ class RankPlan:
             shape.kv_values * shape.itemsize,
             self._flops(shape.work),
             self._seconds_per_token({}),
+            shape.state_bytes,
         )
         compressed = ModelAccount(
             shape.parameters - removed,
@@ -265,6 +267,7 @@ class RankPlan:
             (shape.kv_values - uncached) * shape.itemsize,
             self._flops(self.work()),
             self._seconds_per_token(self.ranks),
+            shape.state_bytes,
         )
         return SizeAndCost(compressed, dense, self.budget, planned)
 

@@ -9,10 +9,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import lrcore
 from lrcore import InputError
+from lrcore.cli.reports import size_rows
+from lrcore.layers.account import SizeAndCost
 from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.methods import METHODS, truncate
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
 from lrcore.models.config import read_config
+from lrcore.models.kv_cache import forward_with_cache
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.layerwise import check_layerwise
 from lrcore.models.model_size import measure
@@ -50,6 +53,27 @@ CONFIGS = {  # a family of each kind
         "shared_expert_intermediate_size": 24,
     },
 }
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+STATES = {  # a family of each kind of state; the last two also have keys or latents
+    "mamba": CONFIGS["mamba"],
+    "lfm2": CONFIGS["lfm2"],
+    "qwen3_next": CONFIGS["qwen3_next"],
+    "falcon_h1": {**_ATTENTION, **_MAMBA2, "mamba_d_ssm": 64},
+    "kimi_linear": {
+        **_ATTENTION,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_key_value_heads": 4,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+}
 MATRICES = {  # some of the matrices of a layer, and their number
     "bitnet": (0, "self_attn.q_proj", 7),
     "mamba": (0, "mixer.in_proj", 3),
@@ -60,7 +84,7 @@ MATRICES = {  # some of the matrices of a layer, and their number
 
 def tiny(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **_COMMON | CONFIGS[family])
+    config = AutoConfig.for_model(family, **_COMMON | (CONFIGS | STATES)[family])
     network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return network.eval().requires_grad_(False)
 
@@ -94,6 +118,39 @@ def test_the_matrices_of_a_layer_are_found_and_written_back(family):
     for layer in range(2):
         write_layer(copied, read_layer(copied, layer))
     assert torch.equal(logits(copied), logits(network))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", STATES)
+def test_states_are_counted_as_transformers_allocates_them(family, dtype):
+    network = tiny(family).to(dtype)
+    _, cache = forward_with_cache(network, TOKENS[:1], None)
+    held = 0
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            tensors = value.values() if isinstance(value, dict) else [value]
+            held += sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+    size = measure(network)
+    assert size.state_bytes > 0
+    assert held == size.state_bytes + TOKENS.shape[1] * size.kv_bytes
+
+
+def test_sizes_and_costs_have_the_states(folder_of, story_file):
+    folder = folder_of("lfm2")
+    model, states = lrcore.load(str(folder)), 32 * 3 * 4  # channels, kernel, float32
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=4, seq_len=32, method="svd", ratio=0.3
+    )
+    plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe)
+    account, cost = plan.account, lrcore.measure_cost(model, 16)
+    assert account.model.state_bytes == account.dense.state_bytes == model.size.state_bytes
+    assert SizeAndCost.from_dict(account.to_dict()) == account
+    assert (cost.state_bytes, cost.kv_bytes_per_token) == (states, model.size.kv_bytes)
+    rows = {row[""]: row["compressed"] for row in size_rows(account)}
+    assert rows["states, bytes per sequence"] == model.size.state_bytes == states
+    projected = lrcore.what_if(plan, "svd", folder)  # in bfloat16
+    cached = projected.memory(10) - projected.memory(0)
+    assert cached == 10 * 2 * projected.kv_values + states // 2
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -181,7 +181,8 @@ def cost_cells(account: dict[str, Any], context: int = 0) -> list[str]:
         cell("parameters", numbers.count(parameters[0]), change(*parameters), "parameters"),
         cell("size", numbers.megabytes(megabytes[0]), change(*megabytes)),
         cell("KV cache per token", f"{numbers.count(kv[0])} B", change(*kv)),
-        *cache_cells(*kv, context),
+        *state_cells(account),
+        *cache_cells(account, context),
         cell("compute per token", f"{numbers.with_prefix(flops[0])}FLOPs", change(*flops)),
         *time_cells(account),
         cell(
@@ -193,11 +194,24 @@ def cost_cells(account: dict[str, Any], context: int = 0) -> list[str]:
     ]
 
 
-def cache_cells(kv: float, dense: float, context: int) -> list[str]:
-    """Return the cell with the size of a full cache. kv, dense: bytes per token."""
+def state_cells(account: dict[str, Any]) -> list[str]:
+    """Return the cell with the states of layers that keep no keys and values, if there are any."""
+    if "state_bytes" not in account:
+        return []
+    states = numbers.megabytes(account["state_bytes"] / 1e6)
+    return [cell(words.allocation.STATES, states, words.allocation.STATES_INFO)]
+
+
+def cache_cells(account: dict[str, Any], context: int) -> list[str]:
+    """Return the cell with the size of a full cache, with the states."""
     if not context:
         return []
-    size, dense_size = (numbers.megabytes(per_token * context / 1e6) for per_token in (kv, dense))
+    size, dense_size = (
+        numbers.megabytes(
+            (account[f"{prefix}kv_bytes_per_token"] * context + account.get("state_bytes", 0)) / 1e6
+        )
+        for prefix in ("", "dense_")
+    )
     label = words.allocation.CACHE.format(numbers.count(context))
     return [cell(label, size, f"{dense_size} dense", "cache")]
 

@@ -239,4 +239,5 @@ def shape_of(model: LoadedModel) -> Shape:
         network_work(model.network),
         stored - size.parameters * size.bytes_per_value,
         sum(read_layer(model.network, index).expert_parameters for index in range(layers)),
+        size.state_bytes,
     )
