@@ -38,7 +38,6 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-
 _DEEPSEEK = {
     **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
     **_EXPERTS,
@@ -257,6 +256,58 @@ CONFIGS: dict[str, dict] = {
         "first_k_dense_replace": 1,
     },
     "solar_open": {**_MIXTURE, "n_routed_experts": 4, "attention_bias": True},
+    "hunyuan_v1_dense": _LLAMA,
+    "ministral3": {
+        **_LLAMA,
+        "sliding_window": 6,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "granite_swa": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        **_WINDOWS,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "layer_rope_theta": [1e4, 0],
+    },
+    "glm4_moe": {
+        **_MIXTURE,
+        "n_routed_experts": 4,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "num_mtp_layers": 0,
+    },
+    "minimax_m2": {**_LLAMA, **_EXPERTS, "num_local_experts": 4, "rotary_dim": 4},
+    "exaone_moe": {**_MIXTURE, **_WINDOWS, "num_experts": 4},
+    "hunyuan_v1_moe": {**_LLAMA, "num_experts": 4, "moe_topk": 2},
+    "mimo_v2_flash": {
+        **_MIXTURE,
+        **_WINDOWS,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "v_head_dim": 6,
+        "n_routed_experts": 4,
+    },
+    "afmoe": {
+        **_MIXTURE,
+        **_WINDOWS,
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        "num_shared_experts": 1,
+        "mup_enabled": True,
+    },
+    "glm4_moe_lite": {
+        **{k: v for k, v in _DEEPSEEK.items() if k != "first_k_dense_replace"},
+        "mlp_layer_types": ["dense", "sparse"],
+        "n_routed_experts": 8,
+        "q_lora_rank": 20,
+    },
 }
 
 

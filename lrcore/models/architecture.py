@@ -11,6 +11,11 @@ def _uses_rope(attention: Any) -> bool:
     return bool(getattr(attention, "use_rope", True))
 
 
+def rotated_in_windows(attention: Any) -> bool:
+    """Return False for a layer with complete attention in a model that also has windows."""
+    return attention.sliding_window is None or bool(attention.is_sliding)
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A model family: the paths of its modules, the layout of its weights, and its options.
@@ -129,6 +134,7 @@ NATIVE_ATTENTION: dict[str, Any] = {
 NATIVE_ATTENTION_NOTE = (
     "Attention and its cache are not changed: its four matrices can be low-rank pairs."
 )
+NORM_AFTER_ROTATION_NOTE = "Queries and keys are normalized per head after the rotary embedding."
 
 # Config fields that make layers take inputs that depend on the tokens
 TOKEN_INPUTS = ("hidden_size_per_layer_input", "num_kv_shared_layers")

@@ -10,15 +10,17 @@ from .architecture import (
     INTERLEAVED_NOTE,
     NATIVE_ATTENTION,
     NATIVE_ATTENTION_NOTE,
+    NORM_AFTER_ROTATION_NOTE,
     NORMS_AFTER,
     QK_NORM_NOTE,
     TOKEN_INPUTS,
     WIDE_QK_NORM_NOTE,
     Architecture,
+    rotated_in_windows,
 )
 from .by_structure import BY_STRUCTURE, infer_row
 from .kv_cache import CACHE_ARGUMENT
-from .mixture_families import MIXTURES, OPTIONAL_MIXTURES
+from .mixture_families import MIXTURES, VARIANTS
 
 
 def _fused(path: str) -> dict[str, Any]:
@@ -318,7 +320,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4": Architecture(
         norms=("q_norm", "k_norm"),
         norm_after=NORMS_AFTER,
-        rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
+        rotated=rotated_in_windows,
         sequential=None,
         note=f"{QK_NORM_NOTE} The norms follow attention and MLP.",
     ),
@@ -361,6 +363,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         note=f"{QK_NORM_NOTE} The MLP has no gate; its activation xIELU has learned parameters, "
         "which are not compressed.",
     ),
+    "hunyuan_v1_dense": Architecture(
+        **NATIVE_ATTENTION, note=f"{NORM_AFTER_ROTATION_NOTE} {NATIVE_ATTENTION_NOTE}"
+    ),
+    "ministral3": Architecture(
+        **NATIVE_ATTENTION, note=f"Queries are scaled by their position. {NATIVE_ATTENTION_NOTE}"
+    ),
+    "granite_swa": Architecture(
+        **NATIVE_ATTENTION,
+        kernel="eager",
+        residual="residual_multiplier",
+        sequential=None,
+        note="As granite, with a sink in every head, sliding windows in some layers, and a rotary "
+        f"base per layer. {NATIVE_ATTENTION_NOTE}",
+    ),
 } | MIXTURES
 
 
@@ -388,9 +404,9 @@ def text_config(network: PreTrainedModel) -> Any:
 
 def config_architecture(text: PretrainedConfig) -> Architecture:
     """Return the family of a language model's config; `BY_STRUCTURE` without a row."""
-    field, mixture = OPTIONAL_MIXTURES.get(text.model_type, ("", None))
-    if mixture is not None and getattr(text, field):
-        return mixture
+    field, variant = VARIANTS.get(text.model_type, ("", None))
+    if variant is not None and getattr(text, field):
+        return variant
     return ARCHITECTURES.get(text.model_type, BY_STRUCTURE)
 
 

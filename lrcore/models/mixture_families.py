@@ -7,11 +7,13 @@ from .architecture import (
     INTERLEAVED_NOTE,
     NATIVE_ATTENTION,
     NATIVE_ATTENTION_NOTE,
+    NORM_AFTER_ROTATION_NOTE,
     NORMS_AFTER,
     QK_NORM_NOTE,
     TOKEN_INPUTS,
     WIDE_QK_NORM_NOTE,
     Architecture,
+    rotated_in_windows,
 )
 
 # Names of the number of experts in configs, which may alias each other
@@ -42,8 +44,8 @@ _EXPERTS_NOTE = (
     "experts are not compressed; only the budget `total` counts them."
 )
 
-# Families with optional mixtures: the config field that enables them, and the row of such a model
-OPTIONAL_MIXTURES: dict[str, tuple[str, Architecture]] = {
+# Families with another row if a config field is set: the field and the row
+VARIANTS: dict[str, tuple[str, Architecture]] = {
     "gemma4_text": (
         "enable_moe_block",
         Architecture(
@@ -63,7 +65,9 @@ OPTIONAL_MIXTURES: dict[str, tuple[str, Architecture]] = {
             requires={"use_bidirectional_attention": (None, "vision")},
             token_inputs=TOKEN_INPUTS,
         ),
-    )
+    ),
+    # A norm of heads does not follow the order of partially rotated columns in other heads.
+    "glm4_moe": ("use_qk_norm", Architecture(**_SHARED_EXPERTS, **NATIVE_ATTENTION)),
 }
 
 MIXTURES: dict[str, Architecture] = {
@@ -137,4 +141,47 @@ MIXTURES: dict[str, Architecture] = {
         **_SHARED_EXPERTS, norms=("q_norm", "k_norm"), note=f"{QK_NORM_NOTE} {_EXPERTS_NOTE}"
     ),
     "solar_open": Architecture(**_SHARED_EXPERTS, note=_EXPERTS_NOTE),
+    "glm4_moe": Architecture(
+        **_SHARED_EXPERTS,
+        note="GLM-4.5 to 4.7. Partial rotary embedding as in stablelm. With `use_qk_norm`, "
+        f"attention as in minimax_m2. {_EXPERTS_NOTE}",
+    ),
+    "minimax_m2": Architecture(
+        **NATIVE_ATTENTION,
+        experts=True,
+        width=None,
+        expert_width="intermediate_size",
+        note="Queries and keys are normalized before a partial rotary embedding. "
+        f"{NATIVE_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "exaone_moe": Architecture(
+        **_SHARED_EXPERTS,
+        norms=("q_norm", "k_norm"),
+        rotated=rotated_in_windows,
+        note=f"Attention as in exaone4. {_EXPERTS_NOTE}",
+    ),
+    "hunyuan_v1_moe": Architecture(
+        **_SHARED_EXPERTS,
+        **NATIVE_ATTENTION,
+        note=f"{NORM_AFTER_ROTATION_NOTE} {NATIVE_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "mimo_v2_flash": Architecture(
+        **NATIVE_ATTENTION,
+        kernel="eager",
+        experts=True,
+        expert_width="moe_intermediate_size",
+        note="Heads of values are narrower than those of keys, and layers with a sliding window "
+        f"have sinks. {NATIVE_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "afmoe": Architecture(
+        **_SHARED_EXPERTS,
+        **NATIVE_ATTENTION,
+        router="mlp.router",
+        norm_after=("post_attention_layernorm", "post_mlp_layernorm"),
+        note="The output of attention is gated, and norms follow attention and MLP. "
+        f"{NATIVE_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "glm4_moe_lite": Architecture(
+        **LATENT_ATTENTION, note=f"GLM-4.7-Flash. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}"
+    ),
 }

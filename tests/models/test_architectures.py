@@ -114,6 +114,19 @@ def test_unchanged_layers_written_back_leave_the_logits_bit_identical(family) ->
     assert torch.equal(logits(copied), logits(network))
 
 
+def test_a_config_field_selects_the_row_of_a_variant() -> None:
+    network = noisy("glm4_moe", CONFIGS["glm4_moe"] | {"use_qk_norm": True})
+    stream, copied = LayerStream(network, TOKENS), clone(network)
+    for index in range(2):
+        layer = read_layer(copied, index)
+        assert layer.attention.is_native
+        factors = METHODS["fused"].factor(layer, stream.run(index, METHODS["fused"].needs))
+        ranks = {name: factor.cost.full for name, factor in factors.items()}
+        write_layer(copied, truncate(layer, factors, ranks))
+    assert torch.equal(logits(copied), logits(network))
+    assert not read_layer(tiny("glm4_moe"), 0).attention.is_native
+
+
 @pytest.mark.parametrize(("family", "method"), CASES)
 def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
     network, moments = dense(family)

@@ -17,9 +17,16 @@ from ....models.per_layer import sizes_by_layer
 from ....system.errors import InputError, with_article
 
 # Fields of configs with a value per layer
-PER_LAYER = ("layer_types", "no_rope_layers", "attention_layers")
+PER_LAYER = (
+    "layer_types",
+    "no_rope_layers",
+    "attention_layers",
+    "layer_rope_theta",
+    "mlp_layer_types",
+)
 LAYER_NUMBERS = ("moe_layers",)  # fields of configs that list layers by number
-DENSE_FIRST = "first_k_dense_replace"  # number of layers before those with experts (DeepSeek)
+# Numbers of layers before those with experts
+DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers")
 CACHE_INDEX = {"layer_idx", "layer_id"}  # attributes of modules with the index in the KV cache
 
 
@@ -75,8 +82,9 @@ def _select_per_layer_fields(config: Any, retained: list[int], total: int) -> No
             setattr(config, field, [getattr(config, field)[i] for i in retained])
     if hasattr(config, "attention_types"):  # GPT-Neo derives attention_layers from it
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
-    if (dense := getattr(config, DENSE_FIRST, None)) is not None:
-        setattr(config, DENSE_FIRST, sum(i < dense for i in retained))
+    for field in DENSE_FIRST:
+        if (dense := getattr(config, field, None)) is not None:
+            setattr(config, field, sum(i < dense for i in retained))
     for field in LAYER_NUMBERS:
         if (numbers := getattr(config, field, None)) is not None:
             setattr(config, field, [retained.index(i) for i in numbers if i in retained])
