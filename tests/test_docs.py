@@ -10,7 +10,7 @@ import pytest
 from tiny_models import structures_of
 
 import lrcore
-from lrcore.compression.evidence.layer_probes import PROBED_SHARES
+from lrcore.compression.evidence.layer_probes import SHARES
 from lrcore.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +51,7 @@ def test_the_page_of_families_is_that_of_the_table() -> None:
 )
 def test_pages_say_how_many_ranks_of_a_slot_are_probed(page: str, words: str) -> None:
     read = " ".join((ROOT / "docs" / page).read_text().split())
-    counts = (str(len(PROBED_SHARES)), {4: "four", 5: "five"}[len(PROBED_SHARES)])
+    counts = (str(len(SHARES.all)), {4: "four", 5: "five"}[len(SHARES.all)])
     assert any(words.format(count) in read for count in counts)
 
 

@@ -68,7 +68,7 @@ METHOD = Method(
     "ICML 2026)",
     notes="Each matrix separately, in the metric of its input and of the curvature of the loss by "
     "its output, from a backward pass per calibration window (at most 64). Biases are unchanged. "
-    "The ranks of the paper, LEMS, are not a policy of this project.",
+    "The ranks of the paper are those of policy lems.",
     factor=EachExpert(factor),
     components=MATRICES,
     needs=frozenset((tap, "second") for tap in COMMON_TAPS).union(

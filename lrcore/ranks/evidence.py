@@ -81,6 +81,21 @@ class Probes:
     interaction: Interaction | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class ErrorModel:
+    """Evidence "error_model", see ranks/policies/lems.py.
+
+    references: the probe of each slot at its reference rank; slots that have only their full rank
+    have none. layers: their number in the model. alpha, gamma >= 0: the growth of errors with
+    depth.
+    """
+
+    references: Mapping[Slot, Probe]
+    layers: int
+    alpha: float = 0.0
+    gamma: float = 0.0
+
+
 @dataclass(frozen=True)
 class AgainstUniform:
     """A plan compared with uniform ranks at the same budget, on windows of the calibration text.
@@ -120,6 +135,7 @@ class Evidence:
       probes     `Probes`
       gradients  {slot: mean squared gradient of the weights}, >= 0
       search     per layer, the share that the slots keep, in (0, 1]
+      error_model  `ErrorModel`
       type_weights  {type of slot, see ranks/policies/bolaco.py: weight of its share, in (0, 1]}
       angles     per layer, the mean angle between input and output in half-turns, in [0, 1]
       slopes     {slot: first-order change of the loss without each term [terms]}

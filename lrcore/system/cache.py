@@ -37,7 +37,7 @@ KINDS = {
     "spectra": "singular values of the analysis, by calibration",
     "probes": "increases in loss, for policies with probes",
     "latency": "times of decoder layers, for latency budgets",
-    "searches": "shares of layers, for policies with a search",
+    "searches": "shares of layers, or losses of tried plans, for policies with a search",
     "type_searches": "shares of matrices by type, for policy bolaco",
     "gguf": "dequantized models",
     "adapters": "models with merged adapters",

@@ -14,7 +14,7 @@ from tiny_models import family_folder
 import lrcore
 from lrcore.layers.spectra import Cost, Spectrum
 from lrcore.ranks.budget import Budget, make_budget, rank_for
-from lrcore.ranks.evidence import Evidence
+from lrcore.ranks.evidence import ErrorModel, Evidence, Probe
 from lrcore.ranks.policies import POLICIES, find_policy
 from lrcore.ranks.policies.softmax import softmax_sparsity, suggested_temperature
 from lrcore.ranks.policies.waterfill import fill_by_value
@@ -67,7 +67,7 @@ def model_like(factored: bool = False, layers: int = 6) -> Evidence:
             "ov": Cost(32, 12 * 256, 12 * 256 * 32, kv_per_rank=4, kv_dense=128),
             "mlp": Cost(688, 768, 768 * 688),
         }
-    spectra, increases, information, slopes = {}, {}, {}, {}
+    spectra, increases, information, slopes, references = {}, {}, {}, {}, {}
     for layer in range(layers):
         for name, cost in costs.items():
             values = (
@@ -83,6 +83,7 @@ def model_like(factored: bool = False, layers: int = 6) -> Evidence:
             spectra[layer, name] = Spectrum((layer, name), values, cost)
             increases[layer, name] = increase - increase[-1]
             information[layer, name] = 1e-6 / (1 + layer)
+            references[layer, name] = Probe(cost.ranks()[0], float(increase[0]), 0.0)
             if factored:
                 slopes[layer, name] = torch.randn(len(values), generator=g, dtype=torch.float64)
     return (
@@ -94,6 +95,7 @@ def model_like(factored: bool = False, layers: int = 6) -> Evidence:
         .with_measurement("type_weights", TYPE_WEIGHTS)
         .with_measurement("angles", INFLUENCE[:layers])
         .with_measurement("slopes", slopes)
+        .with_measurement("error_model", ErrorModel(references, layers, 1.5, 7 / 3))
     )
 
 
@@ -253,7 +255,7 @@ def test_messages_for_unknown_policies_and_impossible_ratios() -> None:
 
 def test_every_policy_file_has_a_row():
     files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")}
-    files -= {"__init__", "multiplier", "policy", "shares"}
+    files -= {"__init__", "exact", "multiplier", "policy", "shares"}
     rows = {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}
     assert files == rows, "a policy is a file and a row: see 'A policy' in docs/extending.md"
 

@@ -23,11 +23,25 @@ from .kind import cache_file
 from .losses import BATCH
 
 FORMAT = 5  # of the files on disk; increase it when the meaning of the contents changes
-# Probed shares of the parameters, or of the cache if it stores latents. Each form is probed at the
-# first shares, and forms that a plan may use at all shares. One share is not enough: on a small
-# model a single probe at 0.5 lost more than half of the gain.
-FIRST_SHARES, FURTHER_SHARES = (0.9, 0.5), (0.75, 0.3)
-PROBED_SHARES = FIRST_SHARES + FURTHER_SHARES
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the parameters, or of the cache if it stores latents, at which slots are probed.
+
+    first: for each form. further: for forms that a plan may use.
+    """
+
+    first: tuple[float, ...]
+    further: tuple[float, ...] = ()
+
+    @property
+    def all(self) -> tuple[float, ...]:
+        return self.first + self.further
+
+
+# One share is not enough: on a small model a single probe at 0.5 lost more than half of the gain.
+SHARES = Shares((0.9, 0.5), (0.75, 0.3))
 # A form that loses this many times as much as another form of its part, at both first shares, is
 # not probed further: no plan with a budget of parameters uses it.
 DOMINATED = 1.5
@@ -62,11 +76,13 @@ class LayerProbes:
         return {"loss": self.loss, "values": values, "references": self.references}
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any], costs: Mapping[str, Cost]) -> "LayerProbes":
+    def from_dict(
+        cls, stored: Mapping[str, Any], costs: Mapping[str, Cost], shares: Shares
+    ) -> "LayerProbes":
         """Return the probes from the values of `to_dict`, after JSON.
 
         costs: of the slots of the layer, by name. Raises ValueError if they were not measured at
-        the first ranks.
+        the first shares.
         """
         values = {
             name: {
@@ -79,7 +95,7 @@ class LayerProbes:
         first = (
             (name, rank)
             for name, cost in costs.items()
-            for rank in probed_ranks(cost, FIRST_SHARES)
+            for rank in probed_ranks(cost, shares.first)
         )
         tensors = [values[name][rank] for name, rank in (*first, *references)]
         tensors += [tensor for ranks in values.values() for tensor in ranks.values()]
@@ -93,20 +109,21 @@ class LayerProbes:
 class Probing:
     """The task of probing a layer; measurements are cached on disk.
 
-    tokens [windows, length]. The hidden states stay at the input of the layer that was probed last:
-    pass the layers of a process in ascending order.
+    tokens [windows, length]. shares: at which slots are probed. The hidden states stay at the input
+    of the layer that was probed last: pass the layers of a process in ascending order.
     """
 
     model: LoadedModel
     factors: Factorization
     tokens: Tensor
+    shares: Shares = SHARES
     _reached: tuple[int, LayerStream] | None = field(default=None, init=False)
 
     def __call__(self, index: int, progress: Progress) -> LayerProbes:
-        path = cache_file("probes", self.factors, *probe_key(self.tokens), index)
+        path = cache_file("probes", self.factors, *probe_key(self.tokens, self.shares), index)
         spectra = self.factors.spectra.items()
         costs = {name: s.cost for (layer, name), s in spectra if layer == index}
-        cached = read_as(path, lambda value: LayerProbes.from_dict(value, costs))
+        cached = read_as(path, lambda value: LayerProbes.from_dict(value, costs, self.shares))
         if cached is not None:
             return cached
         result = self._measure(index, progress)
@@ -119,7 +136,7 @@ class Probing:
         spectra = {slot: s for slot, s in self.factors.spectra.items() if slot[0] == index}
         result = LayerProbes(loss, {name: {} for _, name in spectra}, [])
         for name in self._reference_slots(index, [name for _, name in spectra]):
-            for rank in probed_ranks(spectra[index, name].cost, FIRST_SHARES[1:]):
+            for rank in probed_ranks(spectra[index, name].cost, self.shares.first[-1:]):
                 result.values[name][rank] = self._divergences(index, name, rank, 0.0)
                 result.references.append((name, rank))
 
@@ -130,9 +147,10 @@ class Probing:
                         progress("probe", index, len(self.factors.layers))
                         result.values[name][rank] = self._divergences(index, name, rank, ERROR)
 
-        probe(spectra, FIRST_SHARES)
-        for slots in undominated_forms(spectra, result.values):
-            probe(slots, FURTHER_SHARES)
+        probe(spectra, self.shares.first)
+        if self.shares.further:
+            for slots in undominated_forms(spectra, result.values, self.shares.first):
+                probe(slots, self.shares.further)
         return result
 
     def _reference_slots(self, index: int, names: list[str]) -> list[str]:
@@ -159,7 +177,7 @@ class Probing:
     @cached_property
     def _max_batches(self) -> int:
         """Maximum number of batches of a probe."""
-        return max_windows(self.factors, self.tokens) // BATCH
+        return max_windows(self.factors, self.tokens, self.shares) // BATCH
 
     @cached_property
     def _dense(self) -> tuple[PreTrainedModel, DensePredictions, float]:
@@ -179,7 +197,7 @@ class Probing:
         return stream
 
 
-def max_windows(factors: Factorization, tokens: Tensor) -> int:
+def max_windows(factors: Factorization, tokens: Tensor, shares: Shares = SHARES) -> int:
     """Return how many windows of tokens [windows, length] a probe may run: complete batches.
 
     All probes together stay within the work of WORK_RATIO and MIN_WORK. The probe of a slot runs
@@ -187,10 +205,10 @@ def max_windows(factors: Factorization, tokens: Tensor) -> int:
     """
     shape, length = factors.shape, tokens.shape[1]
     passes = sum(
-        len(probed_ranks(s.cost)) * (shape.layers - layer) / shape.layers
+        len(probed_ranks(s.cost, shares.all)) * (shape.layers - layer) / shape.layers
         for (layer, _), s in factors.spectra.items()
     )
-    probes = sum(len(probed_ranks(s.cost)) for s in factors.spectra.values())
+    probes = sum(len(probed_ranks(s.cost, shares.all)) for s in factors.spectra.values())
     window_work = length * (passes * shape.decoder_linear + probes * shape.head_parameters)
     calibration_work = shape.decoder_linear * factors.calibration.tokens.numel()
     max_work = max(WORK_RATIO * calibration_work, MIN_WORK)
@@ -198,14 +216,13 @@ def max_windows(factors: Factorization, tokens: Tensor) -> int:
     return BATCH * max(batches, 1)
 
 
-def probe_key(tokens: Tensor) -> tuple[Any, ...]:
+def probe_key(tokens: Tensor, shares: Shares = SHARES) -> tuple[Any, ...]:
     """Return what the measurements depend on besides the factors; tokens [windows, length]."""
-    shares = (FIRST_SHARES, FURTHER_SHARES)
-    work = (WORK_RATIO, MIN_WORK)
-    return FORMAT, *shares, DOMINATED, ERROR, *work, REFERENCES, tokens.tolist()
+    limits = (DOMINATED, ERROR, WORK_RATIO, MIN_WORK)
+    return FORMAT, shares.first, shares.further, *limits, REFERENCES, tokens.tolist()
 
 
-def probed_ranks(cost: Cost, shares: tuple[float, ...] = PROBED_SHARES) -> list[int]:
+def probed_ranks(cost: Cost, shares: tuple[float, ...] = SHARES.all) -> list[int]:
     """Return the ranks whose prices are nearest to the shares of the dense price, descending.
 
     The price is the number of parameters, or the size of the cache for cached latents. Duplicates
@@ -223,26 +240,30 @@ def probed_ranks(cost: Cost, shares: tuple[float, ...] = PROBED_SHARES) -> list[
 
 
 def undominated_forms(
-    spectra: Mapping[Slot, Spectrum], values: Mapping[str, Mapping[int, Tensor]]
+    spectra: Mapping[Slot, Spectrum],
+    values: Mapping[str, Mapping[int, Tensor]],
+    shares: tuple[float, ...],
 ) -> Iterator[dict[Slot, Spectrum]]:
     """Yield the slots of each form that is not DOMINATED by another form of the same part.
 
-    values: by slot name and rank, the divergences [n] at the first shares.
+    values: by slot name and rank, the divergences [n] at the shares.
     """
     for forms in by_part(spectra).values():
-        losses = [_summed_losses(slots, values) for slots in forms.values()]
+        losses = [_summed_losses(slots, values, shares) for slots in forms.values()]
         for slots, form_losses in zip(forms.values(), losses, strict=True):
             if not any((form_losses > DOMINATED * bound).all() for bound in losses):
                 yield slots
 
 
 def _summed_losses(
-    slots: Mapping[Slot, Spectrum], values: Mapping[str, Mapping[int, Tensor]]
+    slots: Mapping[Slot, Spectrum],
+    values: Mapping[str, Mapping[int, Tensor]],
+    shares: tuple[float, ...],
 ) -> Tensor:
-    """Return the sum over slots of the mean divergence at each of the first shares, [shares]."""
-    sums = torch.zeros(len(FIRST_SHARES), dtype=torch.float64)
+    """Return the sum over slots of the mean divergence at each of the shares, [shares]."""
+    sums = torch.zeros(len(shares), dtype=torch.float64)
     for (_, name), s in slots.items():
-        for number, share in enumerate(FIRST_SHARES):
+        for number, share in enumerate(shares):
             for rank in probed_ranks(s.cost, (share,)):
                 sums[number] += values[name][rank].mean()
     return sums

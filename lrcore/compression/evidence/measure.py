@@ -8,7 +8,7 @@ from ...ranks.policies import find_policy
 from ...recipes.recipe import Recipe
 from ...system.progress import Progress, silent
 from ..solve.factorize import Factorization
-from . import latency, probes, search, type_search
+from . import error_model, latency, probes, search, type_search
 from .calibration_evidence import ANGLES, GRADIENTS, SLOPES
 from .kind import EvidenceKind
 
@@ -24,6 +24,7 @@ EVIDENCE: dict[str, EvidenceKind] = {
         SLOPES,
         search.KIND,
         type_search.KIND,
+        error_model.KIND,
         latency.KIND,
     )
 }

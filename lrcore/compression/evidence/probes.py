@@ -24,7 +24,15 @@ from ..solve.factorize import Factorization
 from . import joint_probes
 from .curve import loss_curve
 from .kind import EvidenceKind, cache_file
-from .layer_probes import LayerProbes, Probing, max_windows, probe_key, probed_ranks
+from .layer_probes import (
+    SHARES,
+    LayerProbes,
+    Probing,
+    Shares,
+    max_windows,
+    probe_key,
+    probed_ranks,
+)
 from .probe_windows import mean_and_error, select_windows, window_costs
 
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending
@@ -68,25 +76,32 @@ def cached_probes(model: LoadedModel, factors: Factorization, recipe: Recipe) ->
 def tokens_run(factors: Factorization, recipe: Recipe) -> float:
     """Return `EvidenceKind.tokens` of the probes.
 
-    A probe runs the layers from the probed slot on; a few complete plans follow.
+    A few complete plans follow the probes of single slots.
     """
-    missing = _missing_layers(factors)
-    if not missing:
-        return 0.0
+    probing = probing_tokens(factors)
+    return probing + joint_probes.tokens_run(factors, recipe) if probing else 0.0
+
+
+def probing_tokens(factors: Factorization, shares: Shares = SHARES) -> float:
+    """Return how many tokens must run through the complete network to probe all slots.
+
+    A probe runs the layers from the probed slot on. 0 if all probes are cached.
+    """
+    missing = _missing_layers(factors, shares)
     layers = len(factors.layers)
     passes = (
-        len(probed_ranks(spectrum.cost)) * (layers - layer) / layers
+        len(probed_ranks(spectrum.cost, shares.all)) * (layers - layer) / layers
         for (layer, _), spectrum in factors.spectra.items()
         if layer in missing
     )
     windows = select_windows(factors.calibration).probing
-    tokens = windows[: max_windows(factors, windows)].numel()
-    return tokens * sum(passes) + joint_probes.tokens_run(factors, recipe)
+    tokens = windows[: max_windows(factors, windows, shares)].numel()
+    return tokens * sum(passes)
 
 
-def _missing_layers(factors: Factorization) -> set[int]:
+def _missing_layers(factors: Factorization, shares: Shares = SHARES) -> set[int]:
     """Return the layers without cached probes."""
-    parts = probe_key(select_windows(factors.calibration).probing)
+    parts = probe_key(select_windows(factors.calibration).probing, shares)
     files: dict[int, Path] = {
         layer: cache_file("probes", factors, *parts, layer) for layer in range(len(factors.layers))
     }
@@ -94,14 +109,18 @@ def _missing_layers(factors: Factorization) -> set[int]:
 
 
 def measure_divergences(
-    model: LoadedModel, factors: Factorization, tokens: Tensor, progress: Progress
+    model: LoadedModel,
+    factors: Factorization,
+    tokens: Tensor,
+    progress: Progress,
+    shares: Shares = SHARES,
 ) -> tuple[float, Points]:
     """Return the loss of the dense network on tokens [windows, length] and the probes of all slots.
 
     The loss is the mean in nats/token. A probe is the divergence with a slot truncated to a
     probed rank.
     """
-    work = Work("probe", Probing(model, factors, tokens))
+    work = Work("probe", Probing(model, factors, tokens, shares))
     layers = list(map_units(work, range(len(factors.layers)), progress))
     return layers[0].loss, points_of(layers)
 

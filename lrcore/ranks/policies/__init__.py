@@ -15,6 +15,7 @@ from . import (
     flat,
     global_ranking,
     greedy,
+    lems,
     marginal,
     mix,
     owl,
@@ -52,6 +53,7 @@ POLICIES: dict[str, Policy] = {
         zs_svd.POLICY,
         sensitivity.POLICY,
         duo_svd.POLICY,
+        lems.POLICY,
         marginal.PROBED,
     )
 }

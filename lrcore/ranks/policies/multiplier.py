@@ -35,17 +35,30 @@ def least_sum(losses: dict[Slot, Tensor], spectra: Spectra, budget: Budget) -> T
         offer, curve = budget.offer(s.cost), losses[slot].cpu().numpy()
         prices[slot] = offer.float_prices
         curves[slot] = curve if offer.positions is None else curve[offer.positions]
+    _, chosen = nearest_plan(curves, prices, spectra, budget.limit)
+    return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in chosen.items()}
 
+
+def nearest_plan(
+    curves: dict[Slot, np.ndarray],
+    prices: dict[Slot, np.ndarray],
+    spectra: Spectra,
+    limit: float,
+) -> tuple[float, dict[Slot, int]]:
+    """Return the multiplier and the index of each slot's rank, see `least_sum`.
+
+    curves, prices: loss and price of each rank on offer, [ranks] float64.
+    """
     groups = grouped(curves, prices)
     slots = [slot for group in groups for slot in group.slots]
-    search = Search(groups, FormChoice.of(spectra, slots), budget.limit)
+    search = Search(groups, FormChoice.of(spectra, slots), limit)
     multiplier, choice = search.fitting()
     indices = np.concatenate(choice).tolist()
     is_taken = search.is_taken(choice, multiplier).tolist()
     index_of = {slot: i for slot, i, taken in zip(slots, indices, is_taken, strict=True) if taken}
     chosen = {slot: index_of[slot] for slot in curves if slot in index_of}  # order of the slots
-    spend_rest(chosen, curves, prices, budget.limit - search.spent(choice, multiplier))
-    return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in chosen.items()}
+    spend_rest(chosen, curves, prices, limit - search.spent(choice, multiplier))
+    return multiplier, chosen
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import lrcore
 from lrcore.layers.spectra import Cost, Spectrum
 from lrcore.layers.statistics import STREAM_TAPS
 from lrcore.ranks.budget import make_budget
-from lrcore.ranks.evidence import Evidence, LossCurve, Probes
+from lrcore.ranks.evidence import ErrorModel, Evidence, LossCurve, Probe, Probes
 from lrcore.ranks.policies import POLICIES
 
 WIDTH = 6  # n_kv d_h
@@ -49,6 +49,10 @@ def evidence_of(spectra: dict, ranks: list[int]) -> Evidence:
         .with_measurement("angles", [0.1, 0.3, 0.2, 0.4])
         .with_measurement(
             "slopes", {slot: s.values * (-1) ** slot[0] for slot, s in spectra.items()}
+        )
+        .with_measurement(
+            "error_model",
+            ErrorModel(dict.fromkeys(spectra, Probe(ranks[0], 1.0, 0.0)), 4, 0.0, 7.0),
         )
     )
 
