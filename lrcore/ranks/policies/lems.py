@@ -2,11 +2,11 @@
 
 The error of a slot at a rank is its loss at a reference rank, measured on the model, times the
 ratio of its spectrum's tails at the two ranks, and times `1 + gamma h_alpha(depth)`: an error in an
-early layer disturbs all later layers. Here the search for alpha and gamma is that of
-lrcore/compression/evidence/error_model.py.
+early layer disturbs all later layers. lrcore/compression/evidence/error_model.py measures the
+losses and searches alpha and gamma.
 
-The released code passes the sum to Gurobi as an integer linear program; here `exact.py` solves the
-same problem.
+Error model and ranks on offer are those of the paper's released code. The code minimizes the sum by
+an integer linear program with Gurobi; here `exact.py` finds the same optimum.
 """
 
 import numpy as np
