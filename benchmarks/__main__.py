@@ -35,6 +35,7 @@ python -m benchmarks NAME, where NAME is one of:
     cancel      longest time between two checks for cancellation, by stage
     threads     wait policies of threads, and threads per decomposition
     page        response times of the page
+    first_sight words and controls that each tab of the page shows at first sight
     all         all of these
 
 `python -m benchmarks.scale` measures compressing the shapes of Llama-2-7B and Llama-3-8B.
@@ -47,6 +48,7 @@ import lrcore
 from .accuracy import accuracy
 from .cancel import cancel
 from .energy import energy
+from .first_sight import first_sight
 from .fresh_models import fresh
 from .gpu import gpu
 from .gram import gram
@@ -105,6 +107,7 @@ JOBS = {
     "cancel": cancel,
     "threads": threads,
     "page": page,
+    "first_sight": first_sight,
 }
 
 

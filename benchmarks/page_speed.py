@@ -292,7 +292,7 @@ def wait_for_server(url: str) -> str:
     """Return the address after the first response."""
     for _ in range(240):
         try:
-            urllib.request.urlopen(url, timeout=2).close()
+            urllib.request.urlopen(url, timeout=30).close()
             return url
         except OSError:
             time.sleep(0.5)
