@@ -157,6 +157,7 @@ def measure_responses(browser, url: str, can_compress: bool) -> list[str]:
     heat = [page.evaluate(SLIDE, ["#threshold", HEAT, str(0.6 + 0.009 * i)]) for i in range(MOVES)]
     page.get_by_role("tab", name="Allocation", exact=True).click()
     page.wait_for_selector(BARS)
+    page.click("#expert-allocation > button.label-wrap")
     page.wait_for_timeout(2000)
     bars = [
         page.evaluate(SLIDE, ["#field-ratio", BARS, str(0.1 + 0.01 * i)])

@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
-TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
+TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export", "Experiments")
 VIEWS = {  # width, height and theme
     "light": (1440, 900, "light"),
     "dark": (1440, 900, "dark"),
@@ -61,6 +61,7 @@ def prepare(page: Page) -> None:
     open_tab(page, "Compress")
     page.wait_for_timeout(1500)
     if page.locator(".job.done").count() == 0:
+        open_tab(page, "Experiments")
         page.locator("button.label-wrap", has_text="Sweep:").click()
         methods = page.locator("#sweep-methods input")
         for name in SWEPT:
@@ -69,6 +70,7 @@ def prepare(page: Page) -> None:
         methods.blur()
         page.locator("#sweep-ratios").locator("input, textarea").first.fill("0.1, 0.2, 0.3, 0.4")
         page.click("#start-sweep")
+        open_tab(page, "Compress")
         page.wait_for_selector(".job.done", timeout=900_000)
     open_tab(page, "Runs & export")
     for number in (2, 6):  # two methods at the same ratio
@@ -95,6 +97,7 @@ def shoot(page: Page, folder: Path, view: str) -> None:
             page.locator("#heatmap .nsewdrag").first.click(position={"x": 120, "y": 20})
             page.wait_for_timeout(1200)
         if title == "Allocation":
+            page.click("#expert-allocation > button.label-wrap")
             page.locator("#field-policy input").click()
             page.get_by_role("option").nth(1).click()
             page.wait_for_timeout(1200)
@@ -105,6 +108,7 @@ def shoot(page: Page, folder: Path, view: str) -> None:
             page.locator("#policies").scroll_into_view_if_needed()
             page.wait_for_timeout(1500)  # the ranking follows after a second
         if title == "Compare":
+            page.click("#expert-compare > button.label-wrap")
             page.click("#generate")
             page.get_by_role("button", name="Loss, token by token").click()
             page.click("#colour")

@@ -14,7 +14,7 @@ import lrcore
 from lrcore.data import load_texts
 from workbench.jobs import KINDS
 from workbench.state.store import Store
-from workbench.tabs.compress import paper_table as table
+from workbench.tabs.experiments import paper_table as table
 from workbench.widgets import calibration_text, sidebar
 
 NAMES = tuple(pickles("marker"))

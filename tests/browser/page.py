@@ -19,6 +19,8 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 # The address of what a page asks of a listener: through Gradio's queue, or past it.
 QUESTION = re.compile(r"/(queue/join|run/predict)(\?|$)")
+# The tabs with a fold of expert settings, and the name of the fold.
+FOLDS = {"Allocation": "allocation", "Compress": "compress", "Compare": "compare"}
 # Milliseconds until a click that finds nothing to press is tried anew.
 ANEW = 20_000
 
@@ -137,7 +139,8 @@ class Workbench:
 
         self.until(done, why)
 
-    def tab(self, title: str) -> None:
+    def tab(self, title: str, expert: bool = True) -> None:
+        """Open a tab; expert: and its expert settings."""
         tab = self.page.get_by_role("tab", name=title, exact=True)
         listed = self.page.locator(".overflow-dropdown button", has_text=title)
         self.page.locator("#tabs [role=tab]").first.wait_for()  # else the menu is waited for
@@ -153,6 +156,8 @@ class Workbench:
             return self.open_tab() == title
 
         self.until(opened, f"the tab {title} does not open")
+        if expert and title in FOLDS:
+            self.unfold(f"#expert-{FOLDS[title]} > button.label-wrap")
 
     def open_tab(self) -> str:
         return self.evaluate("tests.openTab()")
@@ -164,12 +169,20 @@ class Workbench:
 
     def open(self, title: str) -> None:
         """Open an accordion that is closed."""
-        label = self.page.locator("button.label-wrap", has_text=title).first
+        self.unfold(f"button.label-wrap:visible:has-text({json.dumps(title)})")
+
+    def unfold(self, selector: str) -> None:
+        label = self.page.locator(selector).first
 
         def is_open() -> bool:
             return "open" in (label.get_attribute("class") or "").split()
 
-        self.until(lambda: is_open() or label.click() or is_open(), f"{title} does not open")
+        self.until(lambda: is_open() or label.click() or is_open(), f"{selector} does not open")
+
+    def experiment(self, title: str) -> None:
+        """Open a part of the tab of experiments."""
+        self.tab("Experiments")
+        self.open(title)
 
     def set_range(self, elem_id: str, value: float) -> None:
         """Move a slider to a value; Gradio's own where one with another scale lies over it."""
@@ -286,7 +299,6 @@ class Workbench:
     def start(self, name: str = "", samples: int = 8, seq_len: int = 64) -> None:
         """Press Start under Compress with a measurement of this size."""
         self.tab("Compress")
-        self.open("Measure perplexity")
         self.answered()  # the start before empties the box of the name
         self.type_into("measure-samples", str(samples))
         self.type_into("measure-seq-len", str(seq_len))
@@ -305,3 +317,4 @@ class Workbench:
             lambda: heading.count() and heading.inner_text() == name,
             f"the run {name} does not open",
         )
+        self.unfold("#expert-runs > button.label-wrap")

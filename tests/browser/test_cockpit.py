@@ -20,7 +20,7 @@ from .conftest import pages
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 # What is chosen with what it costs, the bars, and what follows the slider below them.
-LEFT = ("#field-method", "#field-ratio", "#size-and-cost", "#measure-more", "#context")
+LEFT = ("#field-ratio", "#field-budget", "#compress", "#size-and-cost", "#measure-more")
 RIGHT = ("#bars .plot", "#pin", "#slot-row", "#continuation", "#budget-curve .plot")
 BOX = "input[type=number]"
 POINT = """ratio => {
@@ -79,14 +79,14 @@ def test_controls_readout_bars_and_what_follows_them_fit_a_laptop(cockpit):
         assert 0 <= cockpit.locator(name).bounding_box()["y"] < 900, name
 
 
-def test_what_a_plan_costs_stays_below_its_controls_where_these_are_many(cockpit):
+def test_the_expert_settings_are_below_the_cost_of_a_plan(cockpit):
     cockpit.choose("field-policy", "softmax")
     cockpit.locator("#field-temperature").wait_for()
     cockpit.answered()
     rule, readout = (
         cockpit.locator(one).bounding_box() for one in ("#field-rule", "#size-and-cost")
     )
-    assert readout["y"] >= rule["y"] + rule["height"]
+    assert rule["y"] >= readout["y"] + readout["height"]
     assert readout["x"] < cockpit.locator("#bars").bounding_box()["x"]
 
 
@@ -179,7 +179,7 @@ def test_what_is_typed_beyond_a_range_is_said_and_control_and_plan_agree(cockpit
     for number, nearest in (("2", 0.995), ("-1", 0.005), ("0.99", 0.99)):
         assert typed(cockpit, "field-ratio", number) == nearest
         if number != "0.99":
-            refused = f"Compression is {number}, outside the range 0.005 to 0.995"
+            refused = f"Size reduction is {number}, outside the range 0.005 to 0.995"
             assert refused in said.inner_text()
         caption = cockpit.locator("#bars .plot-head span").inner_text()
         summary = cockpit.locator("#size-and-cost").inner_text()

@@ -39,13 +39,13 @@ COPIED = """async () => await navigator.clipboard.readText()
 def test_a_sweep_is_compared(workbench):
     page = workbench.page
     workbench.tab("Compress")
-    workbench.open("Measure perplexity")
     workbench.type_into("measure-samples", "4")
     workbench.type_into("measure-seq-len", "64")
-    workbench.open("Sweep")
+    workbench.experiment("Sweep")
     workbench.choose_all("sweep-methods", ["a3", "svd"])
     workbench.type_into("sweep-ratios", "0.3")
     workbench.click("#start-sweep")
+    workbench.tab("Compress")
     workbench.until(
         lambda: page.locator(".job.done", has_text="Sweep of 2 runs").count(),
         "the sweep does not end",
@@ -235,14 +235,14 @@ def table_of(workbench, title: str, file: str) -> str:
 
 def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workbench):
     page = workbench.page
-    workbench.tab("Compress")
-    workbench.open("Sweep")
+    workbench.experiment("Sweep")
     workbench.type_into("sweep-sets", "stories")
     page.locator("#sweep-cross input").check()
     workbench.click("#start-sweep")
     page.get_by_text("needs at least two data sets").wait_for()
     workbench.type_into("sweep-sets", "stories, python-docs")
     workbench.click("#start-sweep")
+    workbench.tab("Compress")
     workbench.until(
         lambda: page.locator(".job.done", has_text="Sweep of 4 runs").count(),
         "the study does not end",

@@ -19,7 +19,7 @@ from .conftest import pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
+TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export", "Experiments")
 CELL = """([layer, name]) => {
   const p = document.querySelector('#heatmap .js-plotly-plot');
   const {xaxis, yaxis} = p._fullLayout, b = p.getBoundingClientRect();

@@ -105,7 +105,7 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     workbench,
 ):
     keys, page = workbench.page.keyboard, workbench.page
-    workbench.tab("Compress")
+    workbench.tab("Experiments")
     page.get_by_role("button", name="Prune layers, slice").focus()
     keys.press("Enter")
     workbench.until(
@@ -137,6 +137,7 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     )
     press_until(workbench, "Tab", "#slice")
     keys.press("Enter")
+    workbench.tab("Compress")
     page.wait_for_selector(".job.done >> text=Drop 2 layers")
     page.wait_for_selector(".job.done >> text=Slice demo-llama")
     workbench.tab("Runs & export")

@@ -195,11 +195,10 @@ BOXES = """cancel => ['.toast-body', cancel].map((one) =>
 def test_messages_do_not_stack_nor_cover_cancel_and_go_by_themselves(workbench):
     start_long(workbench)
     running(workbench)
-    workbench.open("Sweep")
-    workbench.type_into("sweep-ratios", "")
+    workbench.type_into("measure-samples", "-1")
     shown = workbench.locator(".toast-body").locator("visible=true")
     for _ in range(3):
-        workbench.click("#start-sweep")
+        workbench.click("#start")
         workbench.answered()
     shown.first.wait_for()
     bar, every = "#status-bar button.cancel", "button.cancel"
@@ -266,8 +265,7 @@ def load_table(workbench, path, rows) -> None:
 
 def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp_path):
     """Cancelled in its second row; a table of the first alone then finds that row made."""
-    workbench.tab("Compress")
-    workbench.open("Reproduce a paper's table")
+    workbench.experiment("Reproduce a paper's table")
     load_table(workbench, tmp_path / "two.json", ["compress", ENDLESS])
     listed = workbench.locator("#table-rows li").all_inner_texts()
     assert len(listed) == 2
@@ -277,9 +275,12 @@ def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp
         lambda: "row 2 of 2" in (s := workbench.status())["text"] and s, "no second row is shown"
     )
     assert "two: 2 rows on demo-llama" in status["text"]
+    workbench.tab("Compress")
     cancel(workbench, status["job"])
+    workbench.tab("Experiments")
     load_table(workbench, tmp_path / "one.json", ["compress"])
     workbench.click("#start-table")
+    workbench.tab("Compress")
     row = workbench.locator(".job.done", has_text="one: 1 rows on demo-llama")
     row.wait_for()
     assert "already saved" in row.locator("pre").text_content()

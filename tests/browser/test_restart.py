@@ -44,10 +44,9 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
 def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
     workbench = open_page()
     workbench.tab("Compress")
-    workbench.open("Measure perplexity")
     workbench.type_into("measure-samples", "2")
     workbench.type_into("measure-seq-len", "64")
-    workbench.open("Sweep")
+    workbench.experiment("Sweep")
     workbench.choose_all("sweep-methods", ["svd", "a3"])
     workbench.type_into("sweep-ratios", "0.12, 0.22, 0.32, 0.42")
     runs = server.folder / "runs"

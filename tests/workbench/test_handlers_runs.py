@@ -24,7 +24,8 @@ from workbench.tabs.compare import (
     runs,
     token_losses,
 )
-from workbench.tabs.compress import one_run, pruning, slicing, sweep
+from workbench.tabs.compress import one_run
+from workbench.tabs.experiments import pruning, slicing, sweep
 from workbench.tabs.runs import derive, details, exports
 from workbench.tabs.runs import runs_table as table
 from workbench.views import job_markup

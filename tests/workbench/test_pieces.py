@@ -21,7 +21,7 @@ from workbench.state.job_queue import JobQueue
 from workbench.state.job_record import JobRecord
 from workbench.state.objects import LIMITS, ObjectCache
 from workbench.tabs import TABS
-from workbench.tabs.compress.sweep import read_ratios
+from workbench.tabs.experiments.sweep import read_ratios
 from workbench.views import answer_markup, job_markup
 from workbench.widgets import events, plan_address
 from workbench.widgets.form import FIELD_NAMES, START, Form, differences, input_values, read_recipe

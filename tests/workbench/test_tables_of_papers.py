@@ -16,7 +16,7 @@ from workbench.jobs import KINDS, TableJob
 from workbench.jobs.paper_table import table_files
 from workbench.state.job_record import ENDED, JobRecord
 from workbench.state.store import Store
-from workbench.tabs.compress import paper_table as table
+from workbench.tabs.experiments import paper_table as table
 from workbench.views import job_markup
 from workbench.widgets import polling
 from workbench.widgets.form import input_values

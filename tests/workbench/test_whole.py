@@ -35,7 +35,7 @@ from workbench.state import sweep_runs
 from workbench.state.job_record import ENDED, JobRecord
 from workbench.state.store import Store
 from workbench.tabs.compare import chart, chosen_runs, comparison_table, metrics
-from workbench.tabs.compress import pruning, sharing
+from workbench.tabs.experiments import pruning, sharing
 from workbench.tabs.runs.details import ranks_of
 from workbench.tabs.runs.listing import COLUMNS
 from workbench.views import export, preview, run_text

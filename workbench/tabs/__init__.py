@@ -3,6 +3,6 @@
 A tab is a module or package with TITLE and build(page, store, tab), and one row here.
 """
 
-from . import allocation, compare, compress, runs, spectra
+from . import allocation, compare, compress, experiments, runs, spectra
 
-TABS = (spectra, allocation, compress, compare, runs)
+TABS = (spectra, allocation, compress, compare, runs, experiments)

@@ -19,6 +19,7 @@ from ..state.live import LiveFigure
 from ..state.manual_ranks import Change
 
 MOST_CHANGES = 12  # rows of the table of manual ranks
+EXPERT = "expert-part"  # class of what the page hides while the expert settings are folded
 USE_UNIFORM = "uniform"  # action of a button
 MOST_RANKED = 40  # rows of the ranking: each method with two policies, and ten more
 LEAST_GAP = 0.005  # relative perplexity: a ranking does not mention smaller differences
@@ -66,6 +67,12 @@ def about(name: str, summary: str, details: str = "") -> str:
         f"<div class='note about'><b>{escape(name)}</b><span>{escape(summary)}</span>"
         f"{unfolded}</div>"
     )
+
+
+def chosen(method: str, policy: str, descriptions: str) -> str:
+    """Return the line of the chosen method and policy; an expert also sees their descriptions."""
+    line = escape(words.allocation.CHOSEN.format(method, policy))
+    return f"<div class='note chosen'>{line}</div><div class='{EXPERT}'>{descriptions}</div>"
 
 
 def folded(label: str, sentence: str) -> str:
@@ -119,7 +126,7 @@ def summary(account: dict[str, Any], perplexities: str = "", context: int = 0) -
     quality = []
     if "energy_kept" in account:
         energy = numbers.percent(account["energy_kept"], 2)
-        quality.append(cell("predicted energy kept", energy, words.allocation.ENERGY_INFO))
+        quality.append(cell("predicted energy kept", energy, words.allocation.ENERGY_INFO, EXPERT))
     costs = "".join(cost_cells(account, context))
     return (
         f"<div class='cells' data-parameters='{decoder}'>{costs}</div>"
@@ -176,20 +183,22 @@ def cost_cells(account: dict[str, Any], context: int = 0) -> list[str]:
     )
     requested = account.get("requested")
     # marked if the plan removes less than requested, beyond the displayed digits
-    mark = " over" if account["achieved"] < (requested or 0) - 5e-4 else ""
+    mark = "over" if account["achieved"] < (requested or 0) - 5e-4 else EXPERT
     return [
-        cell("parameters", numbers.count(parameters[0]), change(*parameters), "parameters"),
+        cell(
+            "parameters", numbers.count(parameters[0]), change(*parameters), f"parameters {EXPERT}"
+        ),
         cell("size", numbers.megabytes(megabytes[0]), change(*megabytes)),
         cell("KV cache per token", f"{numbers.count(kv[0])} B", change(*kv)),
         *state_cells(account),
         *cache_cells(account, context),
-        cell("compute per token", f"{numbers.with_prefix(flops[0])}FLOPs", change(*flops)),
+        cell("compute per token", f"{numbers.with_prefix(flops[0])}FLOPs", change(*flops), EXPERT),
         *time_cells(account),
         cell(
             f"removed: {words.allocation.budget(account['budget'])}",
             numbers.percent(account["achieved"], 2),
             f"requested {numbers.percent(requested)}" if requested is not None else "",
-            "achieved" + mark,
+            f"achieved {mark}",
         ),
     ]
 
@@ -199,7 +208,7 @@ def state_cells(account: dict[str, Any]) -> list[str]:
     if "state_bytes" not in account:
         return []
     states = numbers.megabytes(account["state_bytes"] / 1e6)
-    return [cell(words.allocation.STATES, states, words.allocation.STATES_INFO)]
+    return [cell(words.allocation.STATES, states, words.allocation.STATES_INFO, EXPERT)]
 
 
 def cache_cells(account: dict[str, Any], context: int) -> list[str]:
@@ -213,7 +222,7 @@ def cache_cells(account: dict[str, Any], context: int) -> list[str]:
         for prefix in ("", "dense_")
     )
     label = words.allocation.CACHE.format(numbers.count(context))
-    return [cell(label, size, f"{dense_size} dense", "cache")]
+    return [cell(label, size, f"{dense_size} dense", f"cache {EXPERT}")]
 
 
 def time_cells(account: dict[str, Any]) -> list[str]:
@@ -222,7 +231,12 @@ def time_cells(account: dict[str, Any]) -> list[str]:
         return []
     seconds, dense = account["latency"], account["dense_latency"]
     return [
-        cell(words.allocation.LAYER_TIME, numbers.milliseconds(seconds), change(seconds, dense))
+        cell(
+            words.allocation.LAYER_TIME,
+            numbers.milliseconds(seconds),
+            change(seconds, dense),
+            EXPERT,
+        )
     ]
 
 

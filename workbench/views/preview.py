@@ -11,13 +11,10 @@ from ..base.numbers import count, megabytes, plural
 from .run_text import layer_list
 
 
-def run_summary(
-    recipe: lrcore.Recipe, size: dict[str, Any], evaluation: lrcore.EvaluationSettings | None
-) -> str:
-    """Return a paragraph, in Markdown, about the run of a recipe.
+def run_summary(recipe: lrcore.Recipe, size: dict[str, Any]) -> str:
+    """Return a paragraph, in Markdown, about the model that a recipe makes.
 
-    size: as `RankPlan.summary` returns it; empty if there is no plan. evaluation: None if the run
-    is not measured.
+    size: as `RankPlan.summary` returns it; empty if there is no plan.
     """
     budget = size.get("budget", recipe.budget)
     article = "" if budget in ("auto", "all_params") else "the "
@@ -41,6 +38,15 @@ def run_summary(
     if recipe.rank_overrides:
         ranks = plural(len(recipe.rank_overrides), "rank")
         sentences.append(words.compress.MANUAL_RANKS.format(ranks))
+    return " ".join(sentences)
+
+
+def run_protocol(recipe: lrcore.Recipe, evaluation: lrcore.EvaluationSettings | None) -> str:
+    """Return a paragraph about the calibration, measurement and storage of a run.
+
+    evaluation: None if the run is not measured.
+    """
+    sentences = [words.compress.CALIBRATED.format(**recipe.to_dict())]
     if recipe.calibration_mode == "sequential":
         sentences.append(words.compress.SEQUENTIAL)
     if evaluation:

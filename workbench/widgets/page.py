@@ -35,6 +35,11 @@ def chosen_runs() -> gr.Dropdown:
     )
 
 
+def compress_button() -> gr.Button:
+    label = words.compress.COMPRESS
+    return gr.Button(label, variant="primary", elem_id="compress", render=False)
+
+
 @dataclass(frozen=True)
 class Page:
     """The shared components, made once by `build_app` and placed by the sidebar and the tabs.
@@ -53,6 +58,8 @@ class Page:
     # its event comes when the plan has stopped changing
     plan_at_rest: gr.HTML = field(default_factory=partial(after_changes, "plan-rest", "plan"))
     status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
+    # starts a run, see `tabs/compress/one_run.py`
+    compress: gr.Button = field(default_factory=compress_button)
     job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
     hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
     model_note: gr.HTML = field(default_factory=partial(panel, "model-note", render=False))

@@ -41,6 +41,8 @@ SINGLE = (  # fields of a recipe with a single value
 )
 MAX_PARAMETER = 4000  # characters; manual ranks are the longest
 MAPPINGS = ("component_ratios", "options", "policy_options", "rank_overrides")  # as a=1,b=2
+MAIN_FIELDS = ("model", "data", "ratio", "budget")  # outside the fold of expert settings
+EXPERT_FIELDS = tuple(name for name in (*SINGLE, *MAPPINGS) if name not in MAIN_FIELDS)
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ FIELDS = {
     ),
     "method": ("Method", ""),
     "policy": ("Policy", ""),
-    "ratio": ("Compression", "fraction of the budget to remove"),
-    "budget": ("Budget", ""),
+    "ratio": ("Size reduction", "fraction to remove"),
+    "budget": ("What shrinks", ""),
     "temperature": ("Temperature", "Low: uneven ranks. High: nearly uniform."),
     "component_ratios": (
         "Component ratios",
@@ -65,6 +65,7 @@ BUDGETS = {
 AUTOMATIC, LOGARITHMIC = "Automatic:", ", logarithmic"
 TEMPERATURE_INFO = f"Low: uneven ranks. High: nearly uniform. {AUTOMATIC} {{:.3g}}"
 TEMPERATURE_UNIFORM = f"Low: uneven ranks. {AUTOMATIC} {{:g}} (nearly uniform ranks)"
+CHOSEN = "Method: {}, {} ranks"
 OPTIONS, OPTIONS_OF = "Options", "Options of {}"
 NOTES = "implementation notes"
 

@@ -1,12 +1,17 @@
-"""Words of the Compress tab and of jobs."""
+"""Words of the Compress tab, of the Experiments tab and of jobs."""
+
+COMPRESS_TAB, EXPERIMENTS_TAB = "Compress", "Experiments"
 
 # One run
 COMMAND = "The same as a command line"
+COMPRESS = "Compress"
 RUN_NAME, RUN_NAME_HINT, START = "Run name", "generated automatically", "Start"
 REMOVES = (
     "**{method}** will compress **{model}** by **{ratio:.1%}** of {budget}. Ranks are assigned by "
-    "**{policy}**. Calibration: {samples} {sampling} windows of {seq_len} tokens from {data}, seed "
-    "{seed}."
+    "**{policy}**."
+)
+CALIBRATED = (
+    "Calibration: {samples} {sampling} windows of {seq_len} tokens from {data}, seed {seed}."
 )
 AT_TEMPERATURE = " at temperature {:g}"
 SIZE_CHANGE = "Model size: {} to {}. KV cache: {} to {} bytes per token."
@@ -24,7 +29,6 @@ MEMORY_SHORT = (
 )
 
 # Measurement
-EVALUATION = "Measure perplexity"
 MEASURE_AFTER = "Measure dense and compressed after compression"
 MEASURED_TEXT, WINDOWS, WINDOW_TOKENS = "Text", "Windows", "Tokens per window"
 PROTOCOL = "Protocol"
@@ -34,6 +38,10 @@ WINDOW_INFO = "0: 256, or the model's context if that is shorter"
 PROTOCOL_INFO = "windows: as set here; other protocols fix length, joining and special tokens"
 
 # Sweeps and tables of papers
+EXPERIMENTS_HELP = (
+    "Each result is a run like any other. It is measured as set under Compress, where the jobs are "
+    "listed."
+)
 SWEEP = "Sweep: methods × policies × ratios × calibration texts as a job"
 SWEEP_METHODS, SWEEP_POLICIES, SWEEP_TEXTS = "Methods", "Policies", "Calibration texts"
 SWEEP_EMPTY = "empty: the value of the form; several: a run for each"
@@ -61,10 +69,7 @@ SWEEP_TABLES = {"CSV": "table.csv", "JSON": "table.json", "Report": "report.html
 
 # Layers, hidden size, shared bases
 REDUCE = "Prune layers, slice the hidden size, or share bases between layers"
-REDUCE_HELP = (
-    "Three ways to make the model smaller without the ranks of the Allocation tab. Each result is "
-    "a run like any other, measured as set above."
-)
+REDUCE_HELP = "Three ways to make the model smaller without the ranks of the Allocation tab."
 REDUCTION = "Compression"
 PRUNE = (
     "**Prune layers.** The result is a dense model of the same family with fewer layers and a "

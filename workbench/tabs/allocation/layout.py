@@ -13,6 +13,7 @@ from ...state.browsers import CONTEXT, CONTEXTS
 from ...views import answer_markup, markup
 from ...widgets import plan_address
 from ...widgets.components import log_slider, panel, plot, small_button, when_visible
+from ...widgets.expert_fold import EXPERT, expert_fold
 from ...widgets.page import Page
 from . import options, rank_editor
 from .options import OptionSets
@@ -126,7 +127,7 @@ def layout(page: Page) -> AllocationTab:
             bars = plot("bars", 218, awaited=True)
             with gr.Row(elem_id="bars-foot"):
                 caption = panel("bars-caption")
-                pin = small_button(words.allocation.PIN, "pin", 64)
+                pin = small_button(words.allocation.PIN, "pin", 64, elem_classes=EXPERT)
                 link = plan_address.link_button()
             return AllocationTab(
                 control_column,
@@ -145,32 +146,35 @@ def layout(page: Page) -> AllocationTab:
 
 
 def controls(page: Page) -> Controls:
-    """Place method, policy, budget and temperature, and the cost of the plan."""
+    """Place the size, the chosen method, the cost of the plan, and the expert settings."""
     form = page.form
-    for names in (("method", "policy"), ("budget", "target")):
-        with gr.Row(elem_classes="pair"):
-            for name in names:
-                form[name].render()
     form["ratio"].render()
-    with gr.Column(visible=False) as temperature:
-        form["temperature"].render()
-        log_slider("field-temperature")
-        form["rule"].render()
+    form["budget"].render()
+    about = panel("method-about")
+    page.compress.render()
     summary = panel("size-and-cost")
-    with gr.Row(elem_classes="pair", elem_id="readout-foot"):
-        more = small_button(words.allocation.MEASURE_MORE, "measure-more", 160)
-        context = gr.Dropdown(
-            [
-                (words.allocation.TOKENS.format(numbers.count(tokens)), tokens)
-                for tokens in CONTEXTS
-            ],
-            value=CONTEXT,
-            label=words.allocation.CONTEXT,
-            container=False,
-            min_width=170,
-            elem_id="context",
-        )
-    return Controls(options.layout(), panel("method-about"), temperature, summary, more, context)
+    more = small_button(words.allocation.MEASURE_MORE, "measure-more", 160)
+    with expert_fold("allocation", plan_address.EXPERT_FIELDS, plan="size-and-cost"):
+        with gr.Row(elem_classes="pair"):
+            form["method"].render()
+            form["policy"].render()
+        with gr.Row(elem_classes="pair"):
+            form["target"].render()
+            context = cache_context()
+        with gr.Column(visible=False) as temperature:
+            form["temperature"].render()
+            log_slider("field-temperature")
+            form["rule"].render()
+        option_sets = options.layout()
+    return Controls(option_sets, about, temperature, summary, more, context)
+
+
+def cache_context() -> gr.Dropdown:
+    """Place the choice of the tokens in the cache."""
+    choices = [
+        (words.allocation.TOKENS.format(numbers.count(tokens)), tokens) for tokens in CONTEXTS
+    ]
+    return gr.Dropdown(choices, value=CONTEXT, label=words.allocation.CONTEXT, elem_id="context")
 
 
 def budget_curve() -> BudgetCurve:
@@ -199,7 +203,7 @@ def live_continuation() -> LiveContinuation:
 
 def network() -> NetworkDiagram:
     """Place the network diagram."""
-    with gr.Accordion(words.allocation.NETWORK, open=True):
+    with gr.Accordion(words.allocation.NETWORK, open=True, elem_classes=EXPERT):
         sight = when_visible("network-sight", "plan")
         figure = plot("network", 300)
         panel("network-help", value=markup.note(words.allocation.NETWORK_HELP))
@@ -209,7 +213,7 @@ def network() -> NetworkDiagram:
 def what_if() -> WhatIf:
     """Place the sizes of another model with the ratios of the plan."""
     text, names = words.allocation, list(MODEL_SHAPES)
-    with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if"):
+    with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if", elem_classes=EXPERT):
         sight = when_visible("what-if-sight", "plan", "other model")
         with gr.Row():
             shape = gr.Dropdown(
@@ -231,7 +235,7 @@ def what_if() -> WhatIf:
 
 def policies() -> Policies:
     """Place the curves of all policies and the ranking of measured perplexities."""
-    with gr.Accordion(words.allocation.POLICIES, open=True, elem_id="policies"):
+    with gr.Accordion(words.allocation.POLICIES, elem_id="policies", elem_classes=EXPERT):
         sight = when_visible("policies-sight", "plan", "methods")
         ranking_sight = when_visible("ranking-sight", "plan", "figures")
         curves = plot("policy-curves", 220)
@@ -243,7 +247,7 @@ def policies() -> Policies:
 
 def ranks_table(page: Page) -> RanksTable:
     """Place the settings of calibration and rounding, and the table of ranks."""
-    with gr.Accordion(words.allocation.RANKS_TABLE, open=False):
+    with gr.Accordion(words.allocation.RANKS_TABLE, open=False, elem_classes=EXPERT):
         with gr.Row():
             for name in (
                 "calibration_mode",

@@ -95,12 +95,12 @@ def temperature_slider(plan: RankPlan, is_automatic: bool) -> Any:
 
 
 def about_choice(recipe: lrcore.Recipe) -> str:
-    """Return descriptions of the chosen method and policy."""
+    """Return the chosen method and policy, with their descriptions."""
     method = next(row for row in lrcore.list_methods() if row["name"] == recipe.method)
     policy = policy_row(recipe)
-    return markup.about(method["name"], method["paper"], method["notes"]) + markup.about(
-        policy["name"], policy["summary"]
-    )
+    descriptions = markup.about(method["name"], method["paper"], method["notes"])
+    descriptions += markup.about(policy["name"], policy["summary"])
+    return markup.chosen(method["name"], policy["name"], descriptions)
 
 
 def draw_network(store: Store, browser: gr.Request, *values: Any) -> Any:

@@ -13,6 +13,7 @@ from ...state.store import Store
 from ...views import markup
 from ...widgets.components import panel, small_button
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
+from ...widgets.expert_fold import EXPERT
 from ...widgets.form import try_recipe
 from ...widgets.page import Page
 from .ranks_table import set_ranks
@@ -34,7 +35,7 @@ class RankEditor:
 def layout(page: Page) -> RankEditor:
     """Place the editor below the bars."""
     text = words.allocation
-    with gr.Row(elem_classes="bottom", elem_id="slot-row"):
+    with gr.Row(elem_classes=["bottom", EXPERT], elem_id="slot-row"):
         box = gr.Number(
             label=text.SLOT.format(*page.selected.value),
             precision=0,

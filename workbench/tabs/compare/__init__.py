@@ -4,6 +4,7 @@ import gradio as gr
 
 from ... import words
 from ...state.store import Store
+from ...widgets.expert_fold import expert_fold
 from ...widgets.page import Page
 from . import answers, chat, prompt_set, runs, token_losses
 
@@ -16,9 +17,10 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     gr.Markdown(f"### {words.compare_and_runs.ANSWERS}")
     conversations = chat.layout()
     columns = answers.layout()
-    prompts = prompt_set.layout()
-    passage = token_losses.layout()
-    differences = runs.differences_layout()
+    with expert_fold("compare"):
+        prompts = prompt_set.layout()
+        passage = token_losses.layout()
+        differences = runs.differences_layout()
     runs.wire(page, store, comparison, differences)
     chat.wire(page, store, conversations, columns.settings, tab)
     answers.wire(page, store, columns, tab)

@@ -16,6 +16,7 @@ from ...state.keys import model_key
 from ...state.store import Store
 from ...widgets.components import MAX_TOKENS, panel, whole_number
 from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.expert_fold import EXPERT
 from ...widgets.page import MAX_RUNS, Page
 from .chosen_runs import dense_recipe, models
 from .divergence import NO_ANSWERS, diverge
@@ -48,7 +49,7 @@ def layout() -> Answers:
             text.GENERATE, variant="primary", elem_id="generate", scale=0, min_width=130
         )
         stop = gr.Button(text.STOP, elem_id="stop-generate", scale=0, min_width=100)
-    with gr.Row():
+    with gr.Row(elem_classes=EXPERT):
         settings = [
             gr.Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
             gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),

@@ -21,6 +21,7 @@ from ...widgets.chosen import toggle
 from ...widgets.components import download, panel, plot, small_button
 from ...widgets.evaluation_controls import read_settings
 from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
+from ...widgets.expert_fold import EXPERT
 from ...widgets.page import Page
 from . import chart_files, comparison_table
 from .chart import AXES, caption, conclusion, describe_times, on_one_device, panels
@@ -55,7 +56,7 @@ def layout(page: Page) -> Comparison:
     text = words.compare_and_runs
     page.chosen.render()
     metrics = panel("compared")
-    with gr.Row(elem_classes="bottom", elem_id="measured-row"):
+    with gr.Row(elem_classes=["bottom", EXPERT], elem_id="measured-row"):
         protocol = gr.Dropdown([], label=text.MEASURED_ON, elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label=text.AXIS, elem_id="axis")
         measure = small_button(text.MEASURE_RUNS, "measure-runs", 180)

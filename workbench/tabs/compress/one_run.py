@@ -14,6 +14,7 @@ from ...jobs import CompressJob
 from ...state.store import Store
 from ...views import markup, memory, preview, run_text
 from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.expert_fold import expert_fold
 from ...widgets.page import Page
 from .job_inputs import inputs, read, read_and_check, run_name
 
@@ -32,19 +33,19 @@ def layout(page: Page) -> OneRun:
     """Place the description, the command line and the controls."""
     text = words.compress
     description = gr.Markdown(elem_id="what-happens")
-    command = gr.Code(
-        language="shell",
-        label=text.COMMAND,
-        interactive=False,
-        lines=1,
-        elem_id="command",
-        wrap_lines=True,
-    )
     with gr.Row(elem_classes="bottom"):
         name = gr.Textbox(label=text.RUN_NAME, placeholder=text.RUN_NAME_HINT, elem_id="run-name")
         start = gr.Button(text.START, variant="primary", elem_id="start", scale=0, min_width=160)
-    with gr.Accordion(text.EVALUATION, open=False):
+    with expert_fold("compress"):
         page.evaluation.render()
+        command = gr.Code(
+            language="shell",
+            label=text.COMMAND,
+            interactive=False,
+            lines=1,
+            elem_id="command",
+            wrap_lines=True,
+        )
     return OneRun(description, command, name, start)
 
 
@@ -56,6 +57,9 @@ def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
     changed += [part.change for part in page.evaluation.all]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
     listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)
+    outputs = [parts.name, page.tabs]
+    starting = bind(start_and_open, store)
+    listen([page.compress.click], starting, [parts.name, *values], outputs, **QUIET)
 
 
 def describe(store: Store, *values: Any) -> tuple[str, str]:
@@ -64,16 +68,18 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
         recipe, settings = read(values)
         plan, model = store.plan(recipe), store.peek_dense(recipe)
         if plan is None or model is None:
-            description = preview.run_summary(recipe, {}, settings)
-            return markup.as_markdown(description), recipe.command()
+            known = (preview.run_summary(recipe, {}), preview.run_protocol(recipe, settings))
+            return markup.as_markdown("\n\n".join(known)), recipe.command()
         size = plan.summary()
         status = words.allocation.plan_status(plan, recipe.policy, store.is_draft(recipe))
         required = memory.needed(model, recipe, size["megabytes"], settings)
     except lrcore.InputError as error:
         return markup.as_markdown(str(error)), ""
     paragraphs = (
-        " ".join(filter(None, [preview.run_summary(recipe, size, settings), status])),
+        " ".join(filter(None, [preview.run_summary(recipe, size), status])),
         memory.sentence(required, hardware(str(model.device)).free),
+        # the page shows what follows with the expert settings
+        preview.run_protocol(recipe, settings),
         run_text.standard_fit(standard_fit(model, plan)),
     )
     return markup.as_markdown("\n\n".join(paragraphs)), recipe.command()
@@ -84,3 +90,8 @@ def start(store: Store, name: str, *values: Any) -> str:
     recipe, settings = read_and_check(store, values)
     store.jobs.submit(CompressJob(recipe, run_name(name), settings))
     return ""
+
+
+def start_and_open(store: Store, name: str, *values: Any) -> tuple[str, gr.Tabs]:
+    """Queue the run and open the tab that lists the jobs."""
+    return start(store, name, *values), gr.Tabs(selected=words.compress.COMPRESS_TAB)

@@ -4,6 +4,7 @@ import gradio as gr
 
 from ... import words
 from ...state.store import Store
+from ...widgets.expert_fold import expert_fold
 from ...widgets.page import Page
 from . import derive, details, exports, runs_table
 
@@ -16,9 +17,10 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     undo = details.undo_button()
     with gr.Column(visible=False, elem_id="run-details") as column:
         run = details.layout()
-        derived = derive.layout()
-        card = details.model_card()
         exported = exports.layout()
+        with expert_fold("runs"):
+            derived = derive.layout()
+            card = details.model_card()
     runs_table.wire(page, store, table)
     runs_table.wire_link(page, store, TITLE)
     details.wire(page, store, run, undo)

@@ -16,6 +16,7 @@ from ...state.store import Store
 from ...views import export, job_markup, markup, run_text
 from ...widgets.components import download, panel, small_button
 from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.expert_fold import EXPERT
 from ...widgets.page import Page, put_recipe
 
 
@@ -45,14 +46,18 @@ def layout() -> RunDetails:
         recipe = gr.Button(text.RECIPE, size="sm", elem_id="run-recipe")
         ranks = gr.Button(text.RANKS_CSV, size="sm", elem_id="run-ranks")
         report = gr.Button(text.REPORT, size="sm", elem_id="run-report")
-    with gr.Row(elem_classes="bottom"):
+    with gr.Row(elem_classes=["bottom", EXPERT]):
         name = gr.Textbox(label=text.NAME, elem_id="run-rename-name")
         rename = small_button(text.RENAME, "run-rename")
         tags = gr.Textbox(label=text.TAGS, info=text.TAGS_INFO, elem_id="run-tags")
         save_tags = small_button(text.SET_TAGS, "run-retag")
         delete = small_button(text.DELETE, "run-delete", variant="stop")
     folder = gr.Textbox(
-        label=text.FOLDER, interactive=False, buttons=["copy"], elem_id="run-folder"
+        label=text.FOLDER,
+        interactive=False,
+        buttons=["copy"],
+        elem_id="run-folder",
+        elem_classes=EXPERT,
     )
     return RunDetails(
         heading, use, recipe, ranks, report, name, rename, tags, save_tags, delete, folder

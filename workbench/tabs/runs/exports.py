@@ -14,6 +14,7 @@ from ...jobs import ExportJob, PushJob
 from ...state.store import Store
 from ...widgets.components import small_button
 from ...widgets.events import QUIET, bind
+from ...widgets.expert_fold import EXPERT
 from ...widgets.page import Page, put_recipe
 
 
@@ -53,8 +54,8 @@ def layout() -> Exports:
             lines=1,
             elem_id="exported",
         )
-        gr.Markdown(text.PUSH_HELP)
-        with gr.Row(elem_classes="bottom"):
+        gr.Markdown(text.PUSH_HELP, elem_classes=EXPERT)
+        with gr.Row(elem_classes=["bottom", EXPERT]):
             repository = gr.Textbox(
                 label=text.REPOSITORY, placeholder="owner/name", elem_id="push-repo"
             )

@@ -15,7 +15,13 @@ from ...views import preview
 from ...widgets.components import panel, whole_number
 from ...widgets.events import DRAWN, FormData, bind, form_data, listen
 from ...widgets.page import Page
-from .job_inputs import describe_model, name_and_start, read_and_check, run_name, wire_start
+from ..compress.job_inputs import (
+    describe_model,
+    name_and_start,
+    read_and_check,
+    run_name,
+    wire_start,
+)
 
 RATIO, GROUP = 0.2, 2
 

@@ -18,7 +18,13 @@ from ...widgets.components import panel, plot, whole_number
 from ...widgets.events import DRAWN, FormData, bind, form_data, listen
 from ...widgets.form import try_recipe
 from ...widgets.page import Page
-from .job_inputs import name_and_start, read_and_check, run_name, sentence_or_error, wire_start
+from ..compress.job_inputs import (
+    name_and_start,
+    read_and_check,
+    run_name,
+    sentence_or_error,
+    wire_start,
+)
 
 
 @dataclass(frozen=True)

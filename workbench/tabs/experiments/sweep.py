@@ -12,7 +12,7 @@ from ...jobs import SweepJob
 from ...state.store import Store
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.page import Page
-from .job_inputs import inputs, read_and_check
+from ..compress.job_inputs import inputs, read_and_check
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+// Opens the fold of expert settings for a message or a link that points into it: see expert_fold()
+// in workbench/widgets/expert_fold.py. $LABELS are the labels of the controls in the fold.
+// Runs as js_on_load of a gr.HTML, which provides element.
+const PATIENCE = 50; // times 100 ms, until the parts of a tab that opens are on the page
+const label = () => document.querySelector('#' + $FOLD + ' > button.label-wrap');
+const isShown = (node) => node && node.checkVisibility();
+function open() {
+  const button = label();
+  if (isShown(button) && !button.classList.contains('open')) button.click();
+}
+function names(text) {
+  return $LABELS.some((one) => text.includes(one));
+}
+const messages = document.querySelector('.toast-wrap');
+if (messages)
+  new MutationObserver(() => {
+    if (names(messages.textContent)) open();
+  }).observe(messages, { childList: true, subtree: true });
+const plan = $PLAN && document.getElementById($PLAN);
+if (plan)
+  new MutationObserver(() => {
+    if (plan.querySelector('.stale .note.error')) open();
+  }).observe(plan, { childList: true, subtree: true });
+const query = new URLSearchParams(window.openedWith);
+// A press that comes before the fold listens is lost.
+(function openForLink(left) {
+  if (!left || label()?.classList.contains('open')) return;
+  open();
+  setTimeout(() => openForLink(left - 1), 100);
+})($PARAMETERS.some((name) => query.get(name)) ? PATIENCE : 0);
