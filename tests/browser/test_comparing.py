@@ -60,6 +60,7 @@ def test_a_sweep_is_compared(workbench):
         lambda: workbench.open_tab() == "Compare",
         "the next step does not open",
     )
+    workbench.tab("Compare")
     newest = page.locator("#compare-runs .token", has_text="svd 30% uniform · demo-llama")
     newest.wait_for()
     workbench.until(lambda: "runs=" in page.url, "the address does not name the chosen runs")

@@ -38,7 +38,6 @@ def labels(block: gr.blocks.Block) -> list[str]:
     """
     inner = [label for child in getattr(block, "children", []) for label in labels(child)]
     label = getattr(block, "label", None)
-    is_named = (
-        isinstance(label, str) and label[:1].isupper() and not isinstance(block, gr.Accordion)
-    )
-    return [*([label] if is_named else []), *inner]
+    if isinstance(label, str) and label[:1].isupper() and not isinstance(block, gr.Accordion):
+        return [label, *inner]
+    return inner
