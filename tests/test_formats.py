@@ -11,10 +11,12 @@ CACHED = (  # modules whose files lie in the cache, under names that their forma
     "compression.analyze",
     "compression.calibration.calibrate",
     "compression.calibration.gradients",
+    "compression.evidence.error_model",
     "compression.evidence.joint_probes",
     "compression.evidence.latency",
     "compression.evidence.layer_probes",
     "compression.pipeline.choose_plan",
+    "data.tokens",
     "models.gguf_import",
     "models.lora_import",
 )
@@ -37,7 +39,7 @@ def test_files_of_another_format_in_the_cache_are_not_read(
     def made() -> list:
         recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
         dense, ranks = lrcore.load(str(tiny_llama)), []
-        for policy in ("probed", "fisher"):
+        for policy in ("probed", "fisher", "lems"):
             one = recipe.with_(policy=policy, method="svd_llm", ratio=0.3)
             factors = lrcore.prepare(dense, one)
             ranks.append(lrcore.choose_plan(dense, factors, one).ranks)

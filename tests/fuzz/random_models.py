@@ -82,6 +82,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     # rotary halves of halves (`partial_rotary_factor`) are whole numbers
     size = 4 * draw(st.integers(1, 4))
+    if family == "mimo_v2_flash":  # it rotates a third of a head
+        size = 12
     if family in ("mpt", "bloom"):
         heads = max(heads, 2)
     if "attention_types" in fields:

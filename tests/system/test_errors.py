@@ -13,6 +13,8 @@ from lrcore.system.errors import with_article
 
 PACKAGE = Path(lrcore.__file__).parent
 AN = {
+    "afmoe",
+    "exaone_moe",
     "arcee",
     "ernie4_5",
     "ernie4_5_moe",

@@ -28,10 +28,13 @@ class Mixture:
         return experts_per_token(self.router)
 
     def rows(self) -> dict[tuple[nn.Module, str], Tensor]:
-        """Return the router's tensors [experts, ...] by their module and name."""
+        """Return the router's tensors [experts, ...] by their module and name.
+
+        Some blocks hold the bias of their router (MiniMax-M2, AFMoE).
+        """
         rows: dict[tuple[nn.Module, str], Tensor] = {}
         count = len(self.experts.down_proj)  # type: ignore[arg-type]
-        for module in self.router.modules():
+        for module in (self.block, *self.router.modules()):
             tensors = [
                 *module.named_parameters(recurse=False),
                 *module.named_buffers(recurse=False),

@@ -54,6 +54,8 @@ SLICED = (
     "apertus",
     "exaone",
     "internlm3",
+    "hunyuan_v1_dense",
+    "ministral3",
 )
 WIDTH = 32  # of the tiny models
 
