@@ -40,6 +40,9 @@ MULTIPLES = (
     "gemma3_text",
     "gemma3n_text",
 )  # the width is a multiple of the number of heads
+# Families whose windows have twice the heads of keys, and that rotate a third of a head: few of the
+# sizes below are possible.
+NOT_RANDOM = {"mimo_v2_flash"}
 SQUARE = ("helium",)  # the width is that of all heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
@@ -77,13 +80,11 @@ def layers_that_depend_on_others(draw: st.DrawFn, family: str, kinds: list[str])
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A family and the fields of a config of it."""
-    family = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    family = draw(st.sampled_from(sorted(ARCHITECTURES.keys() - NOT_RANDOM)))
     fields = dict(CONFIGS[family])
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     # rotary halves of halves (`partial_rotary_factor`) are whole numbers
     size = 4 * draw(st.integers(1, 4))
-    if family == "mimo_v2_flash":  # it rotates a third of a head
-        size = 12
     if family in ("mpt", "bloom"):
         heads = max(heads, 2)
     if "attention_types" in fields:
