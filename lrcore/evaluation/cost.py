@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers.modules.compressed import CompressedAttention
-from ..models.kv_cache import QuantizedLayer, forward_with_cache, quantized_cache
+from ..models.kv_cache import QuantizedLayer, check_quantizable, forward_with_cache, quantized_cache
 from ..models.load import LoadedModel
 from ..models.mixer_state import state_tensors
 from ..models.model_size import count_flops
@@ -82,10 +82,12 @@ def measure_cost(model: LoadedModel, context: int = 256, kv_bits: int | None = N
     of a quantized cache, see `quantized_cache`. Its newest tokens are in full precision, so use a
     long context.
 
-    Raises InputError for a context below 1 or above the positions of the model minus 1, and for
-    another value of kv_bits.
+    Raises InputError for a context below 1 or above the positions of the model minus 1, for another
+    value of kv_bits, and like `check_quantizable`.
     """
     check_least("context", context, 1)
+    if kv_bits is not None:
+        check_quantizable(model.size.state_bytes)
     cache = None if kv_bits is None else quantized_cache(kv_bits)
     model.check_length(context + 1)
     prompt = _prompt(model, context)

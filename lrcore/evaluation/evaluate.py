@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..data.tokens import encoded
 from ..layers.image_tokens import highest_token, targets
 from ..models.architectures import text_config
-from ..models.kv_cache import GROUP, forward_with_cache, quantized_cache
+from ..models.kv_cache import GROUP, check_quantizable, forward_with_cache, quantized_cache
 from ..models.load import LoadedModel
 from ..models.read_ahead import reading_ahead
 from ..system.errors import InputError
@@ -245,7 +245,10 @@ def window_losses(
 
     tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t).
     kv_bits: bits of a quantized KV cache that the tokens pass through, see `quantized_cache`.
+    Raises InputError like `check_quantizable`.
     """
+    if kv_bits is not None:
+        check_quantizable(model.size.state_bytes)
     parts = list(batches(model, tokens, batch))
     windows = [0, *accumulate(map(len, parts))]
 

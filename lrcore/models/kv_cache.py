@@ -50,6 +50,15 @@ def check_kv_bits(bits: Any) -> None:
         raise InputError(f"A KV cache with {bits!r} bits is not supported. Use 8, 4 or 2.")
 
 
+def check_quantizable(state_bytes: int) -> None:
+    """Raise InputError for a network whose cache has states, see `ModelSize.state_bytes`."""
+    if state_bytes:
+        raise InputError(
+            "The cache of this model cannot be quantized: some of its layers keep a state instead "
+            "of keys and values. Leave out kv_bits."
+        )
+
+
 def quantized_cache(bits: int = 4, residual: int = RESIDUAL) -> Cache:
     """Return an empty quantized cache for forward passes and `generate` of transformers.
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 import lrcore
 from lrcore import InputError
 from lrcore.cli.reports import size_rows
+from lrcore.evaluation.cost import measure_cost
 from lrcore.layers.account import SizeAndCost
 from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.methods import METHODS, truncate
@@ -151,6 +152,14 @@ def test_sizes_and_costs_have_the_states(folder_of, story_file):
     projected = lrcore.what_if(plan, "svd", folder)  # in bfloat16
     cached = projected.memory(10) - projected.memory(0)
     assert cached == 10 * 2 * projected.kv_values + states // 2
+
+
+def test_a_cache_with_states_is_not_quantized(folder_of, story_file):
+    model = lrcore.load(str(folder_of("lfm2")))
+    with pytest.raises(InputError, match="keep a state instead"):
+        lrcore.evaluate(model, str(story_file), samples=2, seq_len=16, kv_bits=4)
+    with pytest.raises(InputError, match="keep a state instead"):
+        measure_cost(model, context=32, kv_bits=4)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
