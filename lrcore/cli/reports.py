@@ -28,6 +28,7 @@ def compressed_report(model: Any) -> dict[str, Any]:
 
 def size_rows(account: SizeAndCost) -> Iterator[dict[str, Any]]:
     """Yield a row per size and cost of a model: dense, compressed, and the relative change."""
+    states = account.dense.state_bytes, account.model.state_bytes
     pairs = (
         ("parameters", account.dense.parameters, account.model.parameters),
         ("MB", account.dense.megabytes, account.model.megabytes),
@@ -36,12 +37,10 @@ def size_rows(account: SizeAndCost) -> Iterator[dict[str, Any]]:
             account.dense.kv_bytes_per_token,
             account.model.kv_bytes_per_token,
         ),
-        ("states, bytes per sequence", account.dense.state_bytes, account.model.state_bytes),
+        *([("states, bytes per sequence", *states)] if account.dense.state_bytes else []),
         ("FLOPs per token", account.dense.flops_per_token, account.model.flops_per_token),
     )
     for name, dense, compressed in pairs:
-        if name.startswith("states") and not dense:  # a model of attention layers has none
-            continue
         change = f"{compressed / dense - 1:+.1%}" if dense else ""
         yield {"": name, "dense": dense, "compressed": compressed, "change": change}
 

@@ -86,9 +86,10 @@ def measure_cost(model: LoadedModel, context: int = 256, kv_bits: int | None = N
     value of kv_bits, and like `check_quantizable`.
     """
     check_least("context", context, 1)
+    cache = None
     if kv_bits is not None:
         check_quantizable(model.size.state_bytes)
-    cache = None if kv_bits is None else quantized_cache(kv_bits)
+        cache = quantized_cache(kv_bits)
     model.check_length(context + 1)
     prompt = _prompt(model, context)
     with _FlopCounter(model) as counter:
