@@ -16,6 +16,7 @@ from workbench.base import numbers
 from workbench.figures import base
 from workbench.figures.allocation import CHOSEN_LINE
 from workbench.figures.cell import HeatmapCell, cell_figures
+from workbench.server.input_checks import check_value
 from workbench.state import manual_ranks
 from workbench.state.browsers import CONTEXT
 from workbench.state.keys import calibration_key
@@ -159,40 +160,36 @@ def test_a_number_that_is_no_number_of_windows_is_said_in_the_place_of_the_plan(
     assert "samples" in widgets.summary
 
 
-def option_sets(owner):
-    """The components of one owner's options, outside of a page."""
+def option_fields(owner):
+    """The fields of an owner's options, outside of a page."""
     with gr.Blocks():
-        parts = options.layout()
-    return [group for group in parts.sets if group.owner is owner]
+        return options.option_fields(owner)
 
 
-def option_values(sets, name, **changed):
-    """The values of all components, with changed ones for one method or policy."""
+def option_values(fields, name, **changed):
+    """The values of all fields for a method or policy, with changed ones."""
     return [
-        changed.get(option["name"], option["default"]) if group.name == name else option["default"]
-        for group in sets
-        for option in group.options
+        None if option is None else changed.get(option["name"], option["default"])
+        for option in fields.assign(name)
     ]
 
 
 def test_the_box_of_an_option_out_of_range_shows_the_option_of_the_plan_again():
     owner, choice = options.OWNERS[0], ["aa_svd", "uniform", 0.0]
-    sets = option_sets(owner)
-    option = next(
-        option for group in sets for option in group.options if option["name"] == "anchor"
-    )
-    assert not options.out_of_range(option, option["default"])
-    half_typed = option_values(sets, "aa_svd", anchor=-1.0)
+    fields = option_fields(owner)
+    option = next(option for option in owner.options("aa_svd") if option["name"] == "anchor")
+    assert not options.invalid_value(option, option["default"])
+    half_typed = option_values(fields, "aa_svd", anchor=-1.0)
     stored = {"anchor": 0.25}
-    assert options.store_options(sets, choice, choice, half_typed, stored) == gr.skip()
+    assert options.store_options(fields, choice, choice, half_typed, stored) == gr.skip()
     with pytest.warns(UserWarning, match="Option anchor must be from 0 to 1"):
-        updates = options.restore(sets, choice, choice, half_typed, stored)
+        updates = options.restore(fields, choice, choice, half_typed, stored)
     assert [update for update in updates if update != gr.skip()] == [0.25]
-    empty = option_values(sets, "aa_svd", anchor=None)
-    updates = options.restore(sets, choice, choice, empty, {})
+    empty = option_values(fields, "aa_svd", anchor=None)
+    updates = options.restore(fields, choice, choice, empty, {})
     assert [update for update in updates if update != gr.skip()] == [option["default"]]
-    valid = option_values(sets, "aa_svd", anchor=0.5)
-    assert set(map(str, options.restore(sets, choice, choice, valid, stored))) == {str(gr.skip())}
+    valid = option_values(fields, "aa_svd", anchor=0.5)
+    assert set(map(str, options.restore(fields, choice, choice, valid, stored))) == {str(gr.skip())}
 
 
 def test_a_narrow_page_draws_the_energy_from_rank_one(store):
@@ -392,12 +389,12 @@ def test_the_editor_shows_rank_and_changes(store):
 
 def test_options_with_their_default_are_not_stored():
     owner, choice = options.OWNERS[0], ["a3", "uniform", 0.0]
-    sets = option_sets(owner)
-    values = option_values(sets, "a3", qk="weights")
-    assert options.store_options(sets, choice, choice, values, {"seed": 3}) == {"qk": "weights"}
-    assert options.store_options(sets, choice, choice, values, {"qk": "weights"}) == gr.skip()
-    previous = ["care", "uniform", 0.0]  # its options are still visible
-    assert options.store_options(sets, previous, choice, values, {}) == gr.skip()
+    fields = option_fields(owner)
+    values = option_values(fields, "a3", qk="weights")
+    assert options.store_options(fields, choice, choice, values, {"seed": 3}) == {"qk": "weights"}
+    assert options.store_options(fields, choice, choice, values, {"qk": "weights"}) == gr.skip()
+    previous = ["care", "uniform", 0.0]  # the fields still hold its options
+    assert options.store_options(fields, previous, choice, values, {}) == gr.skip()
 
 
 def test_a_press_replaces_worse_ranks_by_uniform_ones():
@@ -426,19 +423,38 @@ def test_manual_ranks_return_with_their_method(monkeypatch):
 
 
 def test_the_options_of_the_choice_are_visible_with_their_values():
-    sets = [group for owner in options.OWNERS for group in option_sets(owner)]
-    shown, choice = ["a3", "uniform", 0.0], ["care", "softmax", 1.0]
-    visible_choice, *updates = options.show(sets, shown, choice, {"joint": True}, {"cap": 0.5})
+    fields = [option_fields(owner) for owner in options.OWNERS]
+    choice = ["care", "softmax", 1.0]
+    visible_choice, *updates = options.show(fields, choice, {"joint": True}, {"cap": 0.5})
     assert visible_choice == choice
-    rows, values = updates[: len(sets)], iter(updates[len(sets) :])
-    visible = {group.name: row.get("visible") for group, row in zip(sets, rows, strict=True)}
-    assert {name for name, is_visible in visible.items() if is_visible} == {"care", "softmax"}
-    assert visible["a3"] is False
-    assert visible["svd"] is None  # it was hidden before
-    by_option = {
-        (group.name, option["name"]): next(values).get("value")
-        for group in sets
-        for option in group.options
+    values = {update["elem_id"]: update["value"] for update in updates if "elem_id" in update}
+    expected = {
+        f"option-{option['name']}": option["default"]
+        for owner in options.OWNERS
+        for option in owner.options(choice[owner.position])
     }
-    assert (by_option["care", "joint"], by_option["softmax", "cap"]) == (True, 0.5)
-    assert by_option["care", "whitening"] == "covariance"
+    assert values == {**expected, "option-joint": True, "option-cap": 0.5}
+    remaining = [update["visible"] for update in updates if "elem_id" not in update]
+    assert remaining.count(True) == len(fields)  # the rows; all other fields are hidden
+
+
+@pytest.mark.parametrize("owner", options.OWNERS, ids=lambda owner: owner.field)
+def test_each_option_has_a_field_that_takes_its_values(owner):
+    fields = option_fields(owner)
+    for row in owner.rows():
+        assigned = {
+            option["name"]: part
+            for option, part in zip(fields.assign(row["name"]), fields.components, strict=True)
+            if option is not None
+        }
+        assert assigned.keys() == {option["name"] for option in row["options"]}
+        for option in row["options"]:
+            for value in (option["default"], *option.get("choices", ())):
+                check_value(assigned[option["name"]], value)
+
+
+def test_a_choice_that_the_method_does_not_offer_is_not_stored():
+    owner, choice = options.OWNERS[0], ["latentllm", "uniform", 0.0]
+    fields = option_fields(owner)
+    values = option_values(fields, "latentllm", junction="absent")
+    assert options.store_options(fields, choice, choice, values, {}) == gr.skip()

@@ -1,6 +1,7 @@
 """JavaScript and CSS files of the page."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +22,24 @@ def script(*files: str, **values: Any) -> str:
     for name, value in values.items():
         joined = joined.replace(f"${name}", json.dumps(value, allow_nan=False))
     return joined
+
+
+@dataclass(frozen=True)
+class SharedScript:
+    """The js_on_load script of several components, defined once in the head of the page.
+
+    Otherwise the page's configuration would repeat the script for each component.
+    """
+
+    name: str
+    code: str
+
+    @property
+    def definition(self) -> str:
+        """A JavaScript function with this name."""
+        return f"function {self.name}(element, props, trigger, watch) {{\n{self.code}\n}}\n"
+
+    @property
+    def call(self) -> str:
+        """The js_on_load of a component."""
+        return f"{self.name}(element, props, trigger, watch);"

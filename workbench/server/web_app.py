@@ -12,6 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ..base.assets import PLOTLY_JS, STYLE, script
+from ..widgets.components import BUTTONS, PLOT
 from ..widgets.theme import THEME
 from ..words.spectra import LOGIN
 from .access import login
@@ -30,7 +31,10 @@ PLOTLY_VERSION = _version[1] if _version else ""
 # Scripts of the whole page, and Plotly. A new version of Plotly has a new address that no browser
 # cached.
 HEAD = f"""
-<script>{script("address.js", "plot-pdf.js", "dropdown-tab.js")}</script>
+<script>
+{script("address.js", "plot-pdf.js", "dropdown-tab.js")}
+{PLOT.definition}{BUTTONS.definition}
+</script>
 <script async src="./static-files/{PLOTLY_JS.name}?{PLOTLY_VERSION}"></script>
 """
 

@@ -12,10 +12,21 @@ from lrcore.system.as_json import json_text
 
 from .. import words
 from ..base import numbers
-from ..base.assets import script
+from ..base.assets import SharedScript, script
 
 MAX_NUMBER = 10**9
 MAX_TOKENS = 4096  # of one answer; a longer one would occupy the server for minutes
+
+PLOT = SharedScript(
+    "attachPlot",
+    script(
+        "plot.js",
+        "plot-saving.js",
+        HANDLE=words.allocation.HANDLE,
+        CELLS=words.spectra.CELLS_BY_KEYBOARD,
+    ),
+)
+BUTTONS = SharedScript("attachButtons", script("buttons.js"))
 
 
 def whole_number(value: float | None, label: str, maximum: int = MAX_NUMBER) -> int:
@@ -47,19 +58,14 @@ def plot(elem_id: str, height: int, value: str = "", awaited: bool = False) -> g
         value,
         html_template=f"{head}<div><div class='plot{' awaited' if awaited else ''}' "
         f"style='width:100%;height:{height}px'></div></div>",
-        js_on_load=script(
-            "plot.js",
-            "plot-saving.js",
-            HANDLE=words.allocation.HANDLE,
-            CELLS=words.spectra.CELLS_BY_KEYBOARD,
-        ),
+        js_on_load=PLOT.call,
         elem_id=elem_id,
     )
 
 
 def panel(elem_id: str, render: bool = True, value: str = "") -> gr.HTML:
     """Return HTML whose elements with data-action send clicks as `select` events."""
-    return gr.HTML(value, js_on_load=script("buttons.js"), elem_id=elem_id, render=render)
+    return gr.HTML(value, js_on_load=BUTTONS.call, elem_id=elem_id, render=render)
 
 
 def downloader() -> gr.HTML:

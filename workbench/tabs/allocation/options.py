@@ -1,12 +1,14 @@
 """Options of the chosen method and policy.
 
-All options of all methods and policies have components, made when the page is built. The options of
-the chosen method and policy are visible.
+Method and policy each have a row of fields: lists of choices, number boxes and check boxes, as many
+of each kind as the method or policy with the most options needs. The fields take the labels, ranges
+and values of the options of the choice; the remaining fields are hidden.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import gradio as gr
@@ -16,10 +18,10 @@ import lrcore
 from ... import words
 from ...state import manual_ranks
 from ...widgets.events import DRAWN, LIVE, QUIET, FormData, bind, form_data, listen, warn
-from ...widgets.form import START
 from ...widgets.page import Page
 
 Option = dict[str, Any]  # name, default and explanation, as `lrcore.list_methods` returns them
+KINDS = (gr.Dropdown, gr.Number, gr.Checkbox)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Owner:
     stored_in: str
     rows: Callable[[], list[dict[str, Any]]]
 
+    def options(self, name: str) -> list[Option]:
+        """Return the options of a method or policy; [] for an unknown name."""
+        return next((row["options"] for row in self.rows() if row["name"] == name), [])
+
 
 OWNERS = (
     Owner("method", 0, "options", lrcore.list_methods),
@@ -43,73 +49,104 @@ OWNERS = (
 
 
 @dataclass(frozen=True)
-class OptionSet:
-    """The components of the options of a method or policy."""
+class OptionFields:
+    """The fields of an owner.
+
+    components: in the order of `KINDS`. values: of the components.
+    """
 
     owner: Owner
-    name: str
-    options: list[Option]
     row: gr.Row
     components: list[gr.components.Component]
+    values: FormData = field(init=False)
+
+    def __post_init__(self) -> None:
+        values = [part.value for part in self.components]
+        object.__setattr__(self, "values", form_data(self.components, values))
+
+    def assign(self, name: str) -> list[Option | None]:
+        """Return the option of each component for a method or policy; None if it is hidden."""
+        options = self.owner.options(name)
+        remaining = {kind: [row for row in options if field_kind(row) is kind] for kind in KINDS}
+        return [
+            remaining[type(part)].pop(0) if remaining[type(part)] else None
+            for part in self.components
+        ]
 
 
 @dataclass(frozen=True)
 class OptionSets:
-    """The components of all options.
+    """The fields of both owners.
 
-    choice: the choice whose options are visible, in the form of `Page.choice`. It lags behind the
-    choice of the page until the components are updated. values: of all components of an owner, by
-    the owner's field.
+    choice: the choice that the fields belong to, in the form of `Page.choice`. It lags behind the
+    choice of the page until the components are updated.
     """
 
     accordion: gr.Accordion
-    sets: list[OptionSet]
+    fields: list[OptionFields]
     choice: gr.State
-    values: dict[str, FormData]
 
 
 def layout() -> OptionSets:
     with gr.Accordion(words.allocation.OPTIONS, open=False) as accordion:
-        sets = [
-            option_set(owner, row) for owner in OWNERS for row in owner.rows() if row["options"]
-        ]
-    values = {
-        owner.field: form_data(
-            [part for group in sets if group.owner is owner for part in group.components],
-            [row["default"] for group in sets if group.owner is owner for row in group.options],
-        )
-        for owner in OWNERS
-    }
-    return OptionSets(accordion, sets, gr.State([START.method, START.policy, 0.0]), values)
+        fields = [option_fields(owner) for owner in OWNERS]
+    return OptionSets(accordion, fields, gr.State(["", "", 0.0]))
 
 
-def option_set(owner: Owner, row: dict[str, Any]) -> OptionSet:
-    """Place the components of a method or policy; the first choice is visible."""
-    is_visible = row["name"] == getattr(START, owner.field)
-    with gr.Row(visible=is_visible, elem_classes="option-row") as container:
-        components = [component(option) for option in row["options"]]
-    return OptionSet(owner, row["name"], row["options"], container, components)
+def option_fields(owner: Owner) -> OptionFields:
+    """Place the fields of an owner, hidden; `show` fills them when the page opens."""
+    components: list[gr.components.Component] = []
+    sets = [row["options"] for row in owner.rows()]
+    with gr.Row(elem_classes="option-row") as row:
+        for kind in KINDS:
+            by_set = [[option for option in s if field_kind(option) is kind] for s in sets]
+            for options in zip_longest(*by_set):
+                components.append(empty_field(kind, [option for option in options if option]))
+    return OptionFields(owner, row, components)
 
 
-def component(option: Option) -> gr.components.Component:
-    """Return the component of an option, with label, explanation, choices and range."""
-    common = {
-        "value": option["default"],
-        "label": option["name"].replace("_", " "),
-        "info": option["about"],
-        # several methods have an option of this name, but only one of them is visible at a time
-        "elem_id": f"option-{option['name']}",
-        "interactive": True,
-    }
+def field_kind(option: Option) -> type[gr.components.Component]:
+    """Return the component that an option needs."""
     if isinstance(option["default"], bool):
-        return gr.Checkbox(**common)
+        return gr.Checkbox
+    return gr.Dropdown if "choices" in option else gr.Number
+
+
+def empty_field(
+    kind: type[gr.components.Component], options: list[Option]
+) -> gr.components.Component:
+    """Return a hidden field. options: all options that it may take.
+
+    A list begins with the choices of all these options, because the server accepts no others from a
+    page that was opened before a restart.
+    """
+    common = {"label": label(options[0]), "visible": False, "interactive": True}
+    if kind is gr.Dropdown:
+        choices = dict.fromkeys(choice for option in options for choice in option["choices"])
+        return gr.Dropdown(list(choices), value=None, min_width=150, **common)
+    return gr.Number(None, **common) if kind is gr.Number else gr.Checkbox(**common)
+
+
+def label(option: Option) -> str:
+    return option["name"].replace("_", " ")
+
+
+def option_update(option: Option | None, stored: dict[str, Any]) -> Any:
+    """Return the update of a field that takes this option; hide it if there is none."""
+    if option is None:
+        return gr.update(visible=False)
+    limits: dict[str, Any] = {}
     if "choices" in option:
-        return gr.Dropdown(choices=list(option["choices"]), min_width=150, **common)
-    return gr.Number(
-        minimum=option.get("low"),
-        maximum=option.get("high"),
-        precision=0 if isinstance(option["default"], int) else None,
-        **common,
+        limits = {"choices": list(option["choices"])}
+    elif field_kind(option) is gr.Number:
+        limits = {"minimum": option.get("low"), "maximum": option.get("high")}
+    return gr.update(
+        value=stored.get(option["name"], option["default"]),
+        label=label(option),
+        info=option["about"],
+        elem_id=f"option-{option['name']}",
+        visible=True,
+        **limits,
     )
 
 
@@ -120,17 +157,16 @@ def wire(page: Page, parts: OptionSets) -> None:
     changed = [page.opened, choice.change]
     heading_events = [*changed, *(field.change for field in stored)]
     listen(heading_events, bind(heading), [choice, *stored], parts.accordion, **DRAWN)
-    rows = [group.row for group in parts.sets]
-    components = [part for group in parts.sets for part in group.components]
+    components = [part for fields in parts.fields for part in (fields.row, *fields.components)]
     listen(
         changed,
-        bind(show, parts.sets),
-        [parts.choice, choice, *stored],
-        [parts.choice, *rows, *components],
+        bind(show, parts.fields),
+        [choice, *stored],
+        [parts.choice, *components],
         **LIVE,  # not in the queue of the figures, which would delay the options
     )
-    for owner in OWNERS:
-        wire_owner(page, parts, owner)
+    for fields in parts.fields:
+        wire_owner(page, parts, fields)
     settings = [form["options"], form["rank_overrides"], page.rank_history, choice]
     former = gr.State({})  # settings by method
     inputs, outputs = [form["method"], former, *settings], [former, form["component_ratios"]]
@@ -140,16 +176,15 @@ def wire(page: Page, parts: OptionSets) -> None:
     )
 
 
-def wire_owner(page: Page, parts: OptionSets, owner: Owner) -> None:
+def wire_owner(page: Page, parts: OptionSets, fields: OptionFields) -> None:
     """Store entered options. When a number box loses the focus, replace a number out of range."""
-    sets = [group for group in parts.sets if group.owner is owner]
-    values, stored = parts.values[owner.field], page.form[owner.stored_in]
-    inputs = [parts.choice, page.choice, values, stored]
-    entered = [part.input for part in values.parts]
-    listen(entered, bind(store_options, sets), inputs, stored, **LIVE)
-    numbers = [part for part in values.parts if isinstance(part, gr.Number)]
+    stored = page.form[fields.owner.stored_in]
+    inputs = [parts.choice, page.choice, fields.values, stored]
+    entered = [part.input for part in fields.components]
+    listen(entered, bind(store_options, fields), inputs, stored, **LIVE)
+    numbers = [part for part in fields.components if isinstance(part, gr.Number)]
     left_events = [event for part in numbers for event in (part.blur, part.submit)]
-    listen(left_events, bind(restore, sets), inputs, numbers, **QUIET)
+    listen(left_events, bind(restore, fields), inputs, numbers, **QUIET)
 
 
 def choose_method(name: str, former: dict[str, list[Any]], *settings: Any) -> Any:
@@ -188,29 +223,21 @@ def heading(choice: list, options: dict[str, Any], policy_options: dict[str, Any
     return gr.update(label=f"{label}: {changed}" if changed else label, visible=bool(names))
 
 
-def show(
-    sets: Sequence[OptionSet], visible_choice: list, choice: list, *stored: dict[str, Any]
-) -> list[Any]:
-    """Return the choice, and the updates of all rows and components that show the options.
+def show(fields: Sequence[OptionFields], choice: list, *stored: dict[str, Any]) -> list[Any]:
+    """Return the choice, and the updates of each row and its components.
 
-    visible_choice: the choice whose options are visible. stored: options that differ from their
-    defaults, of each owner.
+    stored: options that differ from their defaults, of each owner.
     """
-    rows, components = [], []
-    for group in sets:
-        position = group.owner.position
-        is_chosen = group.name == choice[position]
-        is_changed = is_chosen or group.name == visible_choice[position]
-        rows.append(gr.update(visible=is_chosen) if is_changed else gr.skip())
-        chosen_options = stored[position] if is_chosen else {}
-        for option in group.options:
-            value = chosen_options.get(option["name"], option["default"])
-            components.append(gr.update(value=value) if is_changed else gr.skip())
-    return [choice, *rows, *components]
+    updates = []
+    for owner_fields, owner_stored in zip(fields, stored, strict=True):
+        options = owner_fields.assign(choice[owner_fields.owner.position])
+        updates.append(gr.update(visible=any(options)))
+        updates += [option_update(option, owner_stored) for option in options]
+    return [choice, *updates]
 
 
 def store_options(
-    sets: Sequence[OptionSet],
+    fields: OptionFields,
     visible_choice: list,
     choice: list,
     values: list[Any],
@@ -218,64 +245,59 @@ def store_options(
 ) -> Any:
     """Return the options that differ from their defaults.
 
-    A number out of range is ignored, since the user may still be typing; see `restore`.
-    visible_choice: the choice whose options are visible; if it is not the choice of the page,
+    An invalid value is ignored, since the user may still be typing; see `restore`.
+    visible_choice: the choice that the fields belong to; if it is not the choice of the page,
     nothing is stored.
     """
     if visible_choice != choice:
         return gr.skip()
     entered = dict(stored)
-    for group, options in option_values(sets, values):
-        if group.name != choice[group.owner.position]:
+    options = fields.assign(choice[fields.owner.position])
+    for option, value in zip(options, values, strict=True):
+        if option is None or invalid_value(option, value):
             continue
-        for option, value in options:
-            if out_of_range(option, value):
-                continue
-            entered.pop(option["name"], None)
-            if value is not None and value != option["default"]:
-                entered[option["name"]] = value
+        entered.pop(option["name"], None)
+        if value is not None and value != option["default"]:
+            entered[option["name"]] = value
     return gr.skip() if entered == stored else entered
 
 
 def restore(
-    sets: Sequence[OptionSet],
+    fields: OptionFields,
     visible_choice: list,
     choice: list,
     values: list[Any],
     stored: dict[str, Any],
 ) -> list[Any]:
-    """Return the updates of all number boxes.
+    """Return the updates of the number boxes.
 
-    An empty box, or a box with a number out of range, shows the option of the plan again.
+    An empty box, or a box with an invalid number, shows the option of the plan again.
     """
     updates = []
-    for group, options in option_values(sets, values):
-        is_shown = visible_choice == choice and group.name == choice[group.owner.position]
-        for (option, value), part in zip(options, group.components, strict=True):
-            if not isinstance(part, gr.Number):
-                continue
-            refused = out_of_range(option, value) if is_shown else ""
-            if refused:
-                warn(refused)
-            if refused or (is_shown and value is None):
-                updates.append(stored.get(option["name"], option["default"]))
-            else:
-                updates.append(gr.skip())
+    options = fields.assign(choice[fields.owner.position])
+    for option, value, part in zip(options, values, fields.components, strict=True):
+        if not isinstance(part, gr.Number):
+            continue
+        if option is None or visible_choice != choice:
+            updates.append(gr.skip())
+            continue
+        reason = invalid_value(option, value)
+        if reason:
+            warn(reason)
+        is_replaced = bool(reason) or value is None
+        previous = stored.get(option["name"], option["default"])
+        updates.append(previous if is_replaced else gr.skip())
     return updates
 
 
-def option_values(
-    sets: Sequence[OptionSet], values: Sequence[Any]
-) -> list[tuple[OptionSet, list[tuple[Option, Any]]]]:
-    """Return each set with its options and their values. values: of the components of all sets."""
-    remaining = iter(values)
-    return [(group, [(option, next(remaining)) for option in group.options]) for group in sets]
-
-
-def out_of_range(option: Option, value: Any) -> str:
-    """Return the error message for a number out of range; "" for a valid number."""
+def invalid_value(option: Option, value: Any) -> str:
+    """Return the error message for a value that the option does not take; "" for a valid one."""
+    name = option["name"]
+    if "choices" in option:
+        choices = ", ".join(option["choices"])
+        return "" if value in option["choices"] else f"Option {name} must be one of {choices}."
     low, high = option.get("low", -math.inf), option.get("high", math.inf)
     if not isinstance(value, int | float) or low <= value <= high:
         return ""
     limits = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-    return f"Option {option['name']} must be {limits}; got {value:g}."
+    return f"Option {name} must be {limits}; got {value:g}."
