@@ -56,10 +56,11 @@ test:
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
 	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder tests/browser
 
-# The long campaigns of docs/reliability.md take hours. LRCORE_SOAK_SEED: seed of the random input;
-# LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
-soak: setup
-	$(PYTHON) -m pytest -q -m soak
+# Takes hours: the long campaigns of docs/reliability.md, and all browser tests with the longest,
+# which `make test` leaves out. LRCORE_SOAK_SEED: seed of the random input. LRCORE_SOAK_SHARE=0.1: a
+# tenth of the random input.
+soak: setup browser
+	$(PYTHON) -m pytest -q -m "soak or browser"
 
 # Tests with workers of a Ray cluster on this machine, two minutes. Installs Ray; `make test` uses
 # simulated workers.

@@ -268,6 +268,7 @@ def temperature_at(workbench, share: float) -> float:
     return float(workbench.locator(f"#field-temperature {BOX}").input_value())
 
 
+@pytest.mark.soak
 def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
     cockpit = open_page()
     cockpit.allocation()

@@ -128,6 +128,7 @@ def test_the_comparison_is_saved_as_it_is_shown(workbench):
     assert saved.count("\\textbf{") > 1
 
 
+@pytest.mark.soak
 def test_where_a_run_loses_and_a_task_stand_beside_its_perplexity(workbench):
     compared = workbench.locator("#compared")
     assert "Local error of mlp" not in compared.inner_text()
@@ -172,6 +173,7 @@ def test_no_column_says_how_fast_it_was_written_and_each_can_be_copied(workbench
     workbench.until(copied, "the copy is not the answer")
 
 
+@pytest.mark.soak
 def test_measured_speed_is_an_axis_and_stands_above_the_answers(workbench):
     page = workbench.page
     caption = page.locator("#scatter-caption")

@@ -130,6 +130,7 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.answered()
 
 
+@pytest.mark.soak
 def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is_asked(workbench):
     """Probes of the method on show ship with the page: those of another have to be measured."""
     workbench.allocation()

@@ -44,6 +44,7 @@ TOUCHING = """() => {
   }).map((tab) => tab.textContent.trim()); }"""
 
 
+@pytest.mark.soak
 def test_the_next_step_covers_no_tab_and_the_sidebar_nothing_at_any_width(open_page):
     """200 % zoom makes 720 pixels of a laptop's screen."""
     for width in (720, 800, 1024, 1180):

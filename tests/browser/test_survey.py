@@ -45,6 +45,7 @@ def harmful(workbench):
     return float(shown), float(even)
 
 
+@pytest.mark.soak
 def test_methods_and_policies_are_ranked_by_what_was_measured(workbench, harmful):
     here = {("a3", "softmax_dual"), ("a3", "uniform")}
     workbench.see("#policies")
