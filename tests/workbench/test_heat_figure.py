@@ -56,3 +56,17 @@ def test_a_model_with_a_dense_first_layer_and_experts(tmp_path, tiny_llama, stor
         )
         assert len(text) == len(analysis.table(0.9).query(f"kind == '{kind}'"))
         assert {"kv_a", "kv_b", "down"} <= set(cells["y"])
+
+
+def test_the_groups_of_rows_have_titles_in_their_middle(table):
+    components = pd.DataFrame(
+        [{"layer": layer, "name": "mlp", "full": 8, "effective_rank": 2.0} for layer in (0, 1)]
+    ).assign(**ABOUT)
+    figure = json.loads(
+        heat_figure(pd.concat([components, table]), "effective_rank", "aware", ["mlp"])
+    )
+    assert figure["data"][0]["y"] == ["mlp", " ", "o", "gate", "down"]
+    titles = [(title["text"], title["y"]) for title in figure["layout"]["annotations"]]
+    assert titles == [("Joint", 0), ("Matrices", 3)]
+    alone = json.loads(heat_figure(table, "effective_rank", "aware"))
+    assert "annotations" not in alone["layout"]

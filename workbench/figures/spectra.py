@@ -11,6 +11,7 @@ from .. import words
 from .base import GHOST, GRAY, figure, ink, layer_axis
 
 EMPTY = " "  # name of the empty row between components and matrices
+LEFT = 72  # margin of the names of rows, pixels
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def heatmap(heat: Heat) -> str:
     }
     # a number needs about 40 pixels per cell
     inside = [numbers(heat, layers)] if len(layers) <= 16 else []
+    titles = {"annotations": group_titles(heat)} if EMPTY in heat.rows else {}
     return figure(
         [cells(heat, layers), bars, *inside],
         130 + 23 * len(heat.rows),
@@ -113,9 +115,30 @@ def heatmap(heat: Heat) -> str:
             "rangemode": "tozero",
         },
         bargap=0.3,
-        margin={"t": 30, "r": 10, "b": 44, "l": 72},
+        margin={"t": 30, "r": 10, "b": 44, "l": LEFT},
         meta={"mark": "cell"},
+        **titles,
     )
+
+
+def group_titles(heat: Heat) -> list[dict[str, Any]]:
+    """Return the titles of the groups above and below the empty row, left of the names of rows."""
+    gap, last = heat.rows.index(EMPTY), len(heat.rows) - 1
+    middles = (gap - 1) / 2, (gap + 1 + last) / 2
+    return [
+        {
+            "name": "title",
+            "text": text,
+            "textangle": -90,
+            "xref": "paper",
+            "x": 0,
+            "xshift": 10 - LEFT,
+            "y": middle,
+            "showarrow": False,
+            "font": {"size": 11},
+        }
+        for text, middle in zip(words.spectra.GROUPS, middles, strict=True)
+    ]
 
 
 def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:

@@ -133,34 +133,37 @@ def layout(first: FirstView) -> SpectraTab:
     """Place the components, with their initial values."""
     measure, threshold, kind = heatmap_settings()
     help_line = panel("measure-help", value=first.help_line)
-    heatmap = plot("heatmap", 360, first.heatmap, awaited=True)
-    scatter = plot("loss-against-energy", 320)
-    with gr.Row(elem_classes="bottom"):
-        heading = gr.HTML(first.heading, elem_id="cell-heading", scale=2)
-        head = gr.Dropdown(
-            first.heads,
-            value=ALL_HEADS,
-            label=words.spectra.HEAD_BOX,
-            elem_id="head",
-            min_width=140,
-        )
-        compared = gr.Dropdown(
-            first.layers,
-            value=[],
-            multiselect=True,
-            label=words.spectra.COMPARE_LAYERS,
-            elem_id="beside",
-            min_width=290,
-        )
-        scale = gr.Radio(
-            ["log", "linear"],
-            value="log",
-            label=words.spectra.SCALE,
-            elem_id="scale",
-            min_width=180,
-        )
-    with gr.Row():
-        values, energy = plot("spectrum", 270, first.values), plot("energy", 270, first.energy)
+    # one above the other; next to each other on a wide screen
+    with gr.Column(elem_id="spectra-view"):
+        heatmap = plot("heatmap", 360, first.heatmap, awaited=True)
+        scatter = plot("loss-against-energy", 320)
+        with gr.Row(elem_classes="bottom"):
+            heading = gr.HTML(first.heading, elem_id="cell-heading", scale=2)
+            head = gr.Dropdown(
+                first.heads,
+                value=ALL_HEADS,
+                label=words.spectra.HEAD_BOX,
+                elem_id="head",
+                min_width=140,
+            )
+            compared = gr.Dropdown(
+                first.layers,
+                value=[],
+                multiselect=True,
+                label=words.spectra.COMPARE_LAYERS,
+                elem_id="beside",
+                min_width=290,
+            )
+            scale = gr.Radio(
+                ["log", "linear"],
+                value="log",
+                label=words.spectra.SCALE,
+                elem_id="scale",
+                min_width=180,
+            )
+        with gr.Row():
+            values = plot("spectrum", 270, first.values)
+            energy = plot("energy", 270, first.energy)
     with gr.Accordion(words.spectra.TABLE, open=False):
         table = gr.Dataframe(
             first.table,

@@ -49,6 +49,8 @@ MEASURES = {  # name in the table: (label, label of the color bar, number format
     "increase": ("Increase in loss (probed)", "log10", ".1e"),
 }
 KINDS = {"Activation-aware": "aware", "Raw weight": "raw"}
+# Rows of the heatmap: products of matrices that are compressed jointly, and single matrices
+GROUPS = ("Joint", "Matrices")
 MEASURE, SPECTRUM_KIND, ENERGY_THRESHOLD = "Measure", "Spectrum", "Energy threshold"
 OF_THE_SPECTRUM = (
     " It describes the singular values alone. The measure 'Increase in loss (probed)' is the "
