@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..evaluation.evaluation_settings import EvaluationSettings
+from ..system.errors import InputError
 from ..system.files import check_file, write_text
 from ..system.settings import setting
 from .arguments import (
@@ -101,6 +102,10 @@ def compare(
     further: Further,
     loading: Loading,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML report.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare the answers to this prompt, too; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare models on the same tokens.
@@ -110,14 +115,19 @@ def compare(
     if html is not None:
         check_file(html)
     loaded = [loading.load(name) for name in models]
+    from ..evaluation.answers import answer_prompts
     from ..evaluation.compare_models import compare_models, comparison_page
 
+    answers = answer_prompts(loaded, prompt or [], progress=progress)
+    for row in answers:
+        if row["error"]:
+            raise InputError(row["error"])
     result = compare_models(loaded, settings, further.speed, further.local, progress)
     if html is not None:
-        write_text(html, comparison_page(result))
+        write_text(html, comparison_page(result, answers=answers))
     rows = result.pop("models")
     if as_json:
-        show(True, {"models": rows, **result})
+        show(True, {"models": rows, **result} | ({"answers": answers} if prompt else {}))
         return
     columns = COLUMNS + (SPEEDS if further.speed else ())
     show(
@@ -129,6 +139,8 @@ def compare(
     for details in result.get("details", ()):
         for name in ("contributions", "local_errors"):
             show(False, {}, details["name"], details[name])
+    if answers:
+        show(False, {}, "answers", answers)
 
 
 @dataclass(frozen=True)

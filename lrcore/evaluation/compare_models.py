@@ -115,10 +115,17 @@ def _details(
     }
 
 
-def comparison_page(result: dict[str, Any], title: str = "Models side by side") -> str:
-    """Return the result of `compare_models` as a self-contained HTML page."""
+def comparison_page(
+    result: dict[str, Any],
+    title: str = "Models side by side",
+    answers: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return the result of `compare_models` as a self-contained HTML page.
+
+    answers: rows of `answer_prompts`.
+    """
     rows = result["models"]
-    parts: list[report.Table | report.Figure] = []
+    parts: list[report.Part] = [*report.answers(answers)]
     for key, name in AXES.items():
         points = [
             report.Point(r["name"], r["name"], r[key], r["perplexity"])

@@ -4,9 +4,10 @@ A plotting library would add 4 MB of code to each page. Values of points are SVG
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,23 @@ class Table:
     rows: Sequence[Sequence[Any]]
     head: Sequence[str] = ()
     numeric: Sequence[bool] = ()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of several models to a prompt. answers: names and texts, the reference first."""
+
+    title: str
+    prompt: str
+    answers: Sequence[tuple[str, str]]
+
+    @property
+    def columns(self) -> list[tuple[str, str, str]]:
+        """The name of each model, and its answer in two parts: up to the first word that differs
+        from the reference, and the rest.
+        """
+        reference = self.answers[0][1] if self.answers else ""
+        return [(name, *split_at_difference(text, reference)) for name, text in self.answers]
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,10 @@ class Figure:
     colors: Mapping[str, str]
 
 
-def page(title: str, *parts: Table | Figure, introduction: str = "") -> str:
+Part = Table | Figure | Answers
+
+
+def page(title: str, *parts: Part, introduction: str = "") -> str:
     """Return an HTML document. introduction: HTML above the parts; all other text is escaped."""
     from jinja2 import Environment  # takes 0.2 s, and only reports need it
 
@@ -70,6 +91,24 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 def fields_table(title: str, values: Mapping[str, Any]) -> Table:
     """Return a table of names and values."""
     return Table(title, [(name, format_value(value)) for name, value in values.items()])
+
+
+def answers(rows: Sequence[Mapping[str, Any]]) -> list[Answers]:
+    """Return the rows of `answer_prompts`, side by side for each prompt."""
+    return [
+        Answers(
+            "Answers", prompt, [(row["model"], row["answer"] or row["error"]) for row in of_prompt]
+        )
+        for prompt, of_prompt in groupby(rows, lambda row: row["prompt"])
+    ]
+
+
+def split_at_difference(text: str, reference: str) -> tuple[str, str]:
+    """Return a text up to the first word that differs from a reference, and the rest."""
+    words, expected = (re.findall(r"\s*\S+|\s+", passage) for passage in (text, reference))
+    pairs = enumerate(zip(words, expected, strict=False))
+    count = next((i for i, (a, b) in pairs if a != b), min(len(words), len(expected)))
+    return "".join(words[:count]), "".join(words[count:])
 
 
 def format_value(value: Any) -> str:

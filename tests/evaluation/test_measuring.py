@@ -1,6 +1,8 @@
 """The commands that measure: their JSON, and the page that `compare` writes."""
 
 import json
+import re
+from html import unescape
 
 import pytest
 
@@ -57,6 +59,10 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
         "--local",
         "--html",
         page,
+        "--prompt",
+        "Once <b>upon",
+        "--prompt",
+        "Tom",
     )
     assert [row["name"] for row in result["models"]] == [*folders, folders[0]]
     dense, small, again = result["models"]
@@ -80,7 +86,12 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
     assert "<h1>Models side by side</h1>" in text
     assert text.count("<svg") == 4
     assert "fingerprint" in text
-    assert "http" not in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert [row["prompt"] for row in result["answers"]] == ["Once <b>upon"] * 3 + ["Tom"] * 3
+    assert text.count("<section>") == 6
+    assert "Once &lt;b&gt;upon" in text
+    plain = unescape(re.sub("</?mark>", "", text))
+    assert all(row["answer"] in plain for row in result["answers"])
     assert main(["compare", *folders, *map(str, settings)]) == 0
     assert "top1" in capsys.readouterr().out
 

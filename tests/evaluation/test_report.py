@@ -6,7 +6,16 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from lrcore.evaluation.report import Point, format_value, page, pareto, scatter, table
+from lrcore.evaluation.report import (
+    Point,
+    answers,
+    format_value,
+    page,
+    pareto,
+    scatter,
+    split_at_difference,
+    table,
+)
 from lrcore.system.files import write_text
 
 POINTS = [
@@ -59,6 +68,41 @@ def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
     assert "&lt;script&gt;" in text
     write_text(tmp_path / "deep" / "report.html", text)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.html"]
+
+
+def test_answers_are_side_by_side_with_the_difference_marked():
+    rows = [
+        {"prompt": prompt, "model": model, "answer": answer, "error": error}
+        for prompt, model, answer, error in (
+            ("One <b>", "dense", "a red ball", ""),
+            ("One <b>", "<i>", "a real <script>", ""),
+            ("Two", "dense", "", "too long"),
+            ("Two", "<i>", "b", ""),
+        )
+    ]
+    html = page("A", *answers(rows))
+    assert html.count("<section>") == 4
+    assert "One &lt;b&gt;" in html
+    assert "<p>a red ball</p>" in html
+    assert "<h3>&lt;i&gt;</h3>\n<p>a<mark> real &lt;script&gt;</mark></p>" in html
+    assert "<p>too long</p>" in html
+    assert "<script" not in html
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "parts"),
+    [
+        ("a b", "a b", ("a b", "")),
+        ("a b c", "a b", ("a b", " c")),
+        ("a bc", "a b", ("a", " bc")),
+        ("a", "a b", ("a", "")),
+        ("x", "y", ("", "x")),
+        ("", "y", ("", "")),
+        ("x", "", ("", "x")),
+    ],
+)
+def test_a_text_is_split_before_the_first_word_that_differs(text, reference, parts):
+    assert split_at_difference(text, reference) == parts
 
 
 @pytest.mark.parametrize(

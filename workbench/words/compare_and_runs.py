@@ -82,6 +82,12 @@ PROMPTS, PROMPTS_INFO, ANSWER_ALL = "Prompts", "one per line", "Answer all"
 NO_PROMPTS = "No prompts are given. Enter one per line."
 AGREEMENT = "{}: {} of {} answers are the same as the dense model's"
 
+# The report of a comparison
+COMPARISON_REPORT, COMPARISON = "Report", "Comparison of {}"
+CHAT, MEASUREMENTS, RECIPES = "Chat", "Measurements", "Recipes"
+REPORT_PLOT, REPORT_PROTOCOL = "Perplexity against {}", "Protocol: {}"
+REPORT_SAMPLING = "Sampling settings when the report was made"
+
 # Losses of a text
 TOKEN_LOSSES = "Loss, token by token"
 TOKENS_HELP = (

@@ -6,7 +6,7 @@ from ... import words
 from ...state.store import Store
 from ...widgets.expert_fold import expert_fold
 from ...widgets.page import Page
-from . import answers, chat, prompt_set, runs, token_losses
+from . import answers, chat, prompt_set, report, runs, token_losses
 
 TITLE = words.compare_and_runs.COMPARE_TAB
 
@@ -17,6 +17,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     gr.Markdown(f"### {words.compare_and_runs.ANSWERS}")
     conversations = chat.layout()
     columns = answers.layout()
+    report_button = report.layout()
     with expert_fold("compare"):
         prompts = prompt_set.layout()
         passage = token_losses.layout()
@@ -26,3 +27,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     answers.wire(page, store, columns, tab)
     prompt_set.wire(page, store, prompts)
     token_losses.wire(page, store, passage)
+    report.wire(page, store, report_button, comparison, columns, conversations, prompts)

@@ -66,14 +66,19 @@ def notes(table: Table) -> list[str]:
 
 def cell_html(table: Table, name: str, column: Column) -> str:
     """Return a cell of the table."""
-    text = escape(value_text(name, column))
-    dense = column.dense.get(name, table.dense.values.get(name))
+    text, change = escape(value_text(name, column)), escape(change_text(table, name, column))
     if table.is_best(name, column):
         text = f"<b>{text}</b>"
-    value, change = column.values.get(name), ""
-    if column is not table.dense and value is not None and dense and name != "top1":
-        change = f"<i>{escape(markup.change(value, dense))}</i>"
-    return f"<td>{text}{change}</td>"
+    return f"<td>{text}{f'<i>{change}</i>' if change else ''}</td>"
+
+
+def change_text(table: Table, name: str, column: Column) -> str:
+    """Return the change of a value from the dense model; "" for the dense model and top-1."""
+    dense = column.dense.get(name, table.dense.values.get(name))
+    value = column.values.get(name)
+    if column is table.dense or value is None or not dense or name == "top1":
+        return ""
+    return markup.change(value, dense)
 
 
 def value_text(name: str, column: Column) -> str:
