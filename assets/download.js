@@ -1,9 +1,11 @@
-// Saves the value, {name, text}, as a file in the browser.
+// Saves the value as a file in the browser: {name, text}, or {name, address} of a file of the server.
 watch('value', () => {
   if (!props.value) return;
   const file = JSON.parse(props.value),
     link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([file.text], { type: 'text/plain;charset=utf-8' }));
+  link.href =
+    file.address ||
+    URL.createObjectURL(new Blob([file.text], { type: 'text/plain;charset=utf-8' }));
   link.download = file.name;
   document.body.appendChild(link);
   link.click();

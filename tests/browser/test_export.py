@@ -3,7 +3,9 @@ folder is written.
 """
 
 import re
+from html import unescape
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -23,7 +25,9 @@ def make(workbench, name: str) -> None:
     workbench.until(lambda: workbench.value("run-rename-name") == name, "its name is not shown")
 
 
-def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(workbench):
+def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
+    workbench, tmp_path
+):
     workbench.allocation()
     workbench.choose("field-policy", "marginal")
     make(workbench, "uneven")
@@ -54,6 +58,15 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
     assert (Path(folder) / "README.md").read_text().count("stock one") >= 1
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.model_type == "llama"
+    workbench.locator("#export-download").wait_for()
+    workbench.answered()
+    with workbench.page.expect_download() as waiting:
+        workbench.page.click("#export-download")
+    assert waiting.value.suggested_filename == "stock-one.zip"
+    with ZipFile(waiting.value.path()) as archive:
+        archive.extractall(tmp_path)
+    for file in Path(folder).iterdir():
+        assert (tmp_path / "stock-one" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_the_run_is_quantised_and_compared(workbench):
@@ -74,6 +87,15 @@ def test_the_run_is_quantised_and_compared(workbench):
         ),
         "no card with what was measured",
     )
+    workbench.click("#generate")
+    answer = workbench.locator("#answer-1 textarea")
+    workbench.until(lambda: len(answer.input_value()) > 80, "nothing is generated")
+    workbench.answered()
+    report = unescape(re.sub("</?mark>", "", workbench.download("comparison-report")))
+    assert "stock one · 4 bit" in report
+    prompt = workbench.value("prompt")
+    for column in ("answer-0", "answer-1"):
+        assert workbench.value(column).removeprefix(prompt) in report
 
 
 def test_the_run_is_healed_and_says_what_that_did(workbench):

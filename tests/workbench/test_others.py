@@ -74,6 +74,7 @@ def test_without_the_password_nothing_is_answered(stranger):
         "/gradio_api/mcp/sse",
         "/gradio_api/mcp/schema",
         "/monitoring",
+        "/downloads/x",
         "/gradio_api/deep_link",
         "/gradio_api/upload_progress?upload_id=a",
     ):

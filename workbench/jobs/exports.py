@@ -9,6 +9,7 @@ import lrcore
 from lrcore.checkpoints.export import export_for
 from lrcore.runs.runs import Run
 
+from .. import words
 from ..state.job import Job, Reporter
 from ..state.store import Store
 
@@ -74,6 +75,14 @@ class PushJob(Job):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
         return super().from_dict(read_target(values))
+
+
+def exported_path(run: Run, target: str) -> Path:
+    """Return the folder or file of an export. Raises InputError if it does not exist."""
+    path = run.folder / EXPORT_PATHS[target] if target in EXPORT_PATHS else None
+    if path is None or not path.exists():
+        raise lrcore.InputError(words.compare_and_runs.NOT_EXPORTED)
+    return path
 
 
 def read_target(values: Mapping[str, Any]) -> dict[str, Any]:

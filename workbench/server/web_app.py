@@ -24,6 +24,7 @@ from .host_names import ANY_NAME, HostNames
 from .request_checks import MAX_BODY, RequestChecks
 from .request_errors import handlers
 from .security_headers import SecurityHeaders
+from .zip_download import ROUTE, answer_download
 
 with PLOTLY_JS.open(encoding="utf-8") as _file:  # the first line names the version
     _version = re.search(r"v(\d+\.\d+\.\d+)", _file.read(200))
@@ -55,6 +56,7 @@ def web_app(page: gr.Blocks, names: HostNames, password: str = "") -> FastAPI:
         ],
     )
     app.mount("/static-files", StaticFiles(directory=PLOTLY_JS.parent))
+    app.add_api_route(ROUTE, answer_download, methods=["GET"], response_model=None)
     return gr.mount_gradio_app(
         app,
         page,

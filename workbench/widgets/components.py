@@ -69,7 +69,8 @@ def panel(elem_id: str, render: bool = True, value: str = "") -> gr.HTML:
 
 
 def downloader() -> gr.HTML:
-    """Return a hidden component: the value `download(...)` makes the browser save a file.
+    """Return a hidden component: the value `download(...)` makes the browser save a file, and
+    `download_from(...)` a file of the server.
 
     Nothing is written on the server.
     """
@@ -168,3 +169,8 @@ def download(name: str, text: str) -> str:
     """Return the value of the downloader that makes the browser save `text` as a file."""
     # the count makes two downloads of the same file two changes
     return json_text({"name": name, "text": text, "count": next(_downloads)})
+
+
+def download_from(address: str, name: str) -> str:
+    """Return the value of the downloader that makes the browser save a file of this server."""
+    return json_text({"name": name, "address": address, "count": next(_downloads)})

@@ -152,6 +152,12 @@ HEAL_HELP = (
 
 # Exports
 EXPORT, FORMAT, EXPORTED_TO = "Export", "Format", "Exported to"
+DOWNLOAD = "Download (zip)"
+NOT_EXPORTED = "This run has not been exported in this format. Press Export first."
+LINK_LEADS_OUT = (
+    "'{}' contains a link to a path outside the export. Remove the link, or export the run again."
+)
+TICKET_EXPIRED = "This download has expired. Press Download on the page again."
 EXPORT_HELP = (
     "Writes a folder or a file next to the checkpoint, for programs without the workbench. "
     "`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads a folder with "

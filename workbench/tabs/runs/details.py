@@ -109,19 +109,21 @@ def outputs(parts: RunDetails) -> list[Any]:
 
 
 def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
-    """Return the column, the description, the standard fit, the exported folders and the card.
+    """Return the column, the description, the standard fit, the exports and the card.
 
     stamp: changes with the runs on disk.
     """
     if run_id not in store.runs.ids():
-        return gr.update(visible=False), *[""] * 5, gr.update(visible=False), "", ""
+        hidden = gr.update(visible=False)
+        return hidden, *[""] * 5, hidden, hidden, hidden, ""
     run = store.runs.get(run_id)
     folders = [row["folder"] for row in store.runs.results(run_id, "export")]
     return (
         gr.update(visible=True),
         *description(run),
         *standard_fit(run),
-        "\n".join(folders),
+        gr.update(value="\n".join(folders), visible=bool(folders)),
+        gr.update(visible=bool(folders)),
         markup.as_markdown(
             export.model_card(run).split("\n---\n", 1)[-1]
         ),  # the front matter is for the hub

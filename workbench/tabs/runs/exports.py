@@ -1,5 +1,8 @@
-"""Exports of the opened run: folders or files for other programs, and uploads to the hub."""
+"""Exports of the opened run: folders or files for other programs, downloads, and uploads to the
+hub.
+"""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +14,10 @@ from lrcore.recipes.targets import TARGETS
 
 from ... import words
 from ...jobs import ExportJob, PushJob
+from ...jobs.exports import exported_path
+from ...state.downloads import download_of, issue_ticket
 from ...state.store import Store
-from ...widgets.components import small_button
+from ...widgets.components import download_from, small_button
 from ...widgets.events import QUIET, bind
 from ...widgets.expert_fold import EXPERT
 from ...widgets.page import Page, put_recipe
@@ -20,12 +25,15 @@ from ...widgets.page import Page, put_recipe
 
 @dataclass(frozen=True)
 class Exports:
-    """fit: whether a standard architecture can load the run."""
+    """fit: whether a standard architecture can load the run. download, folders: hidden until the
+    run is exported.
+    """
 
     fit: gr.Markdown
     format: gr.Dropdown
     compatible_ranks: gr.Button
     export: gr.Button
+    download: gr.Button
     folders: gr.Textbox
     repository: gr.Textbox
     private: gr.Checkbox
@@ -47,12 +55,14 @@ def layout() -> Exports:
             )
             compatible = small_button(text.COMPATIBLE_RANKS, "stock-ranks", 240)
             write = small_button(text.EXPORT, "export", variant="primary")
+            save = small_button(text.DOWNLOAD, "export-download", 140, visible=False)
         folders = gr.Textbox(
             label=text.EXPORTED_TO,
             interactive=False,
             buttons=["copy"],
             lines=1,
             elem_id="exported",
+            visible=False,
         )
         gr.Markdown(text.PUSH_HELP, elem_classes=EXPERT)
         with gr.Row(elem_classes=["bottom", EXPERT]):
@@ -61,7 +71,7 @@ def layout() -> Exports:
             )
             private = gr.Checkbox(True, label=text.PRIVATE, scale=0, min_width=120)
             send = small_button(text.PUSH, "push")
-    return Exports(fit, kind, compatible, write, folders, repository, private, send)
+    return Exports(fit, kind, compatible, write, save, folders, repository, private, send)
 
 
 def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
@@ -70,13 +80,14 @@ def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
         bind(use_compatible_ranks, store), opened, page.recipe_outputs, **QUIET
     )
     parts.export.click(bind(export, store), [opened, parts.format], None, **QUIET)
+    parts.download.click(bind(download, store), [opened, parts.format], page.downloads, **QUIET)
     inputs = [opened, parts.format, parts.repository, parts.private]
     parts.push.click(bind(push, store), inputs, None, **QUIET)
 
 
 def outputs(parts: Exports) -> list[Any]:
     """Return the components that change with the opened run."""
-    return [parts.fit, parts.compatible_ranks, parts.folders]
+    return [parts.fit, parts.compatible_ranks, parts.folders, parts.download]
 
 
 def use_compatible_ranks(store: Store, run_id: str) -> list[Any]:
@@ -89,6 +100,17 @@ def use_compatible_ranks(store: Store, run_id: str) -> list[Any]:
 def export(store: Store, run_id: str, target: str) -> None:
     """Queue an export for a target."""
     store.jobs.submit(ExportJob(run_id, target, store.runs.get(run_id).name))
+
+
+def download(store: Store, run_id: str, target: str) -> str:
+    """Return the zip archive of an export as a file to download.
+
+    Raises InputError if the run has not been exported for this target.
+    """
+    run = store.runs.get(run_id)
+    name = re.sub(r"[^\w.-]+", "-", run.name, flags=re.ASCII).strip("-.") or run.id
+    archive = download_of(exported_path(run, target), name)
+    return download_from(f"./downloads/{issue_ticket(archive)}", archive.file_name)
 
 
 def push(store: Store, run_id: str, target: str, repository: str, private: bool) -> None:
