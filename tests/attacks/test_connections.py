@@ -40,20 +40,22 @@ def connected():
     """Opens connections that say something and then nothing, and closes them at the end."""
     with ExitStack() as held:
 
-        def connect(url, said=b"", count=1):
+        def connect(url, sent=b"", count=1):
             host, port = url.removeprefix("http://").split(":")
             made = []
             for _ in range(count):
-                one = held.enter_context(socket.create_connection((host, int(port)), PATIENCE))
-                one.sendall(said)
-                made.append(one)
+                connection = held.enter_context(
+                    socket.create_connection((host, int(port)), PATIENCE)
+                )
+                connection.sendall(sent)
+                made.append(connection)
             return made
 
         yield connect
 
 
 @pytest.mark.parametrize(
-    ("said", "count"),
+    ("sent", "count"),
     [
         (b"", 200),
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 50),
@@ -63,15 +65,15 @@ def connected():
     ],
     ids=("idle", "half a head", "a stalled upload", "no chunk", "answers that nobody reads"),
 )
-def test_others_are_answered_beside_clients_that_wait(page, connected, said, count):
-    held = connected(page, said, count)
-    with httpx.Client(base_url=page, timeout=PATIENCE) as other:
-        assert other.get("/config").status_code == 200
-        assert other.post("/gradio_api/call/models", json={"data": []}).status_code == 200
-        uploaded = other.post("/gradio_api/upload", files={"files": ("a.json", b"{}")})
+def test_others_are_answered_beside_clients_that_wait(page, connected, sent, count):
+    held = connected(page, sent, count)
+    with httpx.Client(base_url=page, timeout=PATIENCE) as client:
+        assert client.get("/config").status_code == 200
+        assert client.post("/gradio_api/call/models", json={"data": []}).status_code == 200
+        uploaded = client.post("/gradio_api/upload", files={"files": ("a.json", b"{}")})
         assert uploaded.status_code == 200
     assert len(held) == count
-    if not said:  # who waited is still taken
+    if not sent:  # who waited is still taken
         held[0].sendall(READ)
         assert held[0].recv(12) == b"HTTP/1.1 200"
 
@@ -121,43 +123,43 @@ def drip(connection, seconds: float) -> None:
         time.sleep(0.01)
 
 
-def rest(connection) -> bytes:
+def receive_all(connection) -> bytes:
     """All that comes until the server closes a connection."""
-    whole = b""
+    received = b""
     with suppress(ConnectionResetError):  # where something that was sent is not read any more
         while part := connection.recv(65536):
-            whole += part
-    return whole
+            received += part
+    return received
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: ", READ, READ + b"GET / HT"])
-def test_a_connection_on_which_no_request_begins_is_closed(limited, connected, said):
-    (one,) = connected(limited, said)
-    answer = rest(one)
-    assert answer.startswith(b"HTTP/1.1 200") if READ in said else answer == b""
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: ", READ, READ + b"GET / HT"])
+def test_a_connection_on_which_no_request_begins_is_closed(limited, connected, sent):
+    (connection,) = connected(limited, sent)
+    answer = receive_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200") if READ in sent else answer == b""
 
 
 def test_a_head_that_comes_byte_by_byte_is_given_up(limited, connected):
     """However many bytes come: what counts is the whole head."""
-    (one,) = connected(limited, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+    (connection,) = connected(limited, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
-        drip(one, PATIENCE)
+        drip(connection, PATIENCE)
 
 
-@pytest.mark.parametrize("said", [PART, POST + b"Transfer-Encoding: chunked\r\n\r\n"])
-def test_a_body_that_stalls_is_refused_in_a_sentence(limited, connected, said):
-    (one,) = connected(limited, said)
-    answer = rest(one)
+@pytest.mark.parametrize("sent", [PART, POST + b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_a_body_that_stalls_is_refused_in_a_sentence(limited, connected, sent):
+    (connection,) = connected(limited, sent)
+    answer = receive_all(connection)
     assert answer.startswith(b"HTTP/1.1 408")
     assert answer.endswith(TIMED_OUT.encode())
 
 
 def test_a_head_is_no_longer_than_it_may_be(limited, connected, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_TIMEOUT", PATIENCE)
-    (one,) = connected(limited)
+    (connection,) = connected(limited)
     with suppress(OSError):  # the server closes as soon as it is too long
-        one.sendall(READ[:-2] + b"X: " + b"a" * 2**20)
-    assert b"HTTP/1.1 200" not in rest(one)
+        connection.sendall(READ[:-2] + b"X: " + b"a" * 2**20)
+    assert b"HTTP/1.1 200" not in receive_all(connection)
 
 
 def test_beyond_so_many_connections_the_next_is_closed(limited, connected, monkeypatch):
@@ -165,7 +167,7 @@ def test_beyond_so_many_connections_the_next_is_closed(limited, connected, monke
     monkeypatch.setattr(connections, "connection_limit", lambda: 3)
     held = connected(limited, b"", 3)
     (next_one,) = connected(limited)
-    assert rest(next_one) == b""
+    assert receive_all(next_one) == b""
     held[0].sendall(READ)
     assert held[0].recv(12) == b"HTTP/1.1 200"
 
@@ -184,14 +186,18 @@ def test_the_bodies_of_all_requests_together_have_a_limit(monkeypatch):
         scope = {"type": "http", "method": "POST", "path": "/", "headers": host}
 
         def body(*sizes):
-            left = list(sizes)
+            pending_sizes = list(sizes)
 
             async def receive():
-                if not left:
+                if not pending_sizes:
                     rests.set()
                     await waits.wait()
                     return {"type": "http.disconnect"}
-                return {"type": "http.request", "body": bytes(left.pop(0)), "more_body": True}
+                return {
+                    "type": "http.request",
+                    "body": bytes(pending_sizes.pop(0)),
+                    "more_body": True,
+                }
 
             return receive
 
@@ -206,6 +212,6 @@ def test_the_bodies_of_all_requests_together_have_a_limit(monkeypatch):
         return gated.pending
 
     assert asyncio.run(talk()) == 0
-    assert [one.get("status") for one in sent] == [503, None]
+    assert [message.get("status") for message in sent] == [503, None]
     assert sent[1]["body"] == BUSY.encode()
     assert len(passed) == 1  # the first, which its client left

@@ -57,18 +57,18 @@ def folder(tmp_path, tiny_llama, marker):
 
 
 def change(file, **fields):
-    known = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(known | fields))
+    values = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(values | fields))
 
 
-def used_or_refused(place):
+def used_or_refused(path):
     """Load a model and let it write: what cannot be loaded is refused in one sentence."""
-    said = ""
+    message = ""
     try:
-        lrcore.generate(lrcore.load(place), "Once", max_new_tokens=2)
+        lrcore.generate(lrcore.load(path), "Once", max_new_tokens=2)
     except lrcore.InputError as error:
-        said = str(error)
-    assert "\n" not in said
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("case", LEADING)
@@ -146,9 +146,9 @@ def test_a_hostile_tokenizer_is_used_or_refused_in_a_sentence(case, folder):
 
 def test_an_id_that_the_embedding_lacks_is_refused(folder):
     file = folder / "tokenizer.json"
-    known = json.loads(file.read_text())
-    known["model"]["vocab"] = {name: 2**20 - at for name, at in known["model"]["vocab"].items()}
-    file.write_text(json.dumps(known))
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] = {name: 2**20 - at for name, at in content["model"]["vocab"].items()}
+    file.write_text(json.dumps(content))
     with pytest.raises(lrcore.InputError, match="belongs to another model"):
         lrcore.generate(lrcore.load(str(folder)), "Once", max_new_tokens=2)
 

@@ -62,9 +62,9 @@ def test_a_model_that_is_a_pickle_is_refused(name, files, tiny_llama, tmp_path):
     (folder / name).write_bytes(files[name])
     refused(lrcore.load, str(folder))
     refused(lrcore.load, str(folder / name))
-    for other in ("model.safetensors", "model.gguf"):  # whatever it is called
-        (folder / other).write_bytes(files[name])
-        refused(lrcore.load, str(folder if other.endswith("s") else folder / other))
+    for file_name in ("model.safetensors", "model.gguf"):  # whatever it is called
+        (folder / file_name).write_bytes(files[name])
+        refused(lrcore.load, str(folder if file_name.endswith("s") else folder / file_name))
 
 
 def test_a_model_loads_beside_the_pickles_of_its_training(files, tiny_llama, tmp_path):
@@ -98,8 +98,8 @@ def test_a_type_of_parquet_that_is_a_pickle_is_not_made(made, tmp_path):
     field = pa.field("text", pa.string(), metadata=about)
     (tmp_path / "texts").mkdir()
     pq.write_table(pa.table([texts], pa.schema([field])), tmp_path / "texts" / "train.parquet")
-    place = tmp_path / "texts" / "train.parquet" if made == "file" else tmp_path / "texts"
-    assert len(load_texts(str(place)).documents) == 20
+    source = tmp_path / "texts" / "train.parquet" if made == "file" else tmp_path / "texts"
+    assert len(load_texts(str(source)).documents) == 20
     assert not marker.exists()
 
 
@@ -130,9 +130,9 @@ def test_pickles_in_the_cache_are_passed_over(files, tiny_llama, story_file, tmp
         str(tiny_llama), data=str(story_file), policy="probed", samples=2, seq_len=16, ratio=0.3
     )
     ranks = lrcore.compress(lrcore.load(str(tiny_llama)), recipe).ranks
-    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert kept
-    for path in kept:
+    cache_files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert cache_files
+    for path in cache_files:
         path.write_bytes(files["pytorch_model.bin"])
         for name, content in files.items():
             (path.parent / name).write_bytes(content)
@@ -141,10 +141,10 @@ def test_pickles_in_the_cache_are_passed_over(files, tiny_llama, story_file, tmp
 
 def test_pickles_among_the_runs_are_no_runs(files, care, tmp_path):
     folder = tmp_path / "runs"
-    kept = lrcore.Runs(folder).write("good", care.recipe, care)
+    saved_run = lrcore.Runs(folder).write("good", care.recipe, care)
     for name, content in files.items():
         (folder / name).write_bytes(content)
         (folder / name.replace(".", "-")).mkdir()
         for called in ("lrcore.json", "report.json", "recipe.json", "model.safetensors"):
             (folder / name.replace(".", "-") / called).write_bytes(content)
-    assert [run.id for run in lrcore.Runs(folder).all()] == [kept.id]
+    assert [run.id for run in lrcore.Runs(folder).all()] == [saved_run.id]

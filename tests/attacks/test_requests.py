@@ -1,4 +1,4 @@
-"""What is asked of a hub: nothing but what was named, and nothing for what is no name."""
+"""Requests to a hub: only for the repository that was named, and none for an invalid name."""
 
 import json
 import os
@@ -102,47 +102,47 @@ def hub(tiny_llama):
 
 
 @pytest.fixture
-def told(tmp_path):
+def watched_script(tmp_path):
     """What a script prints that may ask a hub: where it connected to, and what else it says."""
 
-    def run(hub, script, *arguments, **more):
-        own = {
+    def run(hub, script, *arguments, **variables):
+        environment = {
             "HF_ENDPOINT": hub.endpoint,
             "HF_HUB_OFFLINE": "0",
             "HF_HOME": str(tmp_path / "hf"),
             "LRCORE_RUNS": str(tmp_path / "runs"),
             "NO_PROXY": "*",
-            **more,
+            **variables,
         }
         command = ["-c", WATCH + script, *map(json.dumps, arguments)]
-        done = fresh.project().run(command, os.environ | own, tmp_path)
+        done = fresh.project().run(command, os.environ | environment, tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
 
 
-def test_what_is_no_name_of_a_hub_is_refused_before_anything_is_asked(told, hub):
-    asked, said = told(hub, LOAD, STRANGE)
-    assert len(said) == sum(1 if "#" in name else 2 for name in STRANGE)
-    assert not [sentence for sentence in said if "was read" in sentence]
+def test_what_is_no_name_of_a_hub_is_refused_before_anything_is_asked(watched_script, hub):
+    hosts, messages = watched_script(hub, LOAD, STRANGE)
+    assert len(messages) == sum(1 if "#" in name else 2 for name in STRANGE)
+    assert not [sentence for sentence in messages if "was read" in sentence]
     assert hub.requests == []
-    assert asked == []
-    assert not [sentence for sentence in said if len(sentence.splitlines()) > 1]
+    assert hosts == []
+    assert not [sentence for sentence in messages if len(sentence.splitlines()) > 1]
 
 
-def test_a_name_of_a_hub_is_asked_for_there_and_nowhere_else(told, hub):
-    asked, said = told(hub, LOAD, ["owner/tiny", "owner/nothing"])
-    assert said[0] == "owner/tiny was read"
-    assert set(asked) == {"127.0.0.1"}
+def test_a_name_of_a_hub_is_asked_for_there_and_nowhere_else(watched_script, hub):
+    hosts, messages = watched_script(hub, LOAD, ["owner/tiny", "owner/nothing"])
+    assert messages[0] == "owner/tiny was read"
+    assert set(hosts) == {"127.0.0.1"}
     assert hub.requests
     assert all("owner/" in path for path in hub.requests)
 
 
-def test_commands_on_what_is_here_ask_for_nothing(told, hub):
-    asked, codes = told(hub, COMMANDS, HERE)
+def test_commands_on_what_is_here_ask_for_nothing(watched_script, hub):
+    hosts, codes = watched_script(hub, COMMANDS, HERE)
     assert codes == [0] * len(HERE)
-    assert asked == []
+    assert hosts == []
     assert hub.requests == []
 
 
@@ -163,7 +163,9 @@ class Elsewhere(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_hub_that_leads_to_another_host_is_followed_without_the_token(told, hub, tiny_llama):
+def test_a_hub_that_leads_to_another_host_is_followed_without_the_token(
+    watched_script, hub, tiny_llama
+):
     """As the hub does itself, whose large files lie elsewhere."""
     weights = (tiny_llama / "model.safetensors").read_bytes()
     handler = type("Here", (Elsewhere,), {"content": weights, "got": []})
@@ -171,11 +173,11 @@ def test_a_hub_that_leads_to_another_host_is_followed_without_the_token(told, hu
     threading.Thread(target=server.serve_forever, daemon=True).start()
     hub.elsewhere = {"model.safetensors": f"http://127.0.0.1:{server.server_port}/x"}
     try:
-        _, said = told(hub, LOAD, ["owner/tiny"], HF_TOKEN="hf_secret")
+        _, messages = watched_script(hub, LOAD, ["owner/tiny"], HF_TOKEN="hf_secret")
     finally:
         server.shutdown()
         server.server_close()
-    assert said[0] == "owner/tiny was read"
+    assert messages[0] == "owner/tiny was read"
     assert handler.got
     assert "hf_secret" not in str(handler.got)
     assert "hf_secret" in str(hub.tokens)

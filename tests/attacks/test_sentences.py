@@ -29,14 +29,14 @@ def sentences():
                         yield [p.value if isinstance(p, ast.Constant) else None for p in parts]
 
 
-def filled(parts, place: str):
-    """The sentence with the place in one gap after the other, and a letter in the others. What goes
-    on from a word, a slash or a full stop is no whole place.
+def filled(parts, path: str):
+    """The sentence with the path in one gap after the other, and a letter in the others. What goes
+    on from a word, a slash or a full stop is no path of its own.
     """
     for at, part in enumerate(parts):
         before = (parts[at - 1] or "x")[-1] if at else " "
         if part is None and not (before.isalnum() or before in "/\\."):
-            yield "".join(place if i == at else (one or "x") for i, one in enumerate(parts))
+            yield "".join(path if i == at else (text or "x") for i, text in enumerate(parts))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def confined(tmp_path, monkeypatch):
 
 
 def test_no_sentence_tells_a_place_of_the_server(confined):
-    places = (
+    paths = (
         f"/srv/{HIDDEN}/model.safetensors",
         f"/{HIDDEN}/x",
         f"{confined}/model",
@@ -61,13 +61,13 @@ def test_no_sentence_tells_a_place_of_the_server(confined):
         f"http://user:{HIDDEN}@proxy.internal:8080",
         TOKEN,
     )
-    tried, known = 0, list(sentences())
-    assert len(known) > 300
-    for parts in known:
-        for place in places:
-            for sentence in filled(parts, place):
-                told = strip_paths(sentence)
-                assert HIDDEN not in told, told
-                assert TOKEN not in told, told
+    tried, templates = 0, list(sentences())
+    assert len(templates) > 300
+    for parts in templates:
+        for path in paths:
+            for sentence in filled(parts, path):
+                stripped = strip_paths(sentence)
+                assert HIDDEN not in stripped, stripped
+                assert TOKEN not in stripped, stripped
                 tried += 1
     assert tried > 3000

@@ -1,4 +1,4 @@
-"""What the source never does: unpickle, unpack, evaluate text, or build SQL of text."""
+"""Operations that the source never uses: unpickling, unpacking, evaluating text, building SQL."""
 
 import ast
 from pathlib import Path
@@ -47,10 +47,10 @@ def uses(tree: ast.AST):
     """What is imported, called or set to true that could run what a file holds."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name.partition(".")[0] for one in node.names)
+            yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield (node.module or "").partition(".")[0]
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call):
             name = dotted(node.func)
             yield name
@@ -69,12 +69,12 @@ def forbidden(tree: ast.AST) -> set[str]:
 
 
 def test_nothing_that_is_read_can_run_code():
-    found = {
+    uses_by_file = {
         (str(file.relative_to(ROOT)), name)
         for file in FILES
         for name in forbidden(ast.parse(file.read_text(encoding="utf-8")))
     }
-    assert found == ALLOWED
+    assert uses_by_file == ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,9 @@ def texts_of(statement: ast.expr, scope: ast.AST) -> list[ast.expr]:
         node.value
         for node in ast.walk(scope)
         if isinstance(node, ast.Assign)
-        and any(isinstance(one, ast.Name) and one.id == statement.id for one in node.targets)
+        and any(
+            isinstance(target, ast.Name) and target.id == statement.id for target in node.targets
+        )
     ]
 
 
@@ -114,9 +116,9 @@ def is_fixed(text: ast.expr, scope: ast.AST) -> bool:
         return False
     put_in = [part.value for part in text.values if isinstance(part, ast.FormattedValue)]
     return all(
-        isinstance(one, ast.Name)
-        and [ast.unparse(value) for value in texts_of(one, scope)] == [PLACES]
-        for one in put_in
+        isinstance(value_node, ast.Name)
+        and [ast.unparse(value) for value in texts_of(value_node, scope)] == [PLACES]
+        for value_node in put_in
     )
 
 
@@ -127,19 +129,19 @@ def built_statements(tree: ast.Module):
             continue
         for call in ast.walk(scope):
             if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in RUN:
-                found = texts_of(call.args[0], scope) or texts_of(call.args[0], tree)
-                if not found or not all(is_fixed(text, scope) for text in found):
+                texts = texts_of(call.args[0], scope) or texts_of(call.args[0], tree)
+                if not texts or not all(is_fixed(text, scope) for text in texts):
                     yield ast.unparse(call)
 
 
 def test_values_reach_sql_as_parameters_alone():
-    asked, built = 0, []
+    calls, built = 0, []
     for file in FILES:
         source = file.read_text(encoding="utf-8")
         if "sqlite3" in source or ".execute" in source:
-            asked += source.count(".execute") + source.count("._rows(")
+            calls += source.count(".execute") + source.count("._rows(")
             built += built_statements(ast.parse(source))
-    assert asked > 20
+    assert calls > 20
     assert built == []
 
 

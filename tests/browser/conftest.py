@@ -47,14 +47,14 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
 
-    def place(item: pytest.Item) -> int:
-        if item.path.parent != here:
+    def position(item: pytest.Item) -> int:
+        if item.path.parent != folder:
             return -1
         return FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST)
 
-    items.sort(key=place)
+    items.sort(key=position)
 
 
 @pytest.fixture(scope="session")
@@ -68,8 +68,8 @@ def cache(tmp_path_factory):
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "calibrated").exists():
-            own = os.environ | {"LRCORE_CACHE": str(folder / "cache")}
-            done = fresh.page().run(["-c", CALIBRATE], own, folder)
+            environment = os.environ | {"LRCORE_CACHE": str(folder / "cache")}
+            done = fresh.page().run(["-c", CALIBRATE], environment, folder)
             assert done.returncode == 0, done.stderr
             (folder / "calibrated").write_text(done.stdout)
     return folder / "cache"

@@ -58,14 +58,14 @@ class Workbench:
 
     # --- waiting ---
 
-    def until(self, what: Callable[[], Any], why: str) -> Any:
-        """Return the first true value of what(), tried again and again.
+    def until(self, read: Callable[[], Any], why: str) -> Any:
+        """Return the first true value of read(), tried again and again.
 
         A job that makes progress is waited for.
         """
         end, progress = time.monotonic() + PATIENCE, None
         while True:
-            got = what()
+            got = read()
             if got:
                 return got
             if time.monotonic() > end:
@@ -89,18 +89,18 @@ class Workbench:
         """Wait until the page has looked so often, from now on, what happens on the server, and
         shows it.
         """
-        asked = self.evaluate("questions.looks.asked")
+        looks = self.evaluate("questions.looks.asked")
         self.until(
-            lambda: self.evaluate("questions.looks.answered") >= asked + times,
+            lambda: self.evaluate("questions.looks.answered") >= looks + times,
             "the page does not look at the server",
         )
         self.answered()
 
     def analyzed(self) -> None:
         """Wait for the heatmap, the first thing a newcomer sees."""
-        self.drawn("heatmap")
+        self.wait_for_plot("heatmap")
 
-    def drawn(self, name: str) -> None:
+    def wait_for_plot(self, name: str) -> None:
         """Wait until a plot is there; a click on it counts from then on."""
         self.page.wait_for_selector(f"#{name} .js-plotly-plot[data-drawn]")
 
@@ -124,18 +124,18 @@ class Workbench:
         self.answered()
         self.page.click(selector)
 
-    def press_until(self, press: Callable[[], Any], shown: Callable[[], Any], why: str) -> None:
+    def press_until(self, press: Callable[[], Any], is_done: Callable[[], Any], why: str) -> None:
         """Press something that moves or is drawn anew while the page is built: again where the
         press went astray, which shows once everything is answered.
         """
 
         def done() -> Any:
             self.answered()
-            if not shown():
+            if not is_done():
                 with suppress(PlaywrightTimeout):
                     press()
                 self.answered()
-            return shown()
+            return is_done()
 
         self.until(done, why)
 
@@ -164,7 +164,7 @@ class Workbench:
 
     def allocation(self) -> None:
         self.tab("Allocation")
-        self.drawn("bars")
+        self.wait_for_plot("bars")
         self.page.wait_for_selector("#size-and-cost .cells")
 
     def open(self, title: str) -> None:
@@ -238,8 +238,8 @@ class Workbench:
         box, tokens = self.locator(f"#{elem_id} input"), self.locator(f"#{elem_id} .token")
 
         def chosen() -> bool:
-            there = {token.strip() for token in tokens.all_inner_texts()}
-            lacking = [name for name in names if name not in there]
+            selected = {token.strip() for token in tokens.all_inner_texts()}
+            lacking = [name for name in names if name not in selected]
             if lacking:
                 self._press_option(box, lacking[0])
             box.blur()
@@ -308,8 +308,8 @@ class Workbench:
     def open_run(self, name: str) -> None:
         """Open a run that is in the table, or will be."""
         self.tab("Runs & export")
-        whole = re.compile(rf"^\s*{re.escape(name)}\s*$")
-        cell = self.locator("#runs-table [role=gridcell]", has_text=whole).first
+        exact_name = re.compile(rf"^\s*{re.escape(name)}\s*$")
+        cell = self.locator("#runs-table [role=gridcell]", has_text=exact_name).first
         cell.wait_for()
         heading = self.locator("#run-heading h3")
         self.press_until(

@@ -43,7 +43,7 @@ def laptop(browser, server):
     with pages(browser, server.url) as open_one:
         workbench = open_one("?tab=Allocation", ready=False, width=1440, height=900)
         workbench.allocation()
-        workbench.drawn("budget-curve")
+        workbench.wait_for_plot("budget-curve")
         yield workbench
 
 
@@ -71,12 +71,12 @@ def test_controls_readout_bars_and_what_follows_them_fit_a_laptop(cockpit):
     fold.click()
     cockpit.locator("#field-policy").wait_for(state="hidden")
     cockpit.evaluate("window.scrollTo(0, 0)")
-    boxes = {one: cockpit.locator(one).bounding_box() for one in (*LEFT, *RIGHT)}
+    boxes = {selector: cockpit.locator(selector).bounding_box() for selector in (*LEFT, *RIGHT)}
     for name, box in boxes.items():
         assert 0 <= box["x"] < box["x"] + box["width"] <= 1440, name
         assert 0 <= box["y"] < box["y"] + box["height"] <= 900, name
-    border = max(boxes[one]["x"] + boxes[one]["width"] for one in LEFT)
-    assert all(boxes[one]["x"] >= border for one in RIGHT)
+    border = max(boxes[selector]["x"] + boxes[selector]["width"] for selector in LEFT)
+    assert all(boxes[selector]["x"] >= border for selector in RIGHT)
     assert cockpit.evaluate("document.documentElement.scrollWidth") <= 1440
     fold.click()
     cockpit.see("#policies")
@@ -89,14 +89,14 @@ def test_the_expert_settings_are_below_the_cost_of_a_plan(cockpit):
     cockpit.locator("#field-temperature").wait_for()
     cockpit.answered()
     rule, readout = (
-        cockpit.locator(one).bounding_box() for one in ("#field-rule", "#size-and-cost")
+        cockpit.locator(selector).bounding_box() for selector in ("#field-rule", "#size-and-cost")
     )
     assert rule["y"] >= readout["y"] + readout["height"]
     assert readout["x"] < cockpit.locator("#bars").bounding_box()["x"]
 
 
 def test_a_click_in_the_curve_sets_the_budget(cockpit):
-    names = [one["name"] for one in cockpit.plot("budget-curve")["traces"]]
+    names = [trace["name"] for trace in cockpit.plot("budget-curve")["traces"]]
     assert sum(bool(re.fullmatch(r"dense: \d+\.\d{4}", name)) for name in names) == 1
     cockpit.press_until(
         lambda: cockpit.page.mouse.click(*cockpit.evaluate(POINT, 0.35)),
@@ -109,8 +109,10 @@ def test_a_click_in_the_curve_sets_the_budget(cockpit):
 
 def marked_ratio(workbench) -> float:
     """The share removed by the plan that the curve marks; 0 while there is none."""
-    own = [one for one in workbench.plot("budget-curve")["traces"] if one["name"] == "this plan"]
-    return own[0]["custom"][0][0] if own else 0.0
+    markers = [
+        trace for trace in workbench.plot("budget-curve")["traces"] if trace["name"] == "this plan"
+    ]
+    return markers[0]["custom"][0][0] if markers else 0.0
 
 
 def changes(workbench):
@@ -132,17 +134,17 @@ def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
         "the plan is not pinned",
     )
     cockpit.at_ratio(0.4)
-    drawn = cockpit.until(lambda: changes(cockpit), "no changes are drawn")
+    drawn_changes = cockpit.until(lambda: changes(cockpit), "no changes are drawn")
     after = cockpit.ranks()
-    assert drawn.keys() == after.keys()
-    for slot, by in drawn.items():
+    assert drawn_changes.keys() == after.keys()
+    for slot, by in drawn_changes.items():
         assert (by > 0) - (by < 0) == (after[slot] > before[slot]) - (after[slot] < before[slot])
-    assert min(drawn.values()) < 0
+    assert min(drawn_changes.values()) < 0
     measured(cockpit)
-    said = cockpit.locator("#size-and-cost").inner_text()
-    assert words.allocation.PINNED_PREDICTED in said
-    assert actual in said
-    assert re.search(r"this plan: \+\d+\.\d\d% ± \d+\.\d\d% on the same tokens", said)
+    readout = cockpit.locator("#size-and-cost").inner_text()
+    assert words.allocation.PINNED_PREDICTED in readout
+    assert actual in readout
+    assert re.search(r"this plan: \+\d+\.\d\d% ± \d+\.\d\d% on the same tokens", readout)
     cockpit.click("#pin")
     cockpit.until(lambda: not changes(cockpit), "the pinned plan is not let go")
     assert cockpit.locator("#pin").inner_text() == words.allocation.PIN
@@ -174,24 +176,24 @@ def typed(workbench, elem_id: str, number: str):
     box.press("Tab")
     workbench.answered()
     slider = workbench.locator(f"#{elem_id} input[type=range]").first
-    shown = [one.input_value() for one in (box, slider) if one.count()]
-    assert len({float(one) for one in shown}) == 1
-    return float(shown[0])
+    displayed_numbers = [field.input_value() for field in (box, slider) if field.count()]
+    assert len({float(number_text) for number_text in displayed_numbers}) == 1
+    return float(displayed_numbers[0])
 
 
 def test_what_is_typed_beyond_a_range_is_said_and_control_and_plan_agree(cockpit):
-    said = cockpit.locator("#size-and-cost .note.error")
+    error_note = cockpit.locator("#size-and-cost .note.error")
     for number, nearest in (("2", 0.995), ("-1", 0.005), ("0.99", 0.99)):
         assert typed(cockpit, "field-ratio", number) == nearest
         if number != "0.99":
             refused = f"Size reduction is {number}, outside the range 0.005 to 0.995"
-            assert refused in said.inner_text()
+            assert refused in error_note.inner_text()
         caption = cockpit.locator("#bars .plot-head span").inner_text()
         summary = cockpit.locator("#size-and-cost").inner_text()
         assert f"{nearest:.1%} of" in caption or "more than this method can remove" in summary
     assert typed(cockpit, "field-ratio", "0.2") == 0.2
     cockpit.shows_ratio(0.2)
-    assert said.count() == 0
+    assert error_note.count() == 0
     assert cockpit.evaluate(OPACITY, "bars") == 1
 
 
@@ -200,8 +202,8 @@ def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
     cockpit.page.wait_for_selector("#field-temperature", state="visible")
     cockpit.answered()
     assert typed(cockpit, "field-temperature", "-3") > 0
-    said = cockpit.locator("#size-and-cost .note.error").inner_text()
-    assert "Temperature is -3, but must be positive" in said
+    error_text = cockpit.locator("#size-and-cost .note.error").inner_text()
+    assert "Temperature is -3, but must be positive" in error_text
     assert cockpit.locator("#field-rule input").is_checked()
     assert typed(cockpit, "field-temperature", "50") == 50
     assert not cockpit.locator("#field-rule input").is_checked()
@@ -274,7 +276,7 @@ def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
     cockpit.allocation()
     for name in PLOTS:
         cockpit.see(f"#{name}")
-        cockpit.drawn(name)
+        cockpit.wait_for_plot(name)
         assert cockpit.evaluate(OPACITY, name) == 1
     cockpit.choose("field-model", "demo-opt")
     caption = cockpit.locator("#bars .plot-head span")
@@ -293,15 +295,15 @@ def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
 def test_how_the_chosen_text_begins_is_told_before_it_is_calibrated_on(open_page):
     cockpit = open_page()
     cockpit.choose("field-data", "python-docs")
-    note = cockpit.locator("#text-note details")
+    details = cockpit.locator("#text-note details")
     cockpit.until(
-        lambda: "The text begins" in (note.text_content() if note.count() else ""),
+        lambda: "The text begins" in (details.text_content() if details.count() else ""),
         "how the text begins is not told",
     )
-    words = note.locator("summary").get_attribute("title")
+    words = details.locator("summary").get_attribute("title")
     assert len(words) > 100
-    note.locator("summary").click()
-    assert words in " ".join(note.locator("p").inner_text().split())
+    details.locator("summary").click()
+    assert words in " ".join(details.locator("p").inner_text().split())
     assert not cockpit.evaluate("tests.busy()")  # nothing was analysed for it
 
 
@@ -313,11 +315,11 @@ def test_a_grey_shape_stands_where_the_bars_will_be(open_page):
 
     workbench = open_page(ready=False, hold=hold)
     workbench.tab("Allocation")
-    place = workbench.locator("#bars .plot.awaited")
-    place.wait_for()
-    assert place.bounding_box()["height"] > 150
+    skeleton = workbench.locator("#bars .plot.awaited")
+    skeleton.wait_for()
+    assert skeleton.bounding_box()["height"] > 150
     free.append(True)
     for route in held:
         route.continue_()
     workbench.allocation()
-    assert place.count() == 0
+    assert skeleton.count() == 0

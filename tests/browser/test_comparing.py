@@ -212,12 +212,12 @@ def test_a_click_on_a_point_takes_its_run_out_and_adds_it_again(workbench, serve
     def compared() -> set[str]:
         return {token.strip() for token in tokens.all_inner_texts()}
 
-    for wanted in ({NAMES[0]}, {*NAMES}):
+    for expected in ({NAMES[0]}, {*NAMES}):
         workbench.settled()
         workbench.press_until(
             lambda: page.mouse.click(*workbench.evaluate(POINT, ids[NAMES[1]])),
-            lambda wanted=wanted: compared() == wanted,
-            f"{wanted} are not chosen",
+            lambda wanted=expected: compared() == wanted,
+            f"{expected} are not chosen",
         )
     workbench.settled()
     saved = workbench.saved(page.locator("#scatter-caption button[data-form=CSV]"))
@@ -296,9 +296,9 @@ def test_runs_of_another_model_have_a_dense_card_and_a_panel_of_their_own(workbe
     tables = page.locator("#compared table")
     workbench.until(lambda: tables.count() == 2, "both models stand in one table")
     heads = [table.locator("thead th").all_inner_texts() for table in tables.all()]
-    beside = {dense: {*runs} for _, dense, *runs in heads}
-    assert beside["dense · demo-opt"] == {"of another"}
-    assert NAMES[0] in beside["dense · demo-llama"] <= {*NAMES}
+    runs_by_dense = {dense: {*runs} for _, dense, *runs in heads}
+    assert runs_by_dense["dense · demo-opt"] == {"of another"}
+    assert NAMES[0] in runs_by_dense["dense · demo-llama"] <= {*NAMES}
     workbench.until(
         lambda: "demo-opt, measured on" in page.locator("#scatter .plot-head span").inner_text(),
         "the caption of the chart lacks the other model",
@@ -350,19 +350,19 @@ def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(work
 
 def test_a_link_with_a_plan_and_runs_opens_both(workbench, open_page, server):
     ids = {run["name"]: run["id"] for run in server.client().predict(api_name="/runs")}
-    wanted = [*NAMES, "of another"]
-    runs = ",".join(ids[name] for name in wanted)
+    run_names = [*NAMES, "of another"]
+    runs = ",".join(ids[name] for name in run_names)
     query = f"?method=svd&policy=energy&ratio=0.35&runs={runs}&tab=Compare"
-    other = open_page(query, ready=False)
-    other.until(lambda: other.open_tab() == "Compare", "the tab is not open")
-    tokens = other.locator("#compare-runs .token")
-    other.until(
-        lambda: [token.strip() for token in tokens.all_inner_texts()] == wanted,
+    linked = open_page(query, ready=False)
+    linked.until(lambda: linked.open_tab() == "Compare", "the tab is not open")
+    tokens = linked.locator("#compare-runs .token")
+    linked.until(
+        lambda: [token.strip() for token in tokens.all_inner_texts()] == run_names,
         "other runs are chosen",
     )
-    other.allocation()
-    other.shows_ratio(0.35)
-    assert other.value("field-method") == "svd"
-    assert other.value("field-policy") == "energy"
-    said = other.locator(".toast-body").all_inner_texts()
-    assert not [one for one in said if "Error" in one]
+    linked.allocation()
+    linked.shows_ratio(0.35)
+    assert linked.value("field-method") == "svd"
+    assert linked.value("field-policy") == "energy"
+    toasts = linked.locator(".toast-body").all_inner_texts()
+    assert not [toast for toast in toasts if "Error" in toast]

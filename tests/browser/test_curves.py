@@ -36,7 +36,7 @@ CLICK = """([x, y]) => document.querySelector('#heatmap .js-plotly-plot')
 def click_cell(workbench, layer, name):
     """Click a cell of the heatmap, and wait until its spectrum is shown."""
     workbench.tab("Spectra")
-    workbench.drawn("heatmap")
+    workbench.wait_for_plot("heatmap")
     heading = workbench.locator(f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']")
     workbench.press_until(
         lambda: workbench.page.mouse.click(*workbench.evaluate(CELL, [layer, name])),
@@ -47,7 +47,7 @@ def click_cell(workbench, layer, name):
 
 def test_a_click_on_a_cell_shows_its_spectrum(workbench):
     workbench.tab("Spectra")
-    workbench.drawn("spectrum")
+    workbench.wait_for_plot("spectrum")
     for layer, name in ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down")):
         before = workbench.plot("spectrum")["traces"]
         click_cell(workbench, layer, name)
@@ -103,7 +103,7 @@ def test_the_bars_follow_the_slider(workbench):
     for ratio in (0.25, 0.3, 0.4):
         workbench.at_ratio(ratio)
         seen.append(workbench.ranks())
-    assert all(sum(more.values()) > sum(less.values()) for more, less in pairwise(seen))
+    assert all(sum(higher.values()) > sum(lower.values()) for higher, lower in pairwise(seen))
 
 
 def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
@@ -135,7 +135,7 @@ def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is
     """Probes of the method on show ship with the page: those of another have to be measured."""
     workbench.allocation()
     summary = workbench.locator("#size-and-cost")
-    asked = summary.locator(".ask button")
+    run_button = summary.locator(".ask button")
     for method, policies in (("a3", ("fisher", "mix")), ("svd", ("probed", "sensitivity"))):
         workbench.choose("field-method", method)
         workbench.until(
@@ -145,11 +145,11 @@ def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is
         workbench.until_idle()
         for policy in policies:
             workbench.choose("field-policy", policy)
-            asked.filter(has_text="Run (").wait_for()
+            run_button.filter(has_text="Run (").wait_for()
             assert f"{policy} assigns ranks from measurements of this model" in summary.inner_text()
             assert not workbench.evaluate("tests.busy()")
             workbench.choose("field-policy", "uniform")
-            workbench.until(lambda: not asked.count(), f"{policy} is still to be measured")
+            workbench.until(lambda: not run_button.count(), f"{policy} is still to be measured")
             workbench.answered()
             assert not workbench.evaluate("tests.busy()")
     workbench.choose("field-method", "a3")
@@ -161,7 +161,7 @@ def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbe
     workbench.choose("field-policy", "fisher")
     summary = workbench.locator("#size-and-cost")
     summary.locator(".ask button", has_text="Run (").wait_for()
-    assert "uniform, not chosen" in [one["name"] for one in workbench.plot("bars")["traces"]]
+    assert "uniform, not chosen" in [trace["name"] for trace in workbench.plot("bars")["traces"]]
     assert not workbench.evaluate("tests.busy()")
     workbench.click("#size-and-cost .ask button")
     workbench.until(
@@ -215,15 +215,17 @@ def test_zoom_survives_a_slider_change(workbench):
     workbench.answered()
     box = workbench.locator("#bars .nsewdrag").first.bounding_box()
     y = box["y"] + box["height"] / 2
-    whole = workbench.plot("bars")["x"]
+    full_range = workbench.plot("bars")["x"]
     workbench.page.mouse.move(box["x"] + 0.3 * box["width"], y)
     workbench.page.mouse.down()
     workbench.page.mouse.move(box["x"] + 0.7 * box["width"], y, steps=5)
     workbench.page.mouse.up()
-    workbench.until(lambda: workbench.plot("bars")["x"] != whole, "the plot does not zoom")
-    zoomed, drawn = (workbench.plot("bars")[name] for name in ("x", "drawn"))
+    workbench.until(lambda: workbench.plot("bars")["x"] != full_range, "the plot does not zoom")
+    zoomed, draw_count = (workbench.plot("bars")[name] for name in ("x", "drawn"))
     workbench.at_ratio(0.45)
-    workbench.until(lambda: workbench.plot("bars")["drawn"] > drawn, "the bars are not drawn again")
+    workbench.until(
+        lambda: workbench.plot("bars")["drawn"] > draw_count, "the bars are not drawn again"
+    )
     assert workbench.plot("bars")["x"] == zoomed
     workbench.page.mouse.dblclick(box["x"] + 0.5 * box["width"], y)
 
@@ -234,13 +236,13 @@ def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     workbench.at_ratio(ratio)
     workbench.open("Ranks by layer")
     rows = list(csv.DictReader(io.StringIO(workbench.download("ranks-csv"))))
-    kept, dense = (
+    parameters, dense_parameters = (
         sum(int(row[name]) for row in rows) for name in ("parameters", "dense_parameters")
     )
-    assert kept == int(
+    assert parameters == int(
         workbench.locator("#size-and-cost .cells").first.get_attribute("data-parameters")
     )
-    assert kept <= (1 - ratio) * dense
+    assert parameters <= (1 - ratio) * dense_parameters
 
 
 def test_a_ctrl_click_draws_another_layer_beside_the_selected_one(workbench):
@@ -251,14 +253,14 @@ def test_a_ctrl_click_draws_another_layer_beside_the_selected_one(workbench):
     workbench.page.mouse.click(*workbench.evaluate(CELL, [4, "qk"]))
     workbench.page.keyboard.up("Control")
 
-    def drawn(plot: str) -> list[str]:
+    def trace_names(plot: str) -> list[str]:
         return [trace["name"] for trace in workbench.plot(plot).get("traces", [])]
 
-    workbench.until(lambda: drawn("energy") == ["layer 4", "layer 2"], "layer 4 is not drawn")
-    assert drawn("spectrum") == ["layer 4", "layer 2"]
+    workbench.until(lambda: trace_names("energy") == ["layer 4", "layer 2"], "layer 4 is not drawn")
+    assert trace_names("spectrum") == ["layer 4", "layer 2"]
     assert "layer 4" in workbench.locator("#beside").inner_text()
     click_cell(workbench, 3, "qk")
-    workbench.until(lambda: "layer 4" not in drawn("spectrum"), "layer 4 stays")
+    workbench.until(lambda: "layer 4" not in trace_names("spectrum"), "layer 4 stays")
 
 
 @pytest.fixture(scope="module")
@@ -327,8 +329,8 @@ def test_no_tab_is_wider_than_a_narrow_page_or_asks_another_host(narrow, server)
             f"{title} is wider than the page",
         )
     assert any("plotly" in url for url in seen)
-    own = (server.url, f"ws://127.0.0.1:{server.port}", "blob:", "data:")
-    assert [url for url in seen if not url.startswith(own)] == []
+    allowed_origins = (server.url, f"ws://127.0.0.1:{server.port}", "blob:", "data:")
+    assert [url for url in seen if not url.startswith(allowed_origins)] == []
 
 
 # Of every plot on show its name, its caption and the height of its axes.
@@ -346,7 +348,7 @@ def test_every_plot_of_a_narrow_page_says_what_it_was_made_of_and_has_room(narro
         page.tab(title)
         lowest = {"Spectra": "energy", "Allocation": "budget-curve"}[title]
         page.see(f"#{lowest}")
-        page.drawn(lowest)
+        page.wait_for_plot(lowest)
         page.settled()
         for name, made_of, height in page.evaluate(ROOM):
             seen.add(name)
@@ -359,7 +361,8 @@ def test_the_bars_of_a_narrow_page_stand_under_the_slider_that_moves_them(narrow
     page, _ = narrow
     page.allocation()
     slider, bars, readout = (
-        page.locator(one).bounding_box()["y"] for one in ("#field-ratio", "#bars", "#size-and-cost")
+        page.locator(selector).bounding_box()["y"]
+        for selector in ("#field-ratio", "#bars", "#size-and-cost")
     )
     assert slider < bars < readout
 
@@ -396,14 +399,18 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     workbench.until(lambda: "64 windows" in cell.inner_text(), "more was not measured")
     requested["samples"] = live.MORE_WINDOWS
     assert perplexity_of(cell) == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
-    said, asked = workbench.locator("#continuation .continued"), "Lily saw a"
-    for prompt in (words.allocation.PROMPT, asked):
-        own = lrcore.generate(small, prompt, continuation.NEW_TOKENS).split()
+    continuation_panel, typed_prompt = workbench.locator("#continuation .continued"), "Lily saw a"
+    for prompt in (words.allocation.PROMPT, typed_prompt):
+        expected_words = lrcore.generate(small, prompt, continuation.NEW_TOKENS).split()
         workbench.type_into("continued-prompt", prompt)
         workbench.until(
-            lambda own=own: own == words_of(said.locator(".tokens").last), f"not {' '.join(own)}"
+            lambda own=expected_words: own == words_of(continuation_panel.locator(".tokens").last),
+            f"not {' '.join(expected_words)}",
         )
-    assert words_of(said.locator(".tokens").first) == lrcore.generate(model, asked, 40).split()
+    assert (
+        words_of(continuation_panel.locator(".tokens").first)
+        == lrcore.generate(model, typed_prompt, 40).split()
+    )
     assert workbench.locator("#continuation .stale").count() == 0
 
 
@@ -440,8 +447,8 @@ def test_what_ranks_before_said_is_pale_until_those_on_show_have_said_something(
     assert workbench.evaluate("pale") > 0
 
 
-def words_of(place):
-    return place.inner_text().replace("↵", " ").split()
+def words_of(locator):
+    return locator.inner_text().replace("↵", " ").split()
 
 
 def test_what_was_measured_before_its_tab_was_opened_is_there_then(open_page):

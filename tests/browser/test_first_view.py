@@ -1,4 +1,4 @@
-"""What stands there while the server has answered nothing yet."""
+"""The page before the first answer of the server."""
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ def test_the_heatmap_stands_before_any_question_is_answered(open_page):
     workbench = open_page(ready=False, hold=lambda route: None)
     workbench.analyzed()
     for plot in ("spectrum", "energy"):
-        workbench.drawn(plot)
+        workbench.wait_for_plot(plot)
     shipped = Analysis.read(FIRST_ANALYSIS)
-    [cells] = [one for one in workbench.plot("heatmap")["traces"] if "Effective" in one["hover"]]
+    [cells] = [
+        trace for trace in workbench.plot("heatmap")["traces"] if "Effective" in trace["hover"]
+    ]
     assert len(cells["y"]) >= len((*shipped.components, *shipped.matrices))
     assert "done" not in workbench.status()["text"]
 
@@ -37,7 +39,9 @@ def test_what_policy_probed_measures_on_the_demo_ships(open_page, cache):
     workbench.allocation()
     workbench.choose("field-policy", "probed")
     workbench.until(
-        lambda: "a3, probed" in [one["name"] for one in workbench.plot("budget-curve")["traces"]],
+        lambda: (
+            "a3, probed" in [trace["name"] for trace in workbench.plot("budget-curve")["traces"]]
+        ),
         "the plan of policy probed is not drawn",
     )
     widths = [rank for (name, _), rank in workbench.ranks().items() if name == "mlp"]
@@ -47,8 +51,8 @@ def test_what_policy_probed_measures_on_the_demo_ships(open_page, cache):
 def test_the_first_plan_on_show_is_predicted_and_has_a_curve(open_page):
     workbench = open_page()
     workbench.allocation()
-    workbench.drawn("budget-curve")
-    names = [one["name"] for one in workbench.plot("budget-curve")["traces"]]
+    workbench.wait_for_plot("budget-curve")
+    names = [trace["name"] for trace in workbench.plot("budget-curve")["traces"]]
     assert {"a3, uniform", "this plan"} <= {*names}
 
 

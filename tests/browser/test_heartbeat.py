@@ -1,4 +1,4 @@
-"""How often a page asks whether there is something new, by a clock that the test moves."""
+"""The rate at which a page polls the server, by a clock that the test moves."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def page(browser) -> Iterator[Page]:
     page.close()
 
 
-def asked(page: Page, seconds: int) -> int:
+def count_requests(page: Page, seconds: int) -> int:
     """How often the page asks within so many seconds of its clock."""
     before = page.evaluate("asked")
     page.clock.run_for(1000 * seconds)
@@ -41,10 +41,10 @@ def ticks(page: Page, seconds: int) -> int:
 
 
 def test_a_page_at_rest_asks_seldom_and_one_where_something_runs_every_second(page):
-    assert 10 <= asked(page, 60) <= 13
+    assert 10 <= count_requests(page, 60) <= 13
     page.evaluate("state[1] = true")
     page.clock.run_for(5_000)
-    assert 55 <= asked(page, 60) <= 61
+    assert 55 <= count_requests(page, 60) <= 61
 
 
 def test_what_is_new_is_told_at_the_next_question(page):
@@ -67,8 +67,8 @@ def test_a_click_without_a_pointer_is_something_that_a_person_did(page):
 def test_a_page_that_nobody_sees_asks_nothing_until_it_is_seen_again(page):
     page.evaluate("unseen = true")
     page.clock.run_for(5_000)
-    assert asked(page, 600) == 0
+    assert count_requests(page, 600) == 0
     before = page.evaluate("asked")
     page.evaluate("unseen = false; document.dispatchEvent(new Event('visibilitychange'))")
     assert page.evaluate("asked") == before + 1
-    assert 10 <= asked(page, 60) <= 13
+    assert 10 <= count_requests(page, 60) <= 13

@@ -34,14 +34,14 @@ PLACES = """found => found.map(one => {
 
 
 @pytest.fixture(scope="module")
-def asked(tiny_llama, tmp_path_factory):
+def local_hub(tiny_llama, tmp_path_factory):
     """What a hub on this machine was asked for."""
     with serve({"owner/tiny": tiny_llama}) as hub:
         yield hub
 
 
 @pytest.fixture(scope="module")
-def hostile_server(chat_llama, tmp_path_factory, cache, asked, story_text):
+def hostile_server(chat_llama, tmp_path_factory, cache, local_hub, story_text):
     """A server with a run whose name, tags, tokens, samples, text and model card are hostile."""
     folder = tmp_path_factory.mktemp("hostile")
     model = folder / "model"
@@ -62,8 +62,12 @@ def hostile_server(chat_llama, tmp_path_factory, cache, asked, story_text):
         run.id, TOKEN
     )  # no tag, but that of another program
     runs.add_samples(run.id, [{"prompt": HOSTILE, "text": HOSTILE, "settings": {}}])
-    here = {"HF_ENDPOINT": asked.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "hf")}
-    server = Server(folder, cache, NO_PROXY="*", **here)
+    hub_environment = {
+        "HF_ENDPOINT": local_hub.endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(folder / "hf"),
+    }
+    server = Server(folder, cache, NO_PROXY="*", **hub_environment)
     server.run = run.id
     yield server
     server.stop()
@@ -98,10 +102,12 @@ def show_all(workbench, title):
         workbench.evaluate("tests.frames()")
 
 
-def feed_all(workbench, left):
+def feed_all(workbench, field_ids):
     """Write into the fields of these that are on show; which they are."""
     write = "([id, text]) => tests.feed(id, text)"
-    fed = {one for one in sorted(left) if workbench.evaluate(write, [one, HOSTILE])}
+    fed = {
+        field_id for field_id in sorted(field_ids) if workbench.evaluate(write, [field_id, HOSTILE])
+    }
     workbench.answered()
     return fed
 
@@ -109,18 +115,18 @@ def feed_all(workbench, left):
 def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     workbench, hosts = page
     workbench.analyzed()
-    left = set(workbench.evaluate("tests.textFields()"))
-    assert len(left) > 15
+    remaining_ids = set(workbench.evaluate("tests.textFields()"))
+    assert len(remaining_ids) > 15
     titles = list(dict.fromkeys(workbench.locator("#tabs [role=tab]").all_inner_texts()))
     assert len(titles) > 3
-    assert [one for one in left if one.startswith("without a name")] == []
+    assert [field_id for field_id in remaining_ids if field_id.startswith("without a name")] == []
 
     def fed():
         for title in titles:
             show_all(workbench, title)
-            left.difference_update(feed_all(workbench, left))
+            remaining_ids.difference_update(feed_all(workbench, remaining_ids))
             assert workbench.locator(ELEMENTS).evaluate_all(PLACES) == [], title
-        return not left
+        return not remaining_ids
 
     workbench.until(fed, "a text field is not fed")
     workbench.tab("Compare")
@@ -138,14 +144,14 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     assert set(hosts) <= {urlsplit(hostile_server.url).netloc, ""}
 
 
-def test_a_model_that_is_typed_is_asked_for_once_somebody_analyses_it(page, asked):
+def test_a_model_that_is_typed_is_asked_for_once_somebody_analyses_it(page, local_hub):
     workbench, _ = page
     workbench.analyzed()
     for field, name in (("field-model", "owner/tiny"), ("field-data", "owner/texts")):
         workbench.type_into(field, name)
     workbench.tab("Allocation")
     workbench.looked(2)
-    assert asked.requests == []
+    assert local_hub.requests == []
     workbench.type_into("field-data", "stories")
     workbench.click("#analyse")
-    workbench.until(lambda: asked.requests, "the hub is not asked")
+    workbench.until(lambda: local_hub.requests, "the hub is not asked")

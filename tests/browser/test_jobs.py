@@ -133,19 +133,20 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
 
 
 def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page):
-    other = open_page()
+    second_browser = open_page()
     start_long(workbench)
     job = running(workbench)["job"]
-    other.tab("Compress")
-    other.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=running]")
-    assert other.status()["job"] != job  # its status bar is for its jobs
-    other.start("second", samples=8)
-    other.page.wait_for_selector(".job[data-state=queued]")
-    assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
-    assert "1 before it" in other.until(
-        lambda: (s := other.status())["state"] == "queued" and s["text"], "it is not in the bar"
+    second_browser.tab("Compress")
+    second_browser.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=running]")
+    assert second_browser.status()["job"] != job  # its status bar is for its jobs
+    second_browser.start("second", samples=8)
+    second_browser.page.wait_for_selector(".job[data-state=queued]")
+    assert "1 before it" in second_browser.locator(".job[data-state=queued]").inner_text()
+    assert "1 before it" in second_browser.until(
+        lambda: (s := second_browser.status())["state"] == "queued" and s["text"],
+        "it is not in the bar",
     )
-    row = other.locator(f".job[data-job-id='{job}']")
+    row = second_browser.locator(f".job[data-job-id='{job}']")
     row.get_by_role("button", name="Cancel").click()
     workbench.until(
         lambda: workbench.status()["state"] == "cancelled",
@@ -171,12 +172,12 @@ def test_a_press_on_cancel_is_answered_before_the_server_does(workbench):
 def test_a_finished_job_says_what_came_out_and_opens_its_run_or_compares_it(workbench):
     make_run(workbench, "to be opened")
     row = workbench.locator(".job.done").first
-    said = row.locator(".state").inner_text()
+    outcome = row.locator(".state").inner_text()
     number = r"\d+\.\d{4}"
     assert re.match(
-        rf"a3 20% → {number} ± {number} \([+−]\d+\.\d%\), \d+(\.\d+)? MB · in \d+ s$", said
+        rf"a3 20% → {number} ± {number} \([+−]\d+\.\d%\), \d+(\.\d+)? MB · in \d+ s$", outcome
     )
-    assert said in workbench.status()["text"]
+    assert outcome in workbench.status()["text"]
     row.get_by_role("button", name="Open").click()
     heading = workbench.locator("#run-heading h3", has_text="to be opened")
     heading.wait_for()
@@ -196,20 +197,20 @@ def test_messages_do_not_stack_nor_cover_cancel_and_go_by_themselves(workbench):
     start_long(workbench)
     running(workbench)
     workbench.type_into("measure-samples", "-1")
-    shown = workbench.locator(".toast-body").locator("visible=true")
+    toasts = workbench.locator(".toast-body").locator("visible=true")
     for _ in range(3):
         workbench.click("#start")
         workbench.answered()
-    shown.first.wait_for()
-    bar, every = "#status-bar button.cancel", "button.cancel"
-    for width, selector, count in ((390, bar, 1), (1360, every, 2)):
+    toasts.first.wait_for()
+    bar, cancel_buttons = "#status-bar button.cancel", "button.cancel"
+    for width, selector, count in ((390, bar, 1), (1360, cancel_buttons, 2)):
         workbench.page.set_viewport_size({"width": width, "height": 900})
         workbench.answered()
         (toast,), buttons = workbench.evaluate(BOXES, selector)
         assert len(buttons) == count
         for left, right, top, bottom in buttons:
             assert toast[1] < left or toast[0] > right or toast[3] < top or toast[2] > bottom
-    workbench.until(lambda: not shown.count(), "the message stays")
+    workbench.until(lambda: not toasts.count(), "the message stays")
 
 
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
@@ -350,8 +351,8 @@ def growth(workbench, prompt: str, column: int) -> list[float]:
     seen = workbench.evaluate("window.lengths")
     return [
         time
-        for (_, *before), (time, *now) in pairwise(seen)
-        if now[column] > max(before[column], len(prompt))
+        for (_, *before), (time, *current) in pairwise(seen)
+        if current[column] > max(before[column], len(prompt))
     ]
 
 
@@ -372,8 +373,11 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
         generate(workbench, prompt, stop=False)
 
         def longer() -> bool:
-            now = answers(workbench)
-            return all(len(one) > len(text) for one, text in zip(now, texts, strict=True))
+            current_texts = answers(workbench)
+            return all(
+                len(current_text) > len(text)
+                for current_text, text in zip(current_texts, texts, strict=True)
+            )
 
         workbench.until(
             lambda: longer() or workbench.evaluate("tests.answered()"), "an answer does not end"
@@ -383,7 +387,9 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
     texts = workbench.until(stopped, "Stop stops nothing")
     left, right = (growth(workbench, prompt, column) for column in (0, 1))
     assert max(left[0], right[0]) <= min(left[-1], right[-1]), "one was written after the other"
-    assert all(one.startswith(text) for one, text in zip(answers(workbench), texts, strict=True))
+    assert all(
+        answer.startswith(text) for answer, text in zip(answers(workbench), texts, strict=True)
+    )
     workbench.page.click("#stop-generate")
 
 
@@ -403,14 +409,16 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     assert (saved["samples"], saved["seed"]) == (16, 3)
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(saved))
-    other = open_page()
-    other.open("Calibration windows")
-    other.open("Recipe and examples")
-    other.answered()
-    other.locator("#sidebar input[type=file]").last.set_input_files(path)
-    other.until(lambda: other.value("field-seed") == "3", "the recipe is not loaded")
-    other.answered()
-    assert other.recipe() == saved
+    second_browser = open_page()
+    second_browser.open("Calibration windows")
+    second_browser.open("Recipe and examples")
+    second_browser.answered()
+    second_browser.locator("#sidebar input[type=file]").last.set_input_files(path)
+    second_browser.until(
+        lambda: second_browser.value("field-seed") == "3", "the recipe is not loaded"
+    )
+    second_browser.answered()
+    assert second_browser.recipe() == saved
     request_made = [sys.executable, "-m", "lrcore", "allocate", "--recipe", str(path), "--json"]
     output = subprocess.run(request_made, cwd=ROOT, env=server.env, capture_output=True, text=True)
     assert output.returncode == 0, output.stderr
@@ -418,14 +426,18 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     assert [row["rank"] for row in json.loads(output.stdout)["ranks"]] == [
         row["rank"] for row in answer["ranks"]
     ]
-    own = tmp_path / "own.txt"
-    own.write_text("Once upon a time there was a cat. " * 600)
-    other.locator("#drop-text input[type=file]").set_input_files(own)
-    other.until(lambda: other.value("field-data").endswith("/own.txt"), "the text is not chosen")
-    assert "4\u202f096 tokens: 16 windows of 256" in other.locator("#text-note").inner_text()
-    other.type_into("field-samples", "2")
-    other.start("of an own text", samples=2)
-    other.page.wait_for_selector(".job.done:has-text('a3 30%')")
-    other.open_run("of an own text")
-    measured = other.locator("#run-heading .quality").inner_text()
+    text_file = tmp_path / "own.txt"
+    text_file.write_text("Once upon a time there was a cat. " * 600)
+    second_browser.locator("#drop-text input[type=file]").set_input_files(text_file)
+    second_browser.until(
+        lambda: second_browser.value("field-data").endswith("/own.txt"), "the text is not chosen"
+    )
+    assert (
+        "4\u202f096 tokens: 16 windows of 256" in second_browser.locator("#text-note").inner_text()
+    )
+    second_browser.type_into("field-samples", "2")
+    second_browser.start("of an own text", samples=2)
+    second_browser.page.wait_for_selector(".job.done:has-text('a3 30%')")
+    second_browser.open_run("of an own text")
+    measured = second_browser.locator("#run-heading .quality").inner_text()
     assert "own.txt:test (its last 20%, held out)" in measured

@@ -40,9 +40,9 @@ def quiet(workbench) -> bool:
     have been measured meanwhile, which asks for the ranking anew.
     """
     workbench.answered()
-    asked = workbench.evaluate("questions.asked")
+    request_count = workbench.evaluate("questions.asked")
     workbench.looked(3)
-    return workbench.evaluate("questions.asked") == asked
+    return workbench.evaluate("questions.asked") == request_count
 
 
 def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
@@ -61,7 +61,9 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     click_bar(workbench, 2, "joint_qk")
     workbench.answered()
     workbench.locator("#bars .handle").press("ArrowDown")
-    kept = workbench.until(lambda: workbench.recipe()["rank_overrides"], "no rank is set by hand")
+    rank_overrides = workbench.until(
+        lambda: workbench.recipe()["rank_overrides"], "no rank is set by hand"
+    )
     pending = workbench.locator("#size-and-cost [data-known='False']")
     workbench.until(lambda: not pending.count(), "the live figures are not measured")
     workbench.looked()  # another live figure asks for the ranking anew
@@ -72,7 +74,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.until(lambda: quiet(workbench), "the page asks and asks")
     assert (workbench.recipe()["options"], workbench.recipe()["rank_overrides"]) == (
         {"junction": "symmetric"},
-        kept,
+        rank_overrides,
     )
 
 
@@ -84,7 +86,7 @@ def test_an_example_brings_its_method_and_leaves_model_and_text(workbench):
     before = workbench.recipe()
     workbench.click("#sidebar button:has-text('SVD-LLM')")
     after = workbench.until(
-        lambda: (one := workbench.recipe())["method"] == "svd_llm" and one,
+        lambda: (recipe := workbench.recipe())["method"] == "svd_llm" and recipe,
         "the example is not in the form",
     )
     changed = {name for name in before if before[name] != after[name]}

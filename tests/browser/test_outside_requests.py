@@ -1,4 +1,4 @@
-"""What the page asks for by itself: nothing of another host, no frame while it is at rest."""
+"""Requests of the page without input: none to another host, no frame while it is at rest."""
 
 import pytest
 
@@ -60,8 +60,8 @@ def test_an_answer_outstanding_when_the_stream_ends_still_comes(browser, server)
     page.route("**/queue/data?*", end_one)
     page.keyboard.press("Shift")  # the page looks at once what is new
     workbench.until(lambda: ended, "the page does not ask")
-    asked = page.evaluate("questions.looks.asked")
+    looks = page.evaluate("questions.looks.asked")
     workbench.until(
-        lambda: page.evaluate("questions.looks.answered") >= asked, "the page waits for ever"
+        lambda: page.evaluate("questions.looks.answered") >= looks, "the page waits for ever"
     )
     page.context.close()

@@ -56,16 +56,16 @@ def test_the_next_step_covers_no_tab_and_the_sidebar_nothing_at_any_width(open_p
             assert not workbench.locator(".sidebar.open").count()
 
 
-def press_until(workbench, key: str, wanted: str, most: int = 60) -> None:
+def press_until(workbench, key: str, target: str, max_presses: int = 60) -> None:
     """Press a key until the focus is on an element that matches a selector."""
-    workbench.locator(wanted).first.wait_for()
-    for _ in range(most):
+    workbench.locator(target).first.wait_for()
+    for _ in range(max_presses):
         if workbench.evaluate(
-            "s => !!document.activeElement && document.activeElement.matches(s)", wanted
+            "s => !!document.activeElement && document.activeElement.matches(s)", target
         ):
             return
         workbench.page.keyboard.press(key)
-    raise AssertionError(f"{wanted} is not reached with {key}")
+    raise AssertionError(f"{target} is not reached with {key}")
 
 
 def test_the_whole_job_with_the_keyboard(workbench):
@@ -74,14 +74,14 @@ def test_the_whole_job_with_the_keyboard(workbench):
     keys.press("Tab")
     model = workbench.locator("#field-model input")
     workbench.until(lambda: model.get_attribute("aria-expanded") == "false", "its list stays open")
-    press_until(workbench, "Tab", "#heatmap .plot", most=120)
+    press_until(workbench, "Tab", "#heatmap .plot", max_presses=120)
     keys.press("ArrowRight")
     keys.press("Enter")
     workbench.until(
         lambda: "Layer 1 · qk" in workbench.locator("#cell-heading").inner_text(),
         "the keys select no cell",
     )
-    press_until(workbench, "Shift+Tab", ".guide .next", most=120)
+    press_until(workbench, "Shift+Tab", ".guide .next", max_presses=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#size-and-cost .cells")
     workbench.page.wait_for_selector("#bars .handle:not([hidden])")
@@ -100,13 +100,13 @@ def test_the_whole_job_with_the_keyboard(workbench):
         lambda: "1 set manually" in workbench.locator("#hand-changes").inner_text(),
         "the handle does not follow the keys",
     )
-    press_until(workbench, "Shift+Tab", ".guide .next", most=120)
+    press_until(workbench, "Shift+Tab", ".guide .next", max_presses=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#start", state="visible")
     press_until(workbench, "Tab", "#start")
     keys.press("Enter")
     workbench.page.wait_for_selector(".job.done")
-    press_until(workbench, "Shift+Tab", ".guide .next", most=120)
+    press_until(workbench, "Shift+Tab", ".guide .next", max_presses=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#answer-1", state="visible")
     workbench.answered()

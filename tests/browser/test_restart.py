@@ -63,8 +63,8 @@ def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
         time.sleep(0.02)
     server.stop(signal.SIGKILL)
     workbench.page.context.close()
-    kept = {path: (path / "report.json").stat().st_mtime_ns for path in made()}
-    assert 3 <= len(kept) < 8
+    saved_times = {path: (path / "report.json").stat().st_mtime_ns for path in made()}
+    assert 3 <= len(saved_times) < 8
     server.start()
     workbench = open_page()
     workbench.tab("Compress")
@@ -74,8 +74,8 @@ def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
     done = workbench.locator(".job.done", has_text="Sweep of 8 runs")
     done.wait_for()
     assert len(made()) == 8
-    assert {path: (path / "report.json").stat().st_mtime_ns for path in kept} == kept
-    assert done.locator("pre").text_content().count("already saved") == len(kept)
+    assert {path: (path / "report.json").stat().st_mtime_ns for path in saved_times} == saved_times
+    assert done.locator("pre").text_content().count("already saved") == len(saved_times)
     table = workbench.saved(done.locator("button[data-file='table.csv']"))
     rows = list(csv.DictReader(table.splitlines()))
     assert [(row["method"], row["ratio"]) for row in rows] == [("dense", "0.0")] + [

@@ -44,12 +44,12 @@ def is_selected(workbench, layer, name) -> bool:
     return f"layer {layer} · {name}" in workbench.locator("#slot-row").inner_text()
 
 
-def marked(workbench, plot: str, layer: int, *place) -> None:
-    """Wait until a plot marks a layer; place: the axis and where on it, where that counts."""
+def marked(workbench, plot: str, layer: int, *position) -> None:
+    """Wait until a plot marks a layer; position: the axis and where on it, where that counts."""
     workbench.until(
         lambda: (
-            [mark[: 1 + len(place)] for mark in workbench.evaluate(MARKED, plot)]
-            == [[layer, *place]]
+            [mark[: 1 + len(position)] for mark in workbench.evaluate(MARKED, plot)]
+            == [[layer, *position]]
         ),
         f"{plot} does not mark layer {layer}",
     )
@@ -166,13 +166,13 @@ def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_p
     )
     address = copied_link(workbench)
     assert address == workbench.page.url
-    other = open_page(address.split("/", 3)[3], ready=False)
-    other.drawn("bars")
-    other.until(lambda: other.open_tab() == "Allocation", "the tab is not open")
-    other.shows_ratio(0.3)
-    assert other.ranks() == workbench.ranks()
-    other.until(lambda: is_selected(other, 4, "ov"), "4.ov is not selected")
-    marked(other, "bars", 4, "y2", 0)
+    linked = open_page(address.split("/", 3)[3], ready=False)
+    linked.wait_for_plot("bars")
+    linked.until(lambda: linked.open_tab() == "Allocation", "the tab is not open")
+    linked.shows_ratio(0.3)
+    assert linked.ranks() == workbench.ranks()
+    linked.until(lambda: is_selected(linked, 4, "ov"), "4.ov is not selected")
+    marked(linked, "bars", 4, "y2", 0)
 
 
 def test_back_and_forward_go_from_tab_to_tab_and_leave_the_plan(open_page):
@@ -204,10 +204,10 @@ def test_the_address_holds_the_run_that_is_open(workbench, open_page):
         lambda: "run=" in workbench.page.url and workbench.page.url,
         "the address does not follow",
     )
-    other = open_page(address.split("/", 3)[3], ready=False)
-    heading = other.locator("#run-heading h3")
-    other.until(lambda: heading.inner_text() == "to be linked", "the run is not open")
-    other.until(lambda: other.open_tab() == "Runs & export", "the tab is not open")
+    linked = open_page(address.split("/", 3)[3], ready=False)
+    heading = linked.locator("#run-heading h3")
+    linked.until(lambda: heading.inner_text() == "to be linked", "the run is not open")
+    linked.until(lambda: linked.open_tab() == "Runs & export", "the tab is not open")
 
 
 def test_a_tab_opened_while_the_page_starts_stays_open(open_page):
@@ -238,8 +238,8 @@ def test_a_linked_tab_is_filled(open_page):
     for panel in ("what-happens", "slice-caption", "share-caption"):
         if panel == "slice-caption":
             workbench.experiment(words.compress.REDUCE)
-        shown = workbench.locator(f"#{panel}")
-        workbench.until(lambda shown=shown: shown.inner_text().strip(), f"{panel} is empty")
+        panel_locator = workbench.locator(f"#{panel}")
+        workbench.until(lambda shown=panel_locator: shown.inner_text().strip(), f"{panel} is empty")
     workbench.tab("Compare")
     label = workbench.locator("#answer-0 label, #answer-0 [data-testid=block-info]").first
     workbench.until(lambda: "demo-llama" in label.inner_text(), "no model above the answers")

@@ -1,4 +1,4 @@
-"""What is folded away or below the screen is drawn once somebody looks at it."""
+"""Plots that are folded away or below the screen: drawn when they become visible."""
 
 import json
 
@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 def events_of(workbench):
     """The numbers of the events that the page asks the server for, from now on."""
-    asked = set()
+    event_ids = set()
 
-    def note(request):
+    def record_event(request):
         if QUESTION.search(request.url):
-            asked.add(json.loads(request.post_data)["fn_index"])
+            event_ids.add(json.loads(request.post_data)["fn_index"])
 
-    workbench.page.on("request", note)
-    return asked
+    workbench.page.on("request", record_event)
+    return event_ids
 
 
 def listeners(workbench, *outputs):
@@ -43,11 +43,11 @@ def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
     assert folded
     assert below
     workbench.answered()
-    asked = events_of(workbench)
+    event_ids = events_of(workbench)
     workbench.at_ratio(0.35)
     workbench.answered()
-    assert asked
-    assert not asked & (folded | below)
+    assert event_ids
+    assert not event_ids & (folded | below)
     workbench.open(words.allocation.WHAT_IF)
     sizes = workbench.locator("#what-if-sizes table")
     before = workbench.until(sizes.inner_text, "the sizes are not shown")
@@ -59,5 +59,5 @@ def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
     workbench.at_ratio(0.5)  # no slider is released: as typed, or by a key
     workbench.until(lambda: "50.0% of" in caption.inner_text(), "the network lags behind")
     workbench.see("#policies")
-    workbench.drawn("policy-curves")
-    assert asked & below
+    workbench.wait_for_plot("policy-curves")
+    assert event_ids & below

@@ -42,8 +42,8 @@ PANELS = """id => Object.keys(document.querySelector('#' + id + ' .js-plotly-plo
 def slots(workbench, plot: str) -> set[tuple[int, str]]:
     """Those that a plot shows a value of."""
     rows = [row for trace in workbench.plot(plot)["traces"] for row in trace["custom"] or []]
-    flat = [one for row in rows for one in (row if row and isinstance(row[0], list) else [row])]
-    return {(one[0], one[1]) for one in flat if len(one) > 2 and one[2] is not None}
+    flat = [entry for row in rows for entry in (row if row and isinstance(row[0], list) else [row])]
+    return {(entry[0], entry[1]) for entry in flat if len(entry) > 2 and entry[2] is not None}
 
 
 def hover(workbench, script: str, slot: tuple[int, str]) -> None:
@@ -60,7 +60,7 @@ def is_ringed(workbench, slot: tuple[int, str]) -> bool:
 def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_the_other(workbench):
     workbench.tab("Spectra")
     workbench.choose("measure", words.spectra.MEASURES["increase"][0])
-    workbench.drawn("loss-against-energy")
+    workbench.wait_for_plot("loss-against-energy")
     probed = slots(workbench, "loss-against-energy")
     assert probed == slots(workbench, "heatmap")
     assert {name for _, name in probed} == {"qk", "ov", "mlp"}
@@ -80,8 +80,8 @@ def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_t
         assert not workbench.evaluate(HOVERED, "loss-against-energy")
     workbench.page.mouse.move(5, 5)
     workbench.until(lambda: not workbench.evaluate(HOVERED, "heatmap"), "the mark stays")
-    note = workbench.locator("#measure-help").inner_text()
-    assert re.search(r"[−-]?\d\.\d\d", note)  # how alike the two orders are
+    help_text = workbench.locator("#measure-help").inner_text()
+    assert re.search(r"[−-]?\d\.\d\d", help_text)  # how alike the two orders are
     workbench.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     workbench.locator("#loss-against-energy .plot").wait_for(state="hidden")
 
@@ -122,7 +122,7 @@ def test_all_layers_of_a_component_are_drawn_in_one_plot(workbench):
 def test_the_picture_of_the_network_is_saved_with_its_ranks(workbench):
     workbench.allocation()
     workbench.see("#network")
-    workbench.drawn("network")
+    workbench.wait_for_plot("network")
     workbench.click("#network .plot-head summary")
     picture = workbench.saved(workbench.locator("#network [data-save=svg][data-mm='178']"))
     words = " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", picture))
@@ -149,13 +149,15 @@ def test_a_plot_is_saved_as_pdf_of_paths_and_words(workbench):
     width = float(re.search(rb"/MediaBox \[0 0 ([\d.]+)", file)[1])
     assert width == pytest.approx(85 / 25.4 * 72, abs=0.01)
     stream = re.search(rb"/Length (\d+) .*?stream\n", file, re.S)
-    drawn = zlib.decompress(file[stream.end() : stream.end() + int(stream[1])]).decode()
-    sentence = " ".join(bytes.fromhex(one).decode("cp1252") for one in re.findall("<(.*?)>", drawn))
+    page_content = zlib.decompress(file[stream.end() : stream.end() + int(stream[1])]).decode()
+    sentence = " ".join(
+        bytes.fromhex(hex_text).decode("cp1252") for hex_text in re.findall("<(.*?)>", page_content)
+    )
     caption = workbench.locator("#heatmap .plot-head span").inner_text()
     assert (
         caption.split()
-        == [one for one in sentence.split() if one in caption.split()][-len(caption.split()) :]
+        == [word for word in sentence.split() if word in caption.split()][-len(caption.split()) :]
     )
     cells = len(slots(workbench, "heatmap"))
-    assert drawn.count(" re\nf") >= cells
+    assert page_content.count(" re\nf") >= cells
     assert b"/Image" not in file

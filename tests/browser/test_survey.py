@@ -36,18 +36,18 @@ def harmful(workbench):
     workbench.set_range("field-ratio", 0.3)
     workbench.choose("field-policy", "softmax_dual")
     workbench.shows_ratio(0.3)
-    shown, even, words = workbench.until(
+    loss, uniform_loss, words = workbench.until(
         lambda: workbench.evaluate(HURTS), "a policy that hurts is not called so"
     )
-    assert f"{float(shown) / float(even) - 1:.1%} ± " in words
+    assert f"{float(loss) / float(uniform_loss) - 1:.1%} ± " in words
     assert "Worse than uniform ranks by " in words
     workbench.click("#survey")
-    return float(shown), float(even)
+    return float(loss), float(uniform_loss)
 
 
 @pytest.mark.soak
 def test_methods_and_policies_are_ranked_by_what_was_measured(workbench, harmful):
-    here = {("a3", "softmax_dual"), ("a3", "uniform")}
+    default_pairs = {("a3", "softmax_dual"), ("a3", "uniform")}
     workbench.see("#policies")
 
     def ranked():
@@ -55,7 +55,7 @@ def test_methods_and_policies_are_ranked_by_what_was_measured(workbench, harmful
         result = [(method, policy, float(value)) for method, policy, value, _ in rows]
         pairs = {(method, policy) for method, policy, _ in result}
         # their ratio is one of the cache
-        return {method for method, _ in pairs} == METHODS - KV and here <= pairs and result
+        return {method for method, _ in pairs} == METHODS - KV and default_pairs <= pairs and result
 
     result = workbench.until(ranked, "not every method is measured")
     assert [value for _, _, value in result] == sorted(value for _, _, value in result)
@@ -75,11 +75,11 @@ def test_methods_and_policies_are_ranked_by_what_was_measured(workbench, harmful
 def test_every_policy_of_every_method_is_drawn(workbench, harmful):
     workbench.see("#policies")
 
-    def drawn():
+    def complete_figure():
         plot = workbench.plot("policy-curves")
         return {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= METHODS and plot
 
-    figure = workbench.until(drawn, "not every method is drawn")
+    figure = workbench.until(complete_figure, "not every method is drawn")
     workbench.until_idle()
     lines = {trace["hover"].split("<br>")[0]: trace["y"] for trace in figure["traces"]}
     assert {"a3 · uniform", "a3 · softmax", "a3 · waterfill", "svd · uniform"} <= lines.keys()

@@ -10,7 +10,7 @@ FOLD = "#expert-allocation > button.label-wrap"
 EXPERT = ("#field-method", "#field-policy", "#slot-row", "#pin", "#network", "#policies")
 
 
-def shown(workbench) -> set[str]:
+def visible_expert_parts(workbench) -> set[str]:
     """The expert parts of the Allocation tab that are visible."""
     return {name for name in EXPERT if workbench.locator(name).is_visible()}
 
@@ -19,11 +19,11 @@ def test_the_keyboard_opens_the_fold_of_the_expert_settings(workbench):
     workbench.tab("Allocation", expert=False)
     workbench.locator(FOLD).wait_for()
     workbench.answered()
-    assert shown(workbench) == set()
+    assert visible_expert_parts(workbench) == set()
     workbench.locator(FOLD).press("Enter")
-    workbench.until(lambda: shown(workbench) == {*EXPERT}, "the fold does not open")
+    workbench.until(lambda: visible_expert_parts(workbench) == {*EXPERT}, "the fold does not open")
     workbench.locator(FOLD).press("Enter")
-    workbench.until(lambda: not shown(workbench), "the fold does not close")
+    workbench.until(lambda: not visible_expert_parts(workbench), "the fold does not close")
 
 
 def test_a_plan_that_cannot_be_met_opens_the_fold(workbench):

@@ -1,4 +1,4 @@
-"""What is typed below the bars: ratios by component, multiples, ranks in their table."""
+"""Values typed below the bars: ratios by component, multiples, ranks in their table."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def folded(browser, server):
         yield workbench
 
 
-def said(workbench, words: str) -> None:
+def wait_for_words(workbench, words: str) -> None:
     """Wait until the page answers with words; the ranks on show stay, and say that they are old."""
     workbench.until(
         lambda: words in " ".join(workbench.locator(SAID).all_inner_texts()), f"no word of {words}"
@@ -45,7 +45,7 @@ def typed(workbench, elem_id: str, value: str) -> None:
 def test_ratios_by_component_that_are_none_are_said_and_others_followed(folded, value, words):
     before = folded.ranks()
     typed(folded, "field-component_ratios", value)
-    said(folded, words)
+    wait_for_words(folded, words)
     typed(folded, "field-component_ratios", "qk=0.6")
     folded.until(lambda: not folded.locator(SAID).count(), "it is said still")
     assert folded.recipe()["component_ratios"] == {"qk": 0.6}
@@ -60,7 +60,7 @@ def test_ratios_by_component_that_are_none_are_said_and_others_followed(folded, 
 @pytest.mark.parametrize("value", ["0", "-8"])
 def test_multiples_that_are_none_are_said_and_others_followed(folded, value):
     typed(folded, "field-rank_multiple", value)
-    said(folded, "rank_multiple")
+    wait_for_words(folded, "rank_multiple")
     typed(folded, "field-rank_multiple", "8")
     folded.until(
         lambda: (ranks := folded.ranks()) and all(rank % 8 == 0 for rank in ranks.values()),
@@ -77,14 +77,14 @@ def cell(workbench):
     return row.locator("[role=gridcell]").nth(RANK)
 
 
-def shown(workbench) -> str:
+def cell_text(workbench) -> str:
     """What it shows, without the sign of a menu that a selected cell has."""
     words = cell(workbench).inner_text().split()
     return words[0] if words else ""
 
 
 def test_a_rank_typed_into_the_table_is_set_by_hand_and_what_is_none_is_refused(folded):
-    rank = int(shown(folded))
+    rank = int(cell_text(folded))
     for value in ("many", "2.5", "99999", str(rank - 2)):
         cell(folded).dblclick()
         folded.page.keyboard.press("Control+a")
@@ -94,7 +94,7 @@ def test_a_rank_typed_into_the_table_is_set_by_hand_and_what_is_none_is_refused(
         if value == str(rank - 2):
             break
         folded.locator(".toast-body").first.wait_for()
-        folded.until(lambda: shown(folded) == str(rank), f"{value} stays in the table")
+        folded.until(lambda: cell_text(folded) == str(rank), f"{value} stays in the table")
         assert folded.recipe()["rank_overrides"] == {}
         folded.locator(".toast-close").first.click()
     folded.until(lambda: folded.recipe()["rank_overrides"], "the rank is not set by hand")
