@@ -1,4 +1,4 @@
-"""What the tests of bad input share: a command that must be refused, and what it is given."""
+"""Fixtures of the tests of bad input: a command that must be refused, and its arguments."""
 
 import pytest
 
@@ -14,11 +14,11 @@ def refused(capsys, tmp_path):
 
     def run(*arguments):
         before = sorted(tmp_path.rglob("*"))
-        code = main([str(one) for one in arguments])
-        shown = capsys.readouterr()
-        lines = shown.err.splitlines()
-        assert code == 2, shown.err
-        assert shown.out == ""
+        code = main([str(argument) for argument in arguments])
+        output = capsys.readouterr()
+        lines = output.err.splitlines()
+        assert code == 2, output.err
+        assert output.out == ""
         assert lines[-1].startswith("error: ")
         assert lines[-1].endswith((".", "?", "see --help"))
         assert len(lines[-1]) < 1500

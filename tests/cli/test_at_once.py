@@ -23,13 +23,13 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_said_at_once(mistake, tmp_path) -> None:
     summaries()  # kept from the first command on; making them takes torch
-    arguments = [one.replace("OUT", str(tmp_path / "out")) for one in MISTAKES[mistake]]
+    arguments = [argument.replace("OUT", str(tmp_path / "out")) for argument in MISTAKES[mistake]]
     command = [sys.executable, "-X", "importtime", "-m", "lrcore", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert len(said) == 1
-    assert said[0].startswith("error: ")
+    error_lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert len(error_lines) == 1
+    assert error_lines[0].startswith("error: ")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "lrcore.cli" in imported
     assert not imported & {"torch", "transformers"}
@@ -76,9 +76,9 @@ def test_a_command_says_that_it_loads_before_it_does(command, tmp_path) -> None:
     summaries()
     for name, text in {"FILE": '["x"]', "RECIPE": '{"model": "demo-llama"}'}.items():
         (tmp_path / f"{name}.json").write_text(text)
-    places = {name: str(tmp_path / f"{name}.json") for name in ("FILE", "RECIPE")}
-    places["OUT"] = str(tmp_path / "out")
-    arguments = [command, *(places.get(one, one) for one in WAITING[command])]
+    paths = {name: str(tmp_path / f"{name}.json") for name in ("FILE", "RECIPE")}
+    paths["OUT"] = str(tmp_path / "out")
+    arguments = [command, *(paths.get(argument, argument) for argument in WAITING[command])]
     done = subprocess.run(
         [sys.executable, "-c", SAID, *arguments], capture_output=True, text=True, check=False
     )

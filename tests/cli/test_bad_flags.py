@@ -8,10 +8,10 @@ import pytest
 LARGE = 10**12
 FLAGS = {
     "evaluate": (
-        *(["--samples", one] for one in ("0", "-1", "x")),
-        *(["--seq-len", one] for one in ("0", "1", "-5", str(LARGE))),
-        *(["--batch", one] for one in ("0", "-1", "x")),
-        *(["--protocol", "strided", "--stride", one] for one in ("0", "-1", "99999")),
+        *(["--samples", count] for count in ("0", "-1", "x")),
+        *(["--seq-len", length] for length in ("0", "1", "-5", str(LARGE))),
+        *(["--batch", size] for size in ("0", "-1", "x")),
+        *(["--protocol", "strided", "--stride", stride] for stride in ("0", "-1", "99999")),
         ["--protocol", "mine"],
         ["--sampling", "last"],
         ["--sampling", "random", "--seed", "-1"],
@@ -42,9 +42,12 @@ FLAGS = {
     "generate": (
         [],
         ["--prompt", ""],
-        *(["--prompt", "Once", "--max-new-tokens", one] for one in ("0", "-1")),
-        *(["--prompt", "Once", "--temperature", one] for one in ("-1", "nan")),
-        *(["--prompt", "Once", "--temperature", "1", "--top-p", one] for one in ("0", "2", "nan")),
+        *(["--prompt", "Once", "--max-new-tokens", count] for count in ("0", "-1")),
+        *(["--prompt", "Once", "--temperature", temperature] for temperature in ("-1", "nan")),
+        *(
+            ["--prompt", "Once", "--temperature", "1", "--top-p", share]
+            for share in ("0", "2", "nan")
+        ),
     ),
     "tasks": (
         ["--items", "0"],
@@ -57,19 +60,19 @@ FLAGS = {
     "compare": ([], ["--batch", "2"]),
     "answers": (["--prompts", "/no/prompts.txt"], []),
     "quantize": (
-        *(["OUT", "--bits", one] for one in ("5", "0", "x")),
-        *(["OUT", "--group", one] for one in ("0", "-1", "7")),
+        *(["OUT", "--bits", bits] for bits in ("5", "0", "x")),
+        *(["OUT", "--group", group_size] for group_size in ("0", "-1", "7")),
         [],
     ),
     "prune-layers": (
-        *(["OUT", "--layers", one] for one in ("0", "-1", "3", "99")),
+        *(["OUT", "--layers", count] for count in ("0", "-1", "3", "99")),
         ["OUT", "--layers", "1", "--criterion", "luck"],
         ["OUT"],
     ),
     "slice": (
-        *(["OUT", "--ratio", one] for one in ("0", "1", "nan", "-1", "0.99")),
+        *(["OUT", "--ratio", ratio] for ratio in ("0", "1", "nan", "-1", "0.99")),
         ["OUT", "--rotations", "some"],
-        *(["OUT", "--multiple", one] for one in ("0", "-1", "99")),
+        *(["OUT", "--multiple", multiple] for multiple in ("0", "-1", "99")),
     ),
     "heal": (
         ["--out", "OUT"],
@@ -88,17 +91,17 @@ OF_TEXT = ("evaluate", "spectra", "allocate", "prune-layers", "slice")
 def test_flags(command, flags, refused, tiny_llama, quick, tmp_path, monkeypatch, story_file):
     monkeypatch.setenv("LRCORE_RUNS", str(story_file.parent / "runs"))
     model = [] if command in ("runs", "cache") else [tiny_llama]
-    own = [tmp_path / "out" if one == "OUT" else one for one in flags]
-    refused(command, *model, *(quick if command in OF_TEXT else []), *own)
+    arguments = [tmp_path / "out" if flag == "OUT" else flag for flag in flags]
+    refused(command, *model, *(quick if command in OF_TEXT else []), *arguments)
 
 
 HEALINGS = (
-    *(["--samples", one] for one in ("0", "-1")),
-    *(["--seq-len", one] for one in ("1", "0", str(LARGE))),
-    *(["--lr", one] for one in ("0", "-1", "nan", "inf")),
-    *(["--beta", one] for one in ("-1", "nan", "inf")),
-    *(["--temperature", one] for one in ("0", "nan", "inf")),
-    *(["--batch", one] for one in ("0", "-3")),
+    *(["--samples", count] for count in ("0", "-1")),
+    *(["--seq-len", length] for length in ("1", "0", str(LARGE))),
+    *(["--lr", rate] for rate in ("0", "-1", "nan", "inf")),
+    *(["--beta", beta] for beta in ("-1", "nan", "inf")),
+    *(["--temperature", temperature] for temperature in ("0", "nan", "inf")),
+    *(["--batch", size] for size in ("0", "-3")),
     ["--train", "some"],
     ["--test-samples", "-1"],
     ["--data", "storys"],
@@ -110,16 +113,20 @@ HEALINGS = (
 @pytest.mark.parametrize("flags", HEALINGS, ids=str)
 def test_healings(flags, refused, compressed, tmp_path):
     good = {"--samples": 4, "--seq-len": 16, "--steps": 2, "--batch": 2, "--test-samples": 0}
-    given = good | {flags[0]: flags[1]}
+    flag_values = good | {flags[0]: flags[1]}
     refused(
-        "heal", compressed, "--out", tmp_path / "out", *(x for pair in given.items() for x in pair)
+        "heal",
+        compressed,
+        "--out",
+        tmp_path / "out",
+        *(x for pair in flag_values.items() for x in pair),
     )
 
 
-@pytest.mark.parametrize("place", ["file", "folder", "below a file"])
-def test_places_to_write_to(place, refused, tiny_llama, quick, tmp_path):
+@pytest.mark.parametrize("target", ["file", "folder", "below a file"])
+def test_places_to_write_to(target, refused, tiny_llama, quick, tmp_path):
     (tmp_path / "file").write_text("diary")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "diary").touch()
-    out = tmp_path / ("file/out" if place == "below a file" else place)
+    out = tmp_path / ("file/out" if target == "below a file" else target)
     refused("compress", tiny_llama, "--out", out, *quick)

@@ -1,6 +1,4 @@
-"""What a person can get wrong, through the command line: one line that names it, exit code 2,
-nothing on stdout.
-"""
+"""Mistakes on the command line: one line that names the mistake, exit code 2, nothing on stdout."""
 
 import json
 import os
@@ -20,11 +18,11 @@ def message(capsys):
 
     def run(*arguments):
         assert main([str(argument) for argument in arguments]) == 2
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        assert shown.err.startswith("error: ")
-        assert shown.err.count("\n") == 1, shown.err
-        return shown.err
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.startswith("error: ")
+        assert output.err.count("\n") == 1, output.err
+        return output.err
 
     return run
 
@@ -101,7 +99,7 @@ def test_the_temperature_of_a_file_is_dropped_if_the_policy_has_none(tmp_path):
 )
 def test_other_fields_out_of_range(message, tiny_llama, story_file, wrong, capsys):
     flag, value, word = wrong
-    given = {"--data": story_file, "--samples": 2, "--seq-len": 16, flag: value}
+    flag_values = {"--data": story_file, "--samples": 2, "--seq-len": 16, flag: value}
     if word in (
         "9.mlp",
         "0.mpl",
@@ -111,7 +109,7 @@ def test_other_fields_out_of_range(message, tiny_llama, story_file, wrong, capsy
                 [
                     "allocate",
                     str(tiny_llama),
-                    *(str(part) for pair in given.items() for part in pair),
+                    *(str(part) for pair in flag_values.items() for part in pair),
                 ]
             )
             == 2
@@ -119,7 +117,7 @@ def test_other_fields_out_of_range(message, tiny_llama, story_file, wrong, capsy
         assert word in capsys.readouterr().err.splitlines()[-1]
         return
     assert word in message(
-        "allocate", tiny_llama, *(part for pair in given.items() for part in pair)
+        "allocate", tiny_llama, *(part for pair in flag_values.items() for part in pair)
     )
 
 

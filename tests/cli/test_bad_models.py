@@ -30,13 +30,13 @@ def header(change: Callable[[dict], object], claim: int | None = None) -> Callab
     """The header of the weights is changed, or its length claimed to be another."""
 
     def damage(folder: Path) -> None:
-        whole = (folder / WEIGHTS).read_bytes()
-        length = struct.unpack("<Q", whole[:8])[0]
-        values = json.loads(whole[8 : 8 + length])
+        content = (folder / WEIGHTS).read_bytes()
+        length = struct.unpack("<Q", content[:8])[0]
+        values = json.loads(content[8 : 8 + length])
         changed = change(values)
         text = json.dumps(values if changed is None else changed).encode()
         size = struct.pack("<Q", len(text) if claim is None else claim)
-        (folder / WEIGHTS).write_bytes(size + text + whole[8 + length :])
+        (folder / WEIGHTS).write_bytes(size + text + content[8 + length :])
 
     return damage
 
@@ -66,8 +66,8 @@ def config(**fields: object) -> Callable[[Path], None]:
 
     def damage(folder: Path) -> None:
         values = json.loads((folder / "config.json").read_text()) | fields
-        kept = {name: value for name, value in values.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(kept))
+        present = {name: value for name, value in values.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(present))
 
     return damage
 

@@ -55,8 +55,8 @@ def test_texts(name, refused, tiny_llama, tmp_path):
     ending, content = TEXTS[name]
     file = tmp_path / f"text{ending}"
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    rest = ["--samples", 2, "--seq-len", 16]
-    refused("compress", tiny_llama, "--data", file, "--out", tmp_path / "out", *rest)
+    window_flags = ["--samples", 2, "--seq-len", 16]
+    refused("compress", tiny_llama, "--data", file, "--out", tmp_path / "out", *window_flags)
 
 
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".json", ".parquet"])
@@ -68,8 +68,8 @@ def test_a_line_of_a_gigabyte_is_not_read_where_its_tokens_do_not_fit(
     file = tmp_path / f"text{ending}"
     with file.open("wb") as made:
         made.truncate(2**30)
-    said = refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
-    assert "are free" in said
+    message = refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
+    assert "are free" in message
 
 
 def test_a_text_whose_tokens_do_not_fit_is_not_tokenised(
@@ -78,8 +78,8 @@ def test_a_text_whose_tokens_do_not_fit_is_not_tokenised(
     monkeypatch.setattr(tokens, "free_memory", lambda: 10**7)
     file = tmp_path / "text.txt"
     file.write_text("Once " * 20_000)
-    said = refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
-    assert "100,000 characters take 13.0 MB" in said
+    message = refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
+    assert "100,000 characters take 13.0 MB" in message
 
 
 @pytest.mark.parametrize("target", ["nothing", "folder", "itself"])

@@ -108,8 +108,8 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     windows = ["--samples", "3", "--seq-len", "16", "--sampling", "first"]
     scored = run_json(capsys, "evaluate", made["out"], "--data", story_file, *windows)
     assert scored.keys() >= {"perplexity", "nll", "tokens", "windows", "nonfinite", "protocol"}
-    again = lrcore.evaluate(lrcore.load(made["out"]), str(story_file), samples=3, seq_len=16)
-    assert scored["perplexity"] == again.perplexity
+    evaluated = lrcore.evaluate(lrcore.load(made["out"]), str(story_file), samples=3, seq_len=16)
+    assert scored["perplexity"] == evaluated.perplexity
 
     once = ["--prompt", "Once", "--max-new-tokens", "8", "--seed", "3", "--temperature", "1"]
     output = run_json(capsys, "generate", made["out"], *once)
@@ -190,8 +190,8 @@ def test_tables_for_people(capsys, tiny_llama, calibration):
 def test_help_names_every_command(capsys):
     for arguments in ([], ["--help"]):
         assert main(arguments) == 0
-        shown = capsys.readouterr().out
-        assert all(f"\n  {word} " in shown for word in COMMANDS)
+        output = capsys.readouterr().out
+        assert all(f"\n  {word} " in output for word in COMMANDS)
     assert main(["compress", "--help"]) == 0
     assert "--seq-len" in capsys.readouterr().out
 
@@ -259,9 +259,9 @@ def test_progress_renews_one_line_on_a_terminal(monkeypatch):
     for step in range(3):
         line("calibrate", step, 2)
     line.clear()
-    shown = sys.stderr.getvalue()
-    assert "\n" not in shown
-    assert shown.endswith("calibrate 2/2\r\x1b[K")
+    output = sys.stderr.getvalue()
+    assert "\n" not in output
+    assert output.endswith("calibrate 2/2\r\x1b[K")
 
 
 def test_json_has_no_nan(capsys):
@@ -308,17 +308,17 @@ def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibratio
     got = run_json(capsys, "allocate", tiny_opt, *requested, "--ratio", "0.4", *calibration)
     assert got["recipe"]["component_ratios"] == {"mlp": 0.5}
     assert got["recipe"]["options"] == {"qk": "q_only"}
-    own = [row for row in got["ranks"] if row["component"] == "mlp"]
-    assert sum(row["parameters"] for row in own) <= 0.5 * sum(
-        row["dense_parameters"] for row in own
+    mlp_rows = [row for row in got["ranks"] if row["component"] == "mlp"]
+    assert sum(row["parameters"] for row in mlp_rows) <= 0.5 * sum(
+        row["dense_parameters"] for row in mlp_rows
     )
     assert got["summary"]["achieved"] >= 0.4
-    for words, says in (
+    for words, expected in (
         (["--component-ratio", "mlp"], "COMPONENT=RATIO"),
         (["--policy-option", "cap=2"], "at most 1"),
     ):
         assert main(["allocate", str(tiny_opt), "--policy", "softmax", *words]) == 2
-        assert says in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
 
 
 def test_bounds_stand_beside_the_errors_and_go_into_the_report(

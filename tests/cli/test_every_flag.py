@@ -26,18 +26,19 @@ def parsers(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 
 PARSERS = dict(parsers(typer.main.get_command(app)))
 NAMED = {  # parameters of each command, by the flag or the name of the argument
-    command: {one.opts[0]: one for one in parser.params} for command, parser in PARSERS.items()
+    command: {parameter.opts[0]: parameter for parameter in parser.params}
+    for command, parser in PARSERS.items()
 }
 SWITCHES = [
     (command, flag)
-    for command, own in NAMED.items()
-    for flag, one in own.items()
-    if getattr(one, "is_flag", False)
+    for command, parameters in NAMED.items()
+    for flag, parameter in parameters.items()
+    if getattr(parameter, "is_flag", False)
 ]
 VALUES = [
     (command, name)
-    for command, own in NAMED.items()
-    for name in own
+    for command, parameters in NAMED.items()
+    for name in parameters
     if (command, name) not in SWITCHES
 ]
 
@@ -206,18 +207,18 @@ ANY_TEXT = {("runs", "--tag"), ("runs add", "--name")}
 
 def key_of(command: str, name: str) -> str:
     """Where the bad values of a flag or argument stand."""
-    own = f"{command} {name}"
-    return own if own in BAD else name
+    command_key = f"{command} {name}"
+    return command_key if command_key in BAD else name
 
 
 # The first command that has the flag or argument with these values: it tries all of them.
 FIRST = {key_of(*pair): pair[0] for pair in reversed(VALUES)}
 
 
-def bad_values(command: str, name: str, whole: bool = True) -> tuple[str, ...]:
+def bad_values(command: str, name: str, try_all: bool = True) -> tuple[str, ...]:
     """Those of a flag or argument; else the first alone, where another command tries all."""
     values = BAD.get(key_of(command, name), ())
-    return values if whole or FIRST[key_of(command, name)] == command else values[:1]
+    return values if try_all or FIRST[key_of(command, name)] == command else values[:1]
 
 
 @pytest.fixture(scope="module")
@@ -244,26 +245,30 @@ def stage(tiny_llama, compressed, story_file, tmp_path_factory):
     }
 
 
-def line(command: str, places: dict[str, str], changed: dict[str, str]) -> list[str]:
+def line(command: str, paths: dict[str, str], changed: dict[str, str]) -> list[str]:
     """The words of a command; changed: values of flags, and of arguments by name."""
     arguments, options = GIVEN.get(command, ([], {}))
-    own = [name for name, one in NAMED[command].items() if not name.startswith("-")]
-    arguments = [
-        changed.get(own[min(i, len(own) - 1)], one) if own else one
-        for i, one in enumerate(arguments)
+    argument_names = [
+        name for name, parameter in NAMED[command].items() if not name.startswith("-")
     ]
-    options = options | {name: one for name, one in changed.items() if name.startswith("-")}
-    words = [*command.split(), *(f"{name}={one}" for name, one in options.items())]
+    arguments = [
+        changed.get(argument_names[min(i, len(argument_names) - 1)], argument)
+        if argument_names
+        else argument
+        for i, argument in enumerate(arguments)
+    ]
+    options = options | {name: value for name, value in changed.items() if name.startswith("-")}
+    words = [*command.split(), *(f"{name}={value}" for name, value in options.items())]
     words += ["--yes"] if command == "runs delete" else []
     words += ["--", *arguments] if arguments else []
-    return [place(word, places) for word in words]
+    return [resolve_path(word, paths) for word in words]
 
 
-def place(word: str, places: dict[str, str]) -> str:
-    """A word of the table as it is typed: after "=", or alone, a place's name is the place."""
+def resolve_path(word: str, paths: dict[str, str]) -> str:
+    """A word of the table as it is typed: after "=", or alone, the name of a path is the path."""
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
-    first, slash, rest = value.partition("/")
-    return f"{flag}{equals}{places.get(first, first)}{slash}{rest}"
+    first, slash, remainder = value.partition("/")
+    return f"{flag}{equals}{paths.get(first, first)}{slash}{remainder}"
 
 
 def test_every_flag_and_argument_has_bad_values():
@@ -276,15 +281,15 @@ def test_every_flag_and_argument_has_bad_values():
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    "whole", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["first", "all"]
+    "try_all", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["first", "all"]
 )
-@pytest.mark.parametrize(("command", "name"), [one for one in VALUES if one not in ANY_TEXT])
-def test_bad_values(command, name, whole, refused, stage, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("command", "name"), [case for case in VALUES if case not in ANY_TEXT])
+def test_bad_values(command, name, try_all, refused, stage, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_RUNS", stage["RUNS"])
-    places = stage | {"OUT": str(tmp_path / "out")}
-    for value in bad_values(command, name, whole):
-        said = refused(*line(command, places, {name: value}))
-        assert value not in MISSPELT or f"Did you mean '{MISSPELT[value]}'?" in said
+    paths = stage | {"OUT": str(tmp_path / "out")}
+    for value in bad_values(command, name, try_all):
+        message = refused(*line(command, paths, {name: value}))
+        assert value not in MISSPELT or f"Did you mean '{MISSPELT[value]}'?" in message
 
 
 @pytest.mark.parametrize("command", PARSERS)

@@ -19,13 +19,13 @@ COMMANDS = {
 
 
 def options(command: str) -> set[str]:
-    return {flag for one in COMMANDS[command].params for flag in one.opts}
+    return {flag for parameter in COMMANDS[command].params for flag in parameter.opts}
 
 
 def named(kind: type) -> set[str]:
     return {
-        f"--{one.flag or name.replace('_', '-')}"
-        for name, one in settings_of(kind).items()
+        f"--{setting.flag or name.replace('_', '-')}"
+        for name, setting in settings_of(kind).items()
         if (kind, name) != (Recipe, "model")
     }
 
@@ -54,9 +54,9 @@ def test_a_command_has_the_groups_it_names():
 
 def test_every_option_has_a_help_and_says_its_default():
     for command in COMMANDS.values():
-        for one in command.params:
-            assert one.help, (command.name, one.name)
-    helps = {one.name: one.help for one in COMMANDS["compress"].params}
+        for option in command.params:
+            assert option.help, (command.name, option.name)
+    helps = {option.name: option.help for option in COMMANDS["compress"].params}
     assert helps["samples"].endswith(f"Default: {Recipe.samples}.")
     assert "random or first" in helps["sampling"]
 
@@ -65,13 +65,13 @@ def test_a_command_is_handed_values():
     handed = []
 
     @flags(recipe=("passes",))
-    def command(recipe: Recipe, settings: Healing, more: int = 3) -> None:
-        handed.append((recipe, settings, more))
+    def command(recipe: Recipe, settings: Healing, extra: int = 3) -> None:
+        handed.append((recipe, settings, extra))
 
-    shown = inspect.signature(command).parameters
-    assert list(shown)[:2] == ["calibration_mode", "refit"]
-    assert shown["steps"].default == Healing.steps
-    command(calibration_mode=None, refit="on", **asdict(Healing(steps=5)), more=4)
+    parameters = inspect.signature(command).parameters
+    assert list(parameters)[:2] == ["calibration_mode", "refit"]
+    assert parameters["steps"].default == Healing.steps
+    command(calibration_mode=None, refit="on", **asdict(Healing(steps=5)), extra=4)
     assert handed == [(Recipe(refit="on"), Healing(steps=5), 4)]
 
 

@@ -1,4 +1,4 @@
-"""What `methods` prints is made once for a state of the code."""
+"""The cached output of `methods`: made once for a state of the code."""
 
 import os
 
@@ -9,13 +9,13 @@ from lrcore.cli import listing, main
 from lrcore.system.errors import ResourceError
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_second_listing_asks_no_method(more, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("output_flags", [[], ["--json"]])
+def test_a_second_listing_asks_no_method(output_flags, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
-    assert main(["methods", *more]) == 0
+    assert main(["methods", *output_flags]) == 0
     first = capsys.readouterr().out
     monkeypatch.setattr(lrcore, "list_methods", lambda: pytest.fail("made again"), raising=False)
-    assert main(["methods", *more]) == 0
+    assert main(["methods", *output_flags]) == 0
     assert capsys.readouterr().out == first
     assert "modegpt" in first
 

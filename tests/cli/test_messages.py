@@ -1,4 +1,4 @@
-"""What the command line says to a person besides tables: options, ratios, versions, protocols."""
+"""Messages of the command line besides tables: options, ratios, versions, protocols."""
 
 import sys
 from pathlib import Path
@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("command", [[], ["compress"], ["runs"], ["runs", "show"]])
 def test_h_is_help(command, capsys):
-    shown = []
+    outputs = []
     for flag in ("-h", "--help"):
         assert main([*command, flag]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] != ""
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != ""
 
 
 def test_version(capsys):
@@ -67,9 +67,9 @@ def test_a_perplexity_in_the_list_of_runs_has_its_protocol():
 
 
 @pytest.mark.parametrize(
-    ("model", "says"), [("stories260K", "LRCORE_REFERENCE"), ("demo-lama", "demo-llama")]
+    ("model", "expected"), [("stories260K", "LRCORE_REFERENCE"), ("demo-lama", "demo-llama")]
 )
-def test_benchmarks_without_their_data_stop_with_a_sentence(model, says, monkeypatch, capsys):
+def test_benchmarks_without_their_data_stop_with_a_sentence(model, expected, monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     monkeypatch.delenv("LRCORE_REFERENCE", raising=False)
     from benchmarks.__main__ import main
@@ -79,5 +79,5 @@ def test_benchmarks_without_their_data_stop_with_a_sentence(model, says, monkeyp
         main()
     assert stop.value.code == 2
     message = capsys.readouterr().err
-    assert says in message
+    assert expected in message
     assert message.count("\n") == 1

@@ -141,11 +141,11 @@ def pipe(path: Path) -> None:
 
 
 def a_socket(path: Path) -> None:
-    here = os.getcwd()
+    working_directory = os.getcwd()
     os.chdir(path.parent)  # the whole path is too long for a socket
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(path.name)
-    os.chdir(here)
+    os.chdir(working_directory)
 
 
 def endless(path: Path) -> None:
@@ -309,8 +309,10 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_questions(name, refused, tiny_llama, tmp_path):
-    given, file = QUESTIONS[name], tmp_path / "task.jsonl"
-    file.write_bytes(given if isinstance(given, bytes) else json.dumps(QUESTION | given).encode())
+    question, file = QUESTIONS[name], tmp_path / "task.jsonl"
+    file.write_bytes(
+        question if isinstance(question, bytes) else json.dumps(QUESTION | question).encode()
+    )
     refused("tasks", tiny_llama, "--task", file)
 
 
@@ -347,9 +349,9 @@ def test_flags(words, refused, tiny_llama, compressed, tmp_path, tmp_path_factor
     lrcore.Runs(runs).add(compressed, "kept")
     monkeypatch.setenv("LRCORE_RUNS", str(runs))
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 9)
-    places = {"MODEL": tiny_llama, "SMALL": compressed, "OUT": tmp_path / "out"}
-    places["BINARY"] = tmp_path / "binary.txt"
-    refused(*(places.get(word, word) for word in words))
+    paths = {"MODEL": tiny_llama, "SMALL": compressed, "OUT": tmp_path / "out"}
+    paths["BINARY"] = tmp_path / "binary.txt"
+    refused(*(paths.get(word, word) for word in words))
 
 
 @pytest.mark.parametrize("variable", ["LRCORE_CACHE_LIMIT", "LRCORE_RUNS"])

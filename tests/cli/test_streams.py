@@ -18,10 +18,12 @@ def shell(tmp_path):
     """Run a line of bash in an empty folder; what it printed and its status."""
 
     def run(line: str, **environment: str) -> subprocess.CompletedProcess:
-        own = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | environment
+        environment_variables = (
+            os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | environment
+        )
         call = ["bash", "-c", line.replace("lrcore ", f"{LRCORE} ", 1)]
         how = {"capture_output": True, "text": True, "preexec_fn": hears_ctrl_c}
-        done = subprocess.run(call, cwd=tmp_path, env=own, **how)
+        done = subprocess.run(call, cwd=tmp_path, env=environment_variables, **how)
         assert "Traceback" not in done.stderr
         assert "Exception ignored" not in done.stderr
         return done
