@@ -58,20 +58,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("soak")
     for marker in ("soak", "cluster"):
         if marker not in config.option.markexpr:
-            left = [item for item in items if item.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=left)
-            items[:] = [item for item in items if item not in left]
+            deselected = [item for item in items if item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=deselected)
+            items[:] = [item for item in items if item not in deselected]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory):
     """Calibrations of the tests go to a folder of their own."""
-    kept = os.environ.get("LRCORE_CACHE")
+    previous_cache = os.environ.get("LRCORE_CACHE")
     os.environ["LRCORE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
     os.environ.pop("LRCORE_CACHE")
-    if kept is not None:
-        os.environ["LRCORE_CACHE"] = kept
+    if previous_cache is not None:
+        os.environ["LRCORE_CACHE"] = previous_cache
 
 
 @pytest.fixture(autouse=True)

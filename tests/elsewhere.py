@@ -74,19 +74,27 @@ transformers.dynamic_module_utils.get_imports = parse_once(
 
 def elsewhere(script, *arguments, cwd):
     """Run a script where neither the working directory nor the path leads to this project."""
-    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf"), "TRANSFORMERS_VERBOSITY": "error"}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
+    hub_settings = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(cwd / "hf"),
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    } | hub_settings
     done = fresh.outside().run(["-c", OWN_MODULES + script, *arguments], environment, cwd)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def loaded_elsewhere(folders, cwd, again=None):
+def loaded_elsewhere(folders, cwd, save_again=None):
     """What every folder gives there for TOKENS: its logits, or the traceback of what went wrong.
 
-    again: which of them are saved again and loaded once more; all by default.
+    save_again: which of them are saved again and loaded once more; all by default.
     """
-    again = [True] * len(folders) if again is None else again
-    asked = [(str(folder), once_more) for folder, once_more in zip(folders, again, strict=True)]
-    elsewhere(LOAD, json.dumps(asked), str(cwd / "logits.pt"), cwd=cwd)
+    save_again = [True] * len(folders) if save_again is None else save_again
+    requests = [
+        (str(folder), once_more) for folder, once_more in zip(folders, save_again, strict=True)
+    ]
+    elsewhere(LOAD, json.dumps(requests), str(cwd / "logits.pt"), cwd=cwd)
     return torch.load(cwd / "logits.pt")

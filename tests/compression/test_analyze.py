@@ -96,7 +96,7 @@ def test_an_analysis_is_read_from_disk_the_next_time(case, monkeypatch) -> None:
     reloaded = lrcore.analyze(model, calibration)
     assert reloaded.spectra.keys() == analysis.spectra.keys()
     assert all(
-        torch.equal(reloaded.spectra[one], analysis.spectra[one]) for one in reloaded.spectra
+        torch.equal(reloaded.spectra[slot], analysis.spectra[slot]) for slot in reloaded.spectra
     )
 
 
@@ -120,7 +120,9 @@ def test_an_analysis_is_read_as_it_was_written(case, tmp_path) -> None:
     analysis.write(tmp_path / "analysis.safetensors")
     read = Analysis.read(tmp_path / "analysis.safetensors")
     assert list(read.spectra) == list(analysis.spectra)
-    assert all(torch.equal(read.spectra[slot], own) for slot, own in analysis.spectra.items())
+    assert all(
+        torch.equal(read.spectra[slot], spectrum) for slot, spectrum in analysis.spectra.items()
+    )
     for name in ("block_influence", "protocol", "layers", "components", "matrices"):
         assert getattr(read, name) == getattr(analysis, name)
 

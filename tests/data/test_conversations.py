@@ -177,8 +177,8 @@ def test_a_window_begins_with_a_conversation_unless_it_is_longer_than_the_window
     # "h" and "qr" are the rest of a conversation, and "z" fills no window
     assert as_text(windows.tokens) == ["abcd", "ijkl", "mnop", "stuv"]
     assert make_windows(texts, Letters(), 2, 4, "first").starts.tolist() == [0, 8]
-    drawn = make_windows(texts, Letters(), 200, 4, "random").starts.unique()
-    assert drawn.tolist() == [0, 3, 8, 12, 18, 19]
+    random_starts = make_windows(texts, Letters(), 200, 4, "random").starts.unique()
+    assert random_starts.tolist() == [0, 3, 8, 12, 18, 19]
     assert windows.protocol["join"] == ""
     assert len(windows.protocol["chat_template"]) == 16
 
@@ -202,8 +202,10 @@ def test_the_held_out_tail_of_a_file_begins_with_a_conversation(tmp_path):
     head, tail = load_texts(name), load_texts(f"{name}:test")
     assert (len(head.documents), len(tail.documents)) == (11, 1)
     assert head.conversations + tail.conversations == load_texts(f"{name}:all").conversations
-    one = in_file(tmp_path / "one.jsonl", [{"messages": [long[0] | {"content": "word " * 9000}]}])
-    assert load_texts(one).part == ""  # not divided
+    single_document = in_file(
+        tmp_path / "one.jsonl", [{"messages": [long[0] | {"content": "word " * 9000}]}]
+    )
+    assert load_texts(single_document).part == ""  # not divided
 
 
 def test_the_bytes_of_conversations_are_those_of_their_rendered_text(model, tmp_path):

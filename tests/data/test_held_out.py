@@ -62,14 +62,14 @@ def test_a_text_is_known_by_its_content_not_by_its_name(long, tmp_path) -> None:
     seen = {load_texts(str(long)).fingerprint}
     copy = tmp_path / "copy.txt"
     copy.write_text(long.read_text())
-    whole = load_texts(str(copy), "test")
-    assert seen < overlapping(whole)
-    tail = apart_from(whole, seen)
+    full_text = load_texts(str(copy), "test")
+    assert seen < overlapping(full_text)
+    tail = apart_from(full_text, seen)
     assert tail.source == f"{copy}:test"
     assert not seen & overlapping(tail)
     # one that was calibrated on all of it has seen its tail, too
-    assert whole.fingerprint in overlapping(tail)
-    assert apart_from(whole, {whole.fingerprint}) is whole
+    assert full_text.fingerprint in overlapping(tail)
+    assert apart_from(full_text, {full_text.fingerprint}) is full_text
     stories = load_texts("stories", "test")
     assert apart_from(stories, seen) is stories
     calibration = load_texts("stories").fingerprint

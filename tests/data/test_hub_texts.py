@@ -80,7 +80,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def respond(self, body):
         path = unquote(self.path.split("?")[0]).strip("/")
-        repository, _, rest = (
+        repository, _, remainder = (
             path.removeprefix("api/").removeprefix("datasets/").partition("owner/tiny")
         )
         if repository or (path.startswith("api/") and not path.startswith("api/datasets/")):
@@ -89,11 +89,14 @@ class Hub(BaseHTTPRequestHandler):
                 404 if "owner/gated" not in path else 403,
                 "GatedRepo" if "owner/gated" in path else "RepoNotFound",
             )
-        kind, _, rest = rest.strip("/").partition("/")
-        if kind in ("resolve", "revision", "tree") and rest.split("/")[0] not in ("main", COMMIT):
+        kind, _, remainder = remainder.strip("/").partition("/")
+        if kind in ("resolve", "revision", "tree") and remainder.split("/")[0] not in (
+            "main",
+            COMMIT,
+        ):
             return self.send({}, 404, "RevisionNotFound")
         if kind == "resolve":
-            return self.file(rest.split("/", 1)[1], body)
+            return self.file(remainder.split("/", 1)[1], body)
         if kind == "tree":
             return self.send([entry(name) for name in FILES])
         self.send(
@@ -164,7 +167,7 @@ def read(tmp_path):
 
     def run(*cases, stored=1000, characters=10**6, endpoint=None, offline="0"):
         handler.stored = stored
-        own = {
+        environment = {
             "HF_ENDPOINT": endpoint or f"http://127.0.0.1:{server.server_port}",
             "HF_HUB_OFFLINE": offline,
             "HF_HOME": str(tmp_path / "hf"),
@@ -172,7 +175,7 @@ def read(tmp_path):
             "OMP_NUM_THREADS": "1",
         }
         command = ["-c", MANY, json.dumps(cases), str(characters)]
-        done = fresh.project().run(command, os.environ | own, tmp_path)
+        done = fresh.project().run(command, os.environ | environment, tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

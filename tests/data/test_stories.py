@@ -54,9 +54,9 @@ def test_splits_share_no_document_and_repeat_none():
         stories.documents("calibration"),
         stories.documents("test"),
     ]
-    every = [document for split in splits for document in split]
+    all_documents = [document for split in splits for document in split]
     assert len(splits[1]) == len(splits[2]) == 400
-    assert len(set(every)) == len(every)
+    assert len(set(all_documents)) == len(all_documents)
 
 
 def test_a_longer_list_starts_with_the_shorter_one():
@@ -122,11 +122,11 @@ def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
     )
     checked = 0
     for probe in by_kind["holder"]:
-        thing = re.search(r"the one who had (.*) was$", probe["question"])[1]
+        object_name = re.search(r"the one who had (.*) was$", probe["question"])[1]
         story = probe["question"].rsplit("\n", 1)[0]
         result = [
             next(name for name in match.groups() if name)
-            for match in re.finditer(got.replace("{t}", re.escape(thing)), story)
+            for match in re.finditer(got.replace("{t}", re.escape(object_name)), story)
         ]
         result = [name.split(" because ")[0] for name in result]
         if result and "It was a present" not in story and "back" not in story:
@@ -155,24 +155,25 @@ def test_a_count_follows_from_the_numbers_in_the_story(by_kind):
     for probe in by_kind["count"]:
         person, answer = re.search(r"At the end, (.*) had$", probe["question"])[1], _answer(probe)
         count, kind = answer.split(" ", 1)
-        one = next(row[0] for row in words.COUNTED if kind in row[:2])
+        singular = next(row[0] for row in words.COUNTED if kind in row[:2])
         many = next(row[1] for row in words.COUNTED if kind in row[:2])
         start = re.search(rf"(\w+) (?:\w+|pulled up) (\w+) {many}[ .]", probe["question"])
-        given = re.findall(
-            rf"(\w+) gave (\w+) (?:{one}|{many}) to ([^,.]+?)(?:, |\.)", probe["question"]
+        gifts = re.findall(
+            rf"(\w+) gave (\w+) (?:{singular}|{many}) to ([^,.]+?)(?:, |\.)", probe["question"]
         )
-        if start and start[1] == person and given:
+        if start and start[1] == person and gifts:
             lost = len(
                 re.findall(
-                    rf"ate one (?:{one}|of the {many})|One {one} (?:got|fell)", probe["question"]
+                    rf"ate one (?:{singular}|of the {many})|One {singular} (?:got|fell)",
+                    probe["question"],
                 )
             )
-            assert number[count] == number[start[2]] - sum(number[n] for _, n, _ in given) - lost, (
+            assert number[count] == number[start[2]] - sum(number[n] for _, n, _ in gifts) - lost, (
                 probe
             )
             checked += 1
-        elif any(person in receiver for _, _, receiver in given):
-            assert count in {n for _, n, receiver in given if person in receiver}, probe
+        elif any(person in receiver for _, _, receiver in gifts):
+            assert count in {n for _, n, receiver in gifts if person in receiver}, probe
             checked += 1
     assert checked > 13
 

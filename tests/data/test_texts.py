@@ -315,10 +315,14 @@ def test_a_mixture_has_as_much_of_every_set_spread_over_all_of_it():
     assert mixed.source == "stories/calibration + python-docs/calibration"
     shares = []
     for part in parts:
-        own = [i for i, one in enumerate(mixed.documents) if any(one in d for d in part.documents)]
-        shares.append(sum(len(mixed.documents[i]) for i in own))
-        assert own[0] < 3
-        assert own[-1] > 0.9 * len(mixed.documents)
+        indices = [
+            i
+            for i, document in enumerate(mixed.documents)
+            if any(document in d for d in part.documents)
+        ]
+        shares.append(sum(len(mixed.documents[i]) for i in indices))
+        assert indices[0] < 3
+        assert indices[-1] > 0.9 * len(mixed.documents)
     assert shares[0] == shares[1] == sum(map(len, mixed.documents)) / 2
     assert load_texts("stories+python-docs", "test").fingerprint != mixed.fingerprint
 
@@ -333,10 +337,12 @@ def test_a_mixture_has_its_sets_by_their_weights():
     mixed = load_texts("3*stories + 0.5*python-docs")
     assert mixed.source == "3*stories/calibration + 0.5*python-docs/calibration"
     docs = load_texts("python-docs").documents
-    own = sum(len(d) for d in mixed.documents if any(d in one for one in docs))
+    docs_length = sum(
+        len(d) for d in mixed.documents if any(d in source_document for source_document in docs)
+    )
     total = sum(map(len, mixed.documents))
-    assert own / total == pytest.approx(0.5 / 3.5, abs=1e-4)
-    assert total == pytest.approx(7 * own, rel=1e-4)
+    assert docs_length / total == pytest.approx(0.5 / 3.5, abs=1e-4)
+    assert total == pytest.approx(7 * docs_length, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["0*stories+python-docs", "1.2.3*stories+python-docs"])

@@ -131,7 +131,7 @@ def test_what_is_no_text_is_refused(texts, name, reason, tmp_path):
 
 @pytest.mark.parametrize(
     "texts",
-    [TEXTS, tuple(TEXTS), [{"story": one, "n": 1} for one in TEXTS], DATASET],
+    [TEXTS, tuple(TEXTS), [{"story": text, "n": 1} for text in TEXTS], DATASET],
     ids=["list", "tuple", "rows", "dataset"],
 )
 def test_they_stand_in_the_place_of_a_name(texts, tiny_llama):
@@ -149,7 +149,7 @@ def test_the_same_texts_are_one_file_of_the_cache():
     formatted = [DATASET.with_format(name) for name in ("numpy", "pandas", "arrow")]
     names = {lrcore.Recipe(data=texts).data for texts in (TEXTS, TEXTS[:], DATASET, *formatted)}
     assert len(names) == 1
-    (entry,) = [one for one in entries() if str(one.path) in names]
+    (entry,) = [cached for cached in entries() if str(cached.path) in names]
     assert entry.kind == "texts"
 
 
@@ -166,9 +166,9 @@ def test_splits_by_name_are_no_texts(tmp_path):
     splits = DatasetDict({"train": DATASET, "test": DATASET})
     with pytest.raises(lrcore.InputError, match=r"list of texts or a datasets\.Dataset"):
         lrcore.Recipe(data=splits)
-    for given in (splits, dict(splits)):
+    for mapping in (splits, dict(splits)):
         with pytest.raises(lrcore.InputError, match="Pass a value of this mapping"):
-            lrcore.write_texts(given, tmp_path / "a.jsonl")
+            lrcore.write_texts(mapping, tmp_path / "a.jsonl")
 
 
 def test_a_recipe_of_a_file_names_its_text():

@@ -67,14 +67,14 @@ def test_parts_have_the_tokens_of_the_whole_text(name, make_text, monkeypatch) -
     tokenizer = TOKENIZERS[name]()
     for seed in range(3):
         text = make_text(seed)
-        whole = tokenize(text, tokenizer)
+        undivided = tokenize(text, tokenizer)
         with monkeypatch.context() as patch:
             patch.setattr(tokens, "PART", 300)
             parts = tokenize(text, tokenizer)
             if name in ("bytes", "demo-llama"):
                 assert len(list(tokens._parts(text, tokenizer))) > 10
-        assert torch.equal(parts.ids, whole.ids)
-        assert torch.equal(parts.ends, whole.ends)
+        assert torch.equal(parts.ids, undivided.ids)
+        assert torch.equal(parts.ends, undivided.ends)
 
 
 def test_a_text_without_an_end_of_a_word_is_one_part(monkeypatch) -> None:

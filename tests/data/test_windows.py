@@ -54,11 +54,11 @@ def test_random_windows_are_pieces_of_the_text_from_any_offset():
 
 def test_the_seed_decides_and_nothing_else_does():
     text = texts("abcdefghijklmnopqrstuvwxyz" * 20)
-    one, again, other = (
+    first, repeated, reseeded = (
         make_windows(text, Characters(), 8, 16, "random", seed=seed) for seed in (1, 1, 2)
     )
-    assert torch.equal(one.tokens, again.tokens)
-    assert one.key == again.key != other.key
+    assert torch.equal(first.tokens, repeated.tokens)
+    assert first.key == repeated.key != reseeded.key
     torch.manual_seed(5)
     before = torch.rand(1)
     torch.manual_seed(5)
@@ -168,15 +168,15 @@ def test_windows_aside_are_what_is_left_and_share_nothing():
     assert aside(text, make_windows(text, Characters(), None, 3), 9) == []
     unique = texts("".join(chr(200 + i) for i in range(400)))
     windows = make_windows(unique, Characters(), 8, 10, "random", seed=3)
-    left = windows_aside(unique, Characters(), windows, 1000)
-    assert left.unique().numel() == left.numel()  # nor with each other
-    assert not torch.isin(left, windows.tokens).any()
+    aside_windows = windows_aside(unique, Characters(), windows, 1000)
+    assert aside_windows.unique().numel() == aside_windows.numel()  # nor with each other
+    assert not torch.isin(aside_windows, windows.tokens).any()
     gaps = torch.tensor([0, *sorted(windows.starts.tolist()), 400]).diff()
-    assert len(left) >= int((gaps.max() - 10) // 10)
+    assert len(aside_windows) >= int((gaps.max() - 10) // 10)
 
 
 def test_windows_aside_are_spread_over_the_text():
     text = texts("".join(chr(200 + i) for i in range(110)))
     windows = make_windows(text, Characters(), 1, 10, "first")
-    left = windows_aside(text, Characters(), windows, 5)
-    assert (left[:, 0] - 200).tolist() == [10, 30, 50, 70, 90]
+    aside_windows = windows_aside(text, Characters(), windows, 5)
+    assert (aside_windows[:, 0] - 200).tolist() == [10, 30, 50, 70, 90]

@@ -55,26 +55,26 @@ def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
     )  # every turn takes one second
     lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
     for result in stream_answers(models, "Once", **settings):
-        lengths.append([len(one.text) for one in result])
+        lengths.append([len(answer.text) for answer in result])
     assert lengths[0] == [0, 0]
     assert lengths[1][0] > 0 == lengths[1][1] < lengths[2][1]  # one after the other, a piece each
-    for model, one in zip(models, result, strict=True):
-        assert one.text == lrcore.generate(model, "Once", **settings)
+    for model, answer in zip(models, result, strict=True):
+        assert answer.text == lrcore.generate(model, "Once", **settings)
         pieces = len(list(lrcore.stream(model, "Once", **settings)))
-        assert one.seconds == pieces + 1  # the last turn finds the end
-        assert one.tokens == 5
-        assert one.tokens_per_second == one.tokens / one.seconds
+        assert answer.seconds == pieces + 1  # the last turn finds the end
+        assert answer.tokens == 5
+        assert answer.tokens_per_second == answer.tokens / answer.seconds
 
 
 def test_tokens_are_those_that_were_made(models) -> None:
     """A sampled text may be tokenised again with fewer tokens, or have none to show."""
-    again = []
+    token_counts = []
     for seed in range(8):
         (row,) = answer_prompts(models[:1], ["Once"], max_new_tokens=9, temperature=2.0, seed=seed)
         assert row["tokens"] == 9
         tokenizer = models[0].tokenizer
-        again.append(len(tokenizer(row["answer"], add_special_tokens=False).input_ids))
-    assert set(again) != {9}
+        token_counts.append(len(tokenizer(row["answer"], add_special_tokens=False).input_ids))
+    assert set(token_counts) != {9}
 
 
 def test_the_first_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
@@ -85,11 +85,11 @@ def test_the_first_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
         for name, model in zip("ab", models, strict=True):
             forward = model.network.forward
 
-            def noted(*given, name=name, forward=forward, **named):
+            def recording_forward(*args, name=name, forward=forward, **kwargs):
                 passes.append(name)
-                return forward(*given, **named)
+                return forward(*args, **kwargs)
 
-            patched.setattr(model.network, "forward", noted)
+            patched.setattr(model.network, "forward", recording_forward)
         answer_prompts(models, ["Once"], max_new_tokens=1)
     assert passes[:3] == ["a", "b", "clock"]
 

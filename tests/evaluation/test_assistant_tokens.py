@@ -107,7 +107,7 @@ def test_the_tokens_of_the_answers_are_scored_and_no_others(model, chats):
 
 def test_marks_of_the_template_give_the_same_tokens(model, chats):
     marked = with_template(model, MARKED)
-    results = [lrcore.evaluate(each, chats, protocol="assistant") for each in (model, marked)]
+    results = [lrcore.evaluate(variant, chats, protocol="assistant") for variant in (model, marked)]
     assert results[1].protocol["assistant_tokens"] == "marked"
     assert results[0].protocol["assistant_tokens"] == "after the prompt"
     # the template marks the answer without the space before it, which is a token of the prompt
@@ -148,8 +148,8 @@ def test_an_answer_without_a_message_before_it_and_an_empty_one_are_left_out(mod
 def test_a_long_answer_is_scored_once_with_half_a_window_before_each_token(scored):
     ids = torch.arange(30)
     windows = list(answer_windows(ids, scored, 8))
-    found = torch.cat([tokens[-count:] for tokens, count in windows])
-    assert torch.equal(found, ids[-scored:])
+    scored_ids = torch.cat([tokens[-count:] for tokens, count in windows])
+    assert torch.equal(scored_ids, ids[-scored:])
     assert all(len(tokens) <= 8 and count <= 4 for tokens, count in windows)
     assert next(answer_windows(ids, scored, 30))[1] == scored  # fits as a whole
 

@@ -57,12 +57,12 @@ def test_the_evaluations_are_those_of_evaluate(pair, story_file):
     result = lrcore.compare(
         *pair, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
     )
-    for model, one in zip(pair, (result.dense, result.small), strict=True):
+    for model, evaluation in zip(pair, (result.dense, result.small), strict=True):
         alone = lrcore.evaluate(
             model, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
         )
-        assert one.nll == pytest.approx(alone.nll, rel=1e-5)
-        assert (one.protocol, one.tokens, one.bits_per_byte) == (
+        assert evaluation.nll == pytest.approx(alone.nll, rel=1e-5)
+        assert (evaluation.protocol, evaluation.tokens, evaluation.bits_per_byte) == (
             alone.protocol,
             alone.tokens,
             pytest.approx(alone.bits_per_byte, rel=1e-5),
@@ -73,8 +73,8 @@ def test_a_model_agrees_with_itself(pair, story_file):
     result = lrcore.compare(pair[0], pair[0], str(story_file), samples=2, seq_len=16)
     assert (result.kl, result.top1, result.delta) == (0.0, 1.0, 0.0)
     assert result.delta_error == 0.0
-    one = lrcore.compare(pair[0], pair[0], str(story_file), samples=1, seq_len=16)
-    assert one.to_dict()["delta_error"] is None  # one window says nothing of others
+    single_window = lrcore.compare(pair[0], pair[0], str(story_file), samples=1, seq_len=16)
+    assert single_window.to_dict()["delta_error"] is None  # one window says nothing of others
 
 
 def test_windows_of_unequal_length_weigh_by_their_tokens(pair, story_file):
@@ -83,8 +83,8 @@ def test_windows_of_unequal_length_weigh_by_their_tokens(pair, story_file):
     tokens = torch.tensor(result.small.window_tokens).double()
     assert len(set(result.small.window_tokens)) == 2  # the first window scores more
     dense, small = (torch.cat([part[i].double().sum(1) for part in result.losses]) for i in (0, 1))
-    left = (small - dense) - tokens * result.delta
-    expected = math.sqrt(5 / 4 * float(left.square().sum())) / float(tokens.sum())
+    residuals = (small - dense) - tokens * result.delta
+    expected = math.sqrt(5 / 4 * float(residuals.square().sum())) / float(tokens.sum())
     assert result.delta_error == pytest.approx(expected, rel=1e-6)
     alone = [lrcore.evaluate(model, str(story_file), **settings) for model in pair]
     assert alone[1].delta_error(alone[0]) == pytest.approx(expected, rel=1e-3)
@@ -115,10 +115,10 @@ def test_predictions_that_are_no_numbers_are_told(pair, story_file):
 
 
 def test_models_of_other_tokens_are_refused(pair, tiny_opt, story_file, tmp_path):
-    other = lrcore.load(str(tiny_opt))
-    other.tokenizer.add_tokens(["unheard"])
+    extended = lrcore.load(str(tiny_opt))
+    extended.tokenizer.add_tokens(["unheard"])
     with pytest.raises(lrcore.InputError, match="different vocabularies"):
-        lrcore.compare(pair[0], other, str(story_file), samples=1, seq_len=8)
+        lrcore.compare(pair[0], extended, str(story_file), samples=1, seq_len=8)
 
 
 def test_progress_counts_windows(pair, story_file):

@@ -44,8 +44,8 @@ def test_of_attention_that_is_kept_every_matrix_is_of_one_part(
     small = lrcore.compress(dense, recipe.with_(ratio=0.4))
     ids = torch.arange(24).view(2, 12)
     with torch.inference_mode():
-        whole = mix_models(dense, small, ("qk", "ov", "mlp")).network(input_ids=ids).logits
-        assert torch.equal(whole, small.network(input_ids=ids).logits)
+        mixed_logits = mix_models(dense, small, ("qk", "ov", "mlp")).network(input_ids=ids).logits
+        assert torch.equal(mixed_logits, small.network(input_ids=ids).logits)
 
 
 def test_the_table(pair, story_file):

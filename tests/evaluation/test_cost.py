@@ -79,12 +79,14 @@ def test_models_take_turns(tiny_llama, story_file, monkeypatch):
     order, module = [], __import__("importlib").import_module("lrcore.evaluation.cost")
     plain = module._time
     monkeypatch.setattr(
-        module, "_time", lambda model, *rest: order.append(model.name) or plain(model, *rest)
+        module,
+        "_time",
+        lambda model, *arguments: order.append(model.name) or plain(model, *arguments),
     )
     result = measure_speed(models, prompt=8, new=2, rounds=3)
     assert order == [model.name for model in models] * 4
-    assert [one.name for one in result] == [model.name for model in models]
-    assert all(one.prefill > 0 and one.decode > 0 and one.rounds == 3 for one in result)
+    assert [speed.name for speed in result] == [model.name for model in models]
+    assert all(speed.prefill > 0 and speed.decode > 0 and speed.rounds == 3 for speed in result)
 
 
 def test_the_peak_sees_memory_that_was_used_in_between():
@@ -104,9 +106,9 @@ def test_a_context_beyond_the_model_is_refused(tiny_llama):
 
 def test_the_head_of_several_prompts_is_one_product(tiny_llama):
     """torch copies the head for every sequence where what it is given is not in one piece."""
-    model, given = lrcore.load(str(tiny_llama)), []
+    model, head_inputs = lrcore.load(str(tiny_llama)), []
     head = model.network.get_output_embeddings()
-    head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    head.register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0]))
     measure_speed([model], prompt=8, new=2, rounds=1, batch=3)
-    assert {tuple(one.shape[:2]) for one in given} == {(3, 1)}
-    assert all(one.is_contiguous() for one in given)
+    assert {tuple(head_input.shape[:2]) for head_input in head_inputs} == {(3, 1)}
+    assert all(head_input.is_contiguous() for head_input in head_inputs)

@@ -59,20 +59,22 @@ def test_perplexity_is_that_of_a_straight_loop(family, request, story_file, stor
 
 def test_all_full_windows_are_scored_and_batches_do_not_matter(model, story_file, story_text):
     length = len(model.tokenizer(story_text, add_special_tokens=False).input_ids)
-    one, many = (evaluate(model, str(story_file), seq_len=100, batch=batch) for batch in (1, 16))
-    assert one.windows == length // 100
-    assert one.tokens == one.windows * 99
-    assert one.nll == pytest.approx(many.nll, rel=1e-6)
+    unbatched, batched = (
+        evaluate(model, str(story_file), seq_len=100, batch=batch) for batch in (1, 16)
+    )
+    assert unbatched.windows == length // 100
+    assert unbatched.tokens == unbatched.windows * 99
+    assert unbatched.nll == pytest.approx(batched.nll, rel=1e-6)
 
 
 def test_the_loss_in_pieces_is_the_loss_in_one(model, monkeypatch):
     tokens = torch.randint(3, 300, (3, 20))
-    whole = window_losses(model, tokens)
+    losses = window_losses(model, tokens)
     monkeypatch.setattr(module, "_ROWS", 7 * 300)
     monkeypatch.setattr(module, "_LOGIT_BYTES", 1)
-    assert torch.allclose(window_losses(model, tokens), whole, rtol=1e-5)
-    assert whole.shape == (3, 19)
-    assert whole.dtype == torch.float32
+    assert torch.allclose(window_losses(model, tokens), losses, rtol=1e-5)
+    assert losses.shape == (3, 19)
+    assert losses.dtype == torch.float32
 
 
 def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
@@ -180,11 +182,11 @@ def test_pieces_of_a_real_tokenizer_give_the_text_back(reference):
 
 def test_long_windows_say_how_well_tokens_are_predicted_by_position() -> None:
     losses = torch.arange(2 * 2047, dtype=torch.float64).view(2, 2047) / 1000
-    found = perplexity_by_position(losses)
-    assert list(found) == ["256", "512", "1024", "2048"]
-    assert found["256"] == pytest.approx(math.exp(float(losses[:, :255].mean())))
-    assert found["512"] == pytest.approx(math.exp(float(losses[:, 255:511].mean())))
-    assert found["2048"] == pytest.approx(math.exp(float(losses[:, 1023:].mean())))
+    perplexities = perplexity_by_position(losses)
+    assert list(perplexities) == ["256", "512", "1024", "2048"]
+    assert perplexities["256"] == pytest.approx(math.exp(float(losses[:, :255].mean())))
+    assert perplexities["512"] == pytest.approx(math.exp(float(losses[:, 255:511].mean())))
+    assert perplexities["2048"] == pytest.approx(math.exp(float(losses[:, 1023:].mean())))
     assert list(perplexity_by_position(losses[:, :1999])) == ["256", "512", "1024", "2000"]
     assert list(perplexity_by_position(losses[:, :1099])) == ["256", "512", "1100"]
     assert perplexity_by_position(losses[:, :510]) is None

@@ -79,10 +79,10 @@ def test_sampling_follows_the_shares(model):
             abs(float((draws == token).float().mean()) - share)
             < 5 * (share * (1 - share) / 2000) ** 0.5
         )
-    kept = {
+    chosen_ids = {
         module._choose(logits, nucleus, torch.Generator().manual_seed(seed)) for seed in range(300)
     }
-    assert kept == {0, 1}  # shares 0.75, 0.18, ...: two tokens reach 0.9
+    assert chosen_ids == {0, 1}  # shares 0.75, 0.18, ...: two tokens reach 0.9
 
 
 def test_it_ends_when_the_context_is_full(model, monkeypatch):
@@ -153,7 +153,7 @@ def test_leading_spaces_of_a_real_tokenizer(reference):
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    ("settings", "word"),
     [
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": "a" * 500}, "context holds 128"),
@@ -163,9 +163,9 @@ def test_leading_spaces_of_a_real_tokenizer(reference):
         ({"max_new_tokens": 0}, "at least 1"),
     ],
 )
-def test_bad_input_is_refused_at_once(model, given, word):
+def test_bad_input_is_refused_at_once(model, settings, word):
     with pytest.raises(lrcore.InputError, match=word):
-        stream(model, **{"prompt": "Once", **given})
+        stream(model, **{"prompt": "Once", **settings})
 
 
 def test_a_model_that_gives_no_numbers_says_so(tiny_llama):

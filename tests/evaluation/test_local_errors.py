@@ -31,8 +31,8 @@ def test_an_untouched_model_has_no_error(family, request, story_file):
     assert all(value == 0 for row in result.errors for value in row.values())
 
 
-def relative(true, other):
-    return float(((true - other) ** 2).sum() / (true**2).sum())
+def relative(true, approximation):
+    return float(((true - approximation) ** 2).sum() / (true**2).sum())
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
@@ -47,10 +47,10 @@ def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, req
     states, drifted = (
         model.network(input_ids=ids, **run).hidden_states for model in (dense, small)
     )
-    for index, own in enumerate(
+    for index, layer_errors in enumerate(
         result.errors[:-1]
     ):  # the last hidden state has gone through the final norm
-        assert own["residual"] == pytest.approx(
+        assert layer_errors["residual"] == pytest.approx(
             relative(states[index + 1], drifted[index + 1]), rel=1e-8
         )
     # every layer alone in an otherwise dense model: its MLP, on inputs that its own attention
@@ -92,16 +92,16 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
             }
         ),
     )
-    both, one = (
+    combined, mlp_only = (
         local_errors(dense, model, str(story_file), samples=2, seq_len=16)
         for model in (small, alone)
     )
     ranks = [{(r.layer, r.component): r.rank for r in model.ranks} for model in (small, alone)]
     same = [i for i in range(3) if ranks[0][i, "mlp"] == ranks[1][i, "mlp"]]
     for i in same:
-        assert both.errors[i]["mlp"] == pytest.approx(one.errors[i]["mlp"], rel=1e-6)
-    assert all(row["scores"] == row["ov"] == row["attention"] == 0 for row in one.errors)
-    assert all(row["scores"] > 0 and row["attention"] > 0 for row in both.errors)
+        assert combined.errors[i]["mlp"] == pytest.approx(mlp_only.errors[i]["mlp"], rel=1e-6)
+    assert all(row["scores"] == row["ov"] == row["attention"] == 0 for row in mlp_only.errors)
+    assert all(row["scores"] > 0 and row["attention"] > 0 for row in combined.errors)
 
 
 def test_ov_is_measured_under_the_dense_scores(tiny_llama, story_file):
@@ -110,9 +110,9 @@ def test_ov_is_measured_under_the_dense_scores(tiny_llama, story_file):
     only = local_errors(
         dense, mix_models(dense, small, ("ov",)), str(story_file), samples=2, seq_len=16
     )
-    for both, one in zip(result.errors, only.errors, strict=True):
-        assert both["ov"] == one["ov"] == one["attention"] > 0
-        assert one["scores"] == 0
+    for all_parts, ov_only in zip(result.errors, only.errors, strict=True):
+        assert all_parts["ov"] == ov_only["ov"] == ov_only["attention"] > 0
+        assert ov_only["scores"] == 0
 
 
 def test_predictions_are_those_of_the_plan(tiny_llama, story_file):

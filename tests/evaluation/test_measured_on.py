@@ -28,13 +28,13 @@ def pair(tiny_llama, long):
 
 def test_a_file_that_was_calibrated_on_is_measured_on_its_tail(pair, long) -> None:
     dense, small = pair
-    own = lrcore.evaluate(small, str(long), **WINDOWS)
-    assert own.protocol["source"] == f"{long}:test"
-    assert "held out" in own.protocol["part"]
-    assert "on_calibration_text" not in own.protocol
-    both = lrcore.compare(dense, small, str(long), **WINDOWS)
-    assert both.small.protocol["fingerprint"] == own.protocol["fingerprint"]
-    assert both.dense.protocol["fingerprint"] == own.protocol["fingerprint"]
+    evaluated = lrcore.evaluate(small, str(long), **WINDOWS)
+    assert evaluated.protocol["source"] == f"{long}:test"
+    assert "held out" in evaluated.protocol["part"]
+    assert "on_calibration_text" not in evaluated.protocol
+    comparison = lrcore.compare(dense, small, str(long), **WINDOWS)
+    assert comparison.small.protocol["fingerprint"] == evaluated.protocol["fingerprint"]
+    assert comparison.dense.protocol["fingerprint"] == evaluated.protocol["fingerprint"]
     for measure in (contributions, local_errors):
         assert measure(dense, small, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
     # a file that no model was calibrated on is measured whole
@@ -71,10 +71,10 @@ def test_healing_is_scored_on_what_it_was_not_trained_on(pair, long) -> None:
 def test_all_models_side_by_side_are_measured_on_the_same_text(pair, long):
     from lrcore.evaluation.compare_models import compare_models
 
-    other = lrcore.compress(pair[0], pair[1].recipe.with_(data="stories"))
+    stories_model = lrcore.compress(pair[0], pair[1].recipe.with_(data="stories"))
     settings = lrcore.EvaluationSettings(str(long), **WINDOWS)
-    result = compare_models([pair[0], other, pair[1]], settings)
-    alone = lrcore.evaluate(other, f"{long}:test", **WINDOWS)
+    result = compare_models([pair[0], stories_model, pair[1]], settings)
+    alone = lrcore.evaluate(stories_model, f"{long}:test", **WINDOWS)
     assert result["models"][1]["perplexity"] == pytest.approx(alone.perplexity)
 
 

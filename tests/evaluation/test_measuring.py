@@ -65,12 +65,12 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
         "Tom",
     )
     assert [row["name"] for row in result["models"]] == [*folders, folders[0]]
-    dense, small, again = result["models"]
-    assert (dense["kl"], dense["top1"], again["kl"], again["top1"]) == (0, 1, 0, 1)
+    dense, small, repeated = result["models"]
+    assert (dense["kl"], dense["top1"], repeated["kl"], repeated["top1"]) == (0, 1, 0, 1)
     assert small["kl"] > 0
-    both = lrcore.compare(*map(lrcore.load, folders), str(story_file), samples=2, seq_len=16)
-    assert small["delta_error"] == pytest.approx(both.delta_error)
-    assert (dense["delta_error"], again["delta_error"]) == (None, 0)
+    comparison = lrcore.compare(*map(lrcore.load, folders), str(story_file), samples=2, seq_len=16)
+    assert small["delta_error"] == pytest.approx(comparison.delta_error)
+    assert (dense["delta_error"], repeated["delta_error"]) == (None, 0)
     assert small["parameters"] == lrcore.load(folders[1]).size.parameters
     assert small["bytes_on_disk"] > 0
     assert all(row["decode_tokens_per_second"] > 0 for row in result["models"])

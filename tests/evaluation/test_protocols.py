@@ -128,8 +128,8 @@ def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
         while done < len(ids):
             scored = min(128, len(ids) - done)
             start = 0 if done == 0 else done if scored == 128 else done + scored - 128
-            whole = [model.tokenizer.bos_token_id, *ids]
-            predicted += [(whole[start : t + 1], ids[t]) for t in range(done, done + scored)]
+            all_ids = [model.tokenizer.bos_token_id, *ids]
+            predicted += [(all_ids[start : t + 1], ids[t]) for t in range(done, done + scored)]
             done += scored
     total = sum(losses_of(model, predicted))
     words = sum(len(document.split(" ")) for document in documents)

@@ -57,12 +57,12 @@ def test_scores_are_those_of_a_straight_loop(model, file):
         for context, text in continuations(item):
             context, text = context.rstrip(), context[len(context.rstrip()) :] + text
             before = model.tokenizer(context, add_special_tokens=False).input_ids
-            whole = model.tokenizer(context + text, add_special_tokens=False).input_ids
-            raw.append(log_likelihood(model, whole, len(whole) - len(before)))
+            full_ids = model.tokenizer(context + text, add_special_tokens=False).input_ids
+            raw.append(log_likelihood(model, full_ids, len(full_ids) - len(before)))
             lengths.append(len(text.strip()))
         right += raw.index(max(raw)) == item["label"]
-        each = [score / n for score, n in zip(raw, lengths, strict=True)]
-        normalized += each.index(max(each)) == item["label"]
+        normalized_scores = [score / n for score, n in zip(raw, lengths, strict=True)]
+        normalized += normalized_scores.index(max(normalized_scores)) == item["label"]
     result = lrcore.score_choices(model, str(file), batch=2)
     assert (result.accuracy, result.accuracy_normalised) == (right / 3, normalized / 3)
     assert result.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
@@ -113,19 +113,20 @@ def test_the_demo_model_answers_its_own_probes_better_than_chance():
 
 def test_examples_stand_solved_before_every_question(model, file, tmp_path):
     """The first items of a file, with their right choices; they are not asked."""
-    shown = (
+    solved_examples = (
         "Tom and his sister went to the park\n\nShe gave three apples to a\n\n"
         + ITEMS[2]["question"]
     )
     path = tmp_path / "by_hand.jsonl"
-    path.write_text(json.dumps({**ITEMS[2], "question": shown}) + "\n")
+    path.write_text(json.dumps({**ITEMS[2], "question": solved_examples}) + "\n")
     result, by_hand = (
-        lrcore.score_choices(model, str(one), shots=shots) for one, shots in ((file, 2), (path, 0))
+        lrcore.score_choices(model, str(task_file), shots=shots)
+        for task_file, shots in ((file, 2), (path, 0))
     )
     assert (result.items, result.accuracy) == (1, by_hand.accuracy)
     assert result.protocol["shots"] == 2
-    given = few_shot_items(model, str(file), 1, 2)
-    assert [item["question"] for item in given] == [shown]
+    examples = few_shot_items(model, str(file), 1, 2)
+    assert [item["question"] for item in examples] == [solved_examples]
     with pytest.raises(lrcore.InputError, match="use fewer shots"):
         lrcore.score_choices(model, str(file), shots=3)
 
@@ -139,8 +140,8 @@ def test_a_needle_lies_at_every_depth_of_a_text_that_fits():
         question, right = item["question"], item["choices"][item["label"]]
         assert question.count(right) == 1
         assert all(choice not in question for choice in item["choices"] if choice != right)
-        whole = model.tokenizer(question + right, add_special_tokens=False).input_ids
-        assert 150 < len(whole) <= 200
+        full_ids = model.tokenizer(question + right, add_special_tokens=False).input_ids
+        assert 150 < len(full_ids) <= 200
         depths.append(question.index("The secret number") / len(question))
     assert depths == sorted(depths)
     assert depths[0] == 0
@@ -226,7 +227,7 @@ def test_a_task_file_on_the_command_line_finds_our_word_perplexity(tiny_llama, t
         "Ben was tall.",
     ]
     rows, task = tmp_path / "rows.jsonl", tmp_path / "words.yaml"
-    rows.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+    rows.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     metrics = [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]
     task.write_text(
         json.dumps(
@@ -260,13 +261,13 @@ def test_a_task_run_by_lm_eval_has_the_same_accuracies(tmp_path):
     path, items = tmp_path / "probes.jsonl", stories_probes("test", 30)
     bare = [
         {
-            "question": one["question"],
-            "choices": [c.strip() for c in one["choices"]],
-            "label": one["label"],
+            "question": question["question"],
+            "choices": [c.strip() for c in question["choices"]],
+            "label": question["label"],
         }
-        for one in items
+        for question in items
     ]
-    path.write_text("".join(json.dumps(one) + "\n" for one in bare))
+    path.write_text("".join(json.dumps(row) + "\n" for row in bare))
     task = {
         "task": "probes",
         "dataset_path": "json",

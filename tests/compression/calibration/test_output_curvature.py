@@ -54,15 +54,15 @@ def separated(network):
 
 def modules_of(network) -> dict[tuple[int, str], torch.nn.Module]:
     """Return the module of each matrix by layer and name."""
-    found, row = {}, architecture_of(network)
+    modules, row = {}, architecture_of(network)
     for index, layer in enumerate(decoder_layers(network)):
         for name, path in projection_paths(row, layer).items():
-            found[index, name] = layer.get_submodule(path)
+            modules[index, name] = layer.get_submodule(path)
         for path, module in expert_modules(row, layer).items():
             if path.endswith("_proj"):
                 number, leaf = path.split(".")[-2:]
-                found[index, expert_tap(leaf.removesuffix("_proj"), int(number))] = module
-    return found
+                modules[index, expert_tap(leaf.removesuffix("_proj"), int(number))] = module
+    return modules
 
 
 def output_gradients(network, window: torch.Tensor, kind, number: int) -> dict:
@@ -111,9 +111,11 @@ def by_tokens(network, kind, slot) -> torch.Tensor:
         total = torch.zeros(slopes.shape[1], slopes.shape[1]) if total is None else total
         inner = slopes[margin : len(slopes) - margin]
         norms = [float(slope.norm()) for slope in inner]
-        for slope, norm, wanted in zip(inner, norms, limited(norms, kind.is_sampled), strict=True):
+        for slope, norm, target_norm in zip(
+            inner, norms, limited(norms, kind.is_sampled), strict=True
+        ):
             if norm > 0:
-                total = total + torch.outer(slope, slope) * (wanted / norm) ** 2
+                total = total + torch.outer(slope, slope) * (target_norm / norm) ** 2
     return total / (len(TOKENS) * (TOKENS.shape[1] - 2 * margin))
 
 
@@ -149,11 +151,11 @@ def test_gradients_are_limited_by_their_median_or_mean() -> None:
 def test_drawn_tokens_follow_the_predictions() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0]).expand(20000, 3)
     ids = torch.zeros(20000, dtype=torch.long)
-    drawn = next_tokens(logits, ids, SAMPLED, 0)
-    shares = torch.bincount(drawn, minlength=3) / 20000
+    sampled_ids = next_tokens(logits, ids, SAMPLED, 0)
+    shares = torch.bincount(sampled_ids, minlength=3) / 20000
     assert torch.allclose(shares, logits[0].softmax(-1), atol=0.02)
-    assert torch.equal(drawn, next_tokens(logits, ids, SAMPLED, 0))
-    assert not torch.equal(drawn, next_tokens(logits, ids, SAMPLED, 1))
+    assert torch.equal(sampled_ids, next_tokens(logits, ids, SAMPLED, 0))
+    assert not torch.equal(sampled_ids, next_tokens(logits, ids, SAMPLED, 1))
     assert next_tokens(logits[:3], torch.tensor([4, 5, 6]), TEXT, 0).tolist() == [5, 6, -100]
 
 
@@ -197,11 +199,11 @@ def test_curvatures_are_collected_once_and_read_back(
     widths = [len(p.weight) for p in read_layer(model.network, 0).matrices().values()]
     assert size < 4 * sum(n * (n + 34) / 2 for n in widths) + 4096  # half a matrix, float32
     monkeypatch.setattr(gradients, "collect", None)  # calling it would raise TypeError
-    again = lrcore.compress(model, recipe)
-    other = lrcore.compress(model, recipe.with_(options={}))
+    repeated = lrcore.compress(model, recipe)
+    uncurved = lrcore.compress(model, recipe.with_(options={}))
     for index in range(2):
         matrices, same, plain = (
-            read_layer(m.network, index).matrices() for m in (small, again, other)
+            read_layer(m.network, index).matrices() for m in (small, repeated, uncurved)
         )
         for name, projection in matrices.items():
             assert torch.equal(projection.weight, same[name].weight)

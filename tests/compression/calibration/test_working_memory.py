@@ -53,7 +53,9 @@ def peak(work) -> tuple:
     """Return the result of a function and the peak bytes of tensors."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         out = work()
-    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    events = [
+        event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     held = peak_bytes = 0
     for event in sorted(events, key=lambda one: one.start_ns()):
         held += event.nbytes()

@@ -136,10 +136,10 @@ def test_a_text_without_a_readable_test_split_is_predicted_for_the_calibration_t
         raise lrcore.InputError("no such split")
 
     monkeypatch.setattr(joint, "load_texts", unreadable)
-    found = joint.measure_interaction(model, factors, recipe, lambda *_: None)
+    interaction = joint.measure_interaction(model, factors, recipe, lambda *_: None)
     expected = float(plain_losses(model.network, factors.calibration.unseen_tokens).mean())
-    assert found.target.dense_loss == pytest.approx(expected, abs=1e-5)
-    assert "calibration text" in found.target.name
+    assert interaction.target.dense_loss == pytest.approx(expected, abs=1e-5)
+    assert "calibration text" in interaction.target.name
 
 
 def test_allocate_gives_the_curve_of_the_prediction(case) -> None:

@@ -38,8 +38,8 @@ def log_probabilities(network, tokens) -> torch.Tensor:
 
 
 def plain_loss(network, tokens) -> float:
-    own = log_probabilities(network, tokens)
-    return -float(own.gather(2, tokens[:, 1:, None]).mean())
+    predictions = log_probabilities(network, tokens)
+    return -float(predictions.gather(2, tokens[:, 1:, None]).mean())
 
 
 def truncated(model, factors, slot, rank):
@@ -55,8 +55,8 @@ def test_probes_equal_the_divergences_of_whole_forward_passes(case) -> None:
     dense = log_probabilities(model.network, tokens)
     base, points = measure_divergences(model, factors, tokens, lambda *_: None)
     assert base == pytest.approx(plain_loss(model.network, tokens), abs=1e-5)
-    for slot, own in points.items():
-        probe = own[-1]
+    for slot, slot_probes in points.items():
+        probe = slot_probes[-1]
         changed = log_probabilities(truncated(model, factors, slot, probe.rank), tokens)
         windows = (dense.exp() * (dense - changed)).sum(-1).mean(-1)
         assert probe.increase == pytest.approx(float(windows.mean()), rel=1e-3, abs=1e-7)
@@ -73,8 +73,8 @@ def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> 
     probes = lrcore.probe(model, factors).evidence.get("probes")
     lower = [
         (slot, probe)
-        for slot, own in probes.points.items()
-        for probe in own
+        for slot, slot_probes in probes.points.items()
+        for probe in slot_probes
         if plain_loss(truncated(model, factors, slot, probe.rank), tokens) < before
     ]
     assert lower
@@ -85,13 +85,13 @@ def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> 
 
 def test_slots_are_probed_on_windows_that_the_moments_have_not_seen(case) -> None:
     model, _, factors = case
-    own = factors.calibration.tokens
+    moment_tokens = factors.calibration.tokens
     probe_windows = select_windows(factors.calibration)
     assert probe_windows.is_held_out
     windows = probe_windows.probing
-    assert windows.shape == (MIN_UNSEEN / 2, own.shape[1])  # there are 6 of the moments
+    assert windows.shape == (MIN_UNSEEN / 2, moment_tokens.shape[1])  # there are 6 of the moments
     assert lrcore.probe(model, factors).evidence.get("probes").held_out
-    seen = {tuple(row) for row in own.unfold(1, 8, 1).flatten(0, 1).tolist()}
+    seen = {tuple(row) for row in moment_tokens.unfold(1, 8, 1).flatten(0, 1).tolist()}
     assert not all(tuple(row[:8]) in seen for row in windows.tolist())
 
 
@@ -142,12 +142,12 @@ def test_one_pass_gives_divergences_and_losses(case, max_bytes) -> None:
 
 def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
     model, _, factors = case
-    kept = DensePredictions(model.network, factors.calibration.tokens)
+    stored = DensePredictions(model.network, factors.calibration.tokens)
     recomputed = DensePredictions(model.network, factors.calibration.tokens, max_bytes=0)
     for number in range(len(factors.calibration.tokens)):
-        ours, theirs = kept.log_probabilities(number), recomputed.log_probabilities(number)
+        ours, theirs = stored.log_probabilities(number), recomputed.log_probabilities(number)
         torch.testing.assert_close(ours, theirs)
-    assert recomputed.mean_loss() == pytest.approx(kept.mean_loss(), abs=1e-6)
+    assert recomputed.mean_loss() == pytest.approx(stored.mean_loss(), abs=1e-6)
 
 
 def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:

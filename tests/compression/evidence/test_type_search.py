@@ -21,11 +21,11 @@ def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
         tried.append(weights)
         return sum((weights[name] - goal[name]) ** 2 for name in goal)
 
-    found = best_weights(list(goal), loss, lambda *_: None)
+    best = best_weights(list(goal), loss, lambda *_: None)
     assert len(tried) == 25
     assert tried[0] == dict.fromkeys(goal, 1.0)
     assert all(0.2 <= weight <= 1 for weights in tried for weight in weights.values())
-    assert loss(found) == min(map(loss, tried[:25])) < 0.1 * loss(tried[0])
+    assert loss(best) == min(map(loss, tried[:25])) < 0.1 * loss(tried[0])
     # what is tried after the random plans is better than they are
     later, random = tried[18:25], tried[1 : type_search.RANDOM_RUNS]
     assert sum(map(loss, later)) / len(later) < 0.5 * sum(map(loss, random)) / len(random)

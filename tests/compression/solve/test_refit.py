@@ -112,7 +112,7 @@ def test_weights_of_tokens_are_those_of_weighted_least_squares(bias):
     fit = Regression()
     fit.add(x.view(4, 50, 12), y.view(4, 50, 6), weights.view(4, 50))
     if bias:
-        mean_x, mean_y = ((weights @ one) / weights.sum() for one in (x, y))
+        mean_x, mean_y = ((weights @ rows_of_side) / weights.sum() for rows_of_side in (x, y))
         x, y = x - mean_x, y - mean_y
     roots = weights.sqrt().unsqueeze(1)
     weight, _ = slow_ridge(roots * x, roots * y, start.weight, 0.3, bias=False)

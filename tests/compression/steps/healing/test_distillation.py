@@ -35,8 +35,8 @@ def test_the_terms_are_those_of_the_paper_with_their_gradient(temperature) -> No
     assert (entropy.item(), divergence.item()) == pytest.approx(expected, rel=1e-12)
     (entropy + beta * temperature**2 * divergence).backward()
     chosen = torch.nn.functional.one_hot(targets, 7)
-    drawn = (student / temperature).softmax(-1) - (teacher / temperature).softmax(-1)
-    by_rule = (student.softmax(-1) - chosen + beta * temperature * drawn) / 10
+    soft_slope = (student / temperature).softmax(-1) - (teacher / temperature).softmax(-1)
+    by_rule = (student.softmax(-1) - chosen + beta * temperature * soft_slope) / 10
     assert torch.allclose(student.grad, by_rule, atol=1e-12)
 
 
@@ -92,8 +92,8 @@ def test_a_step_is_adam_with_cut_gradients_on_masters_of_32_bits(dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_was_stopped_goes_on_to_the_same_numbers(dtype, tmp_path) -> None:
     start, target = torch.randn(6).to(dtype), torch.randn(6)
-    whole = nn.Parameter(start.clone())
-    losses = Descent([whole], 0.01, 120).run(toward(target, whole), 0.0, silent)
+    uninterrupted = nn.Parameter(start.clone())
+    losses = Descent([uninterrupted], 0.01, 120).run(toward(target, uninterrupted), 0.0, silent)
 
     def stop(stage, done, total):
         if done == 77:
@@ -110,7 +110,7 @@ def test_what_was_stopped_goes_on_to_the_same_numbers(dtype, tmp_path) -> None:
     descent = Descent([second], 0.01, 120, state, "one")
     assert descent.done == 50
     assert descent.run(toward(target, second), 0.0, silent) == losses
-    assert torch.equal(second, whole)
+    assert torch.equal(second, uninterrupted)
     assert Descent([nn.Parameter(start.clone())], 0.01, 120, state, "another").done == 0
 
 

@@ -212,9 +212,9 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
         "small",
     ]  # nothing is left of the state
     assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert "healing.last_loss" in shown
-    assert "protocol" not in shown
+    printed = capsys.readouterr().out
+    assert "healing.last_loss" in printed
+    assert "protocol" not in printed
     assert (
         main(["heal", str(tmp_path / "small"), "--out", str(tmp_path / "other"), "--train", "some"])
         == 2

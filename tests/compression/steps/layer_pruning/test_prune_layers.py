@@ -22,7 +22,7 @@ TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(
 # whose first layer has no experts, by number, or whose last one is of another kind
 MIXED = {"qwen2_moe": 0, "qwen3_moe": 0, "ernie4_5_moe": 0, "gemma4_text": 1}
 # of the other one no layer can be dropped
-ALONE = [one for one in FAMILIES if one.id != "gemma3n_text"]
+ALONE = [family for family in FAMILIES if family.id != "gemma3n_text"]
 
 
 def logits(network, tokens=TOKENS, **kwargs):

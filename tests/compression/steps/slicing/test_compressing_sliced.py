@@ -26,7 +26,7 @@ def model(tiny_llama):
 
 
 @pytest.fixture(scope="module")
-def turned(model, story_file):
+def rotated_model(model, story_file):
     """Return a model with the same function and a rotated stream, without slicing."""
     tokens = lrcore.calibrate(model, recipe_on(story_file)).tokens
     network = slice_network(model.network, tokens, 32, "block", lambda *_: None)
@@ -48,7 +48,7 @@ def recipe_on(story_file) -> lrcore.Recipe:
     ids=lambda fields: fields["method"],
 )
 def test_in_another_basis_it_is_compressed_as_the_dense_model(
-    model, turned, story_file, fields, monkeypatch
+    model, rotated_model, story_file, fields, monkeypatch
 ) -> None:
     """Influence, angles, moments and refits do not depend on the basis of the stream.
 
@@ -57,9 +57,9 @@ def test_in_another_basis_it_is_compressed_as_the_dense_model(
     """
     monkeypatch.setattr(refit, "READ_BY", {"q": (), "up": ()})
     recipe = recipe_on(story_file).with_(**fields)
-    share = model.size.decoder_linear / turned.size.decoder_linear
+    share = model.size.decoder_linear / rotated_model.size.decoder_linear
     plain = lrcore.compress(model, recipe)
-    compressed_rotated = lrcore.compress(turned, recipe.with_(ratio=0.3 * share))
+    compressed_rotated = lrcore.compress(rotated_model, recipe.with_(ratio=0.3 * share))
     ranks = [
         [slot_rank.rank for slot_rank in small.history[-1].ranks]
         for small in (plain, compressed_rotated)
