@@ -20,8 +20,8 @@ def alternated(
     left: Callable[[Matrix | None], Matrix],
     right: Callable[[Matrix | None], Matrix],
     ranks: tuple[int, int],
-    kept: Callable[[Matrix, Matrix], Number],
-    whole: Number,
+    explained: Callable[[Matrix, Matrix], Number],
+    total: Number,
 ) -> Number:
     """The loss after the rounds. left(A_r), right(A_l): the matrices whose leading eigenvectors the
     other side takes, None for all of it (eq. 75 and 77).
@@ -30,10 +30,10 @@ def alternated(
     for _ in range(ROUNDS):
         a_right = leading(right(a_left), ranks[1])
         a_left = leading(left(a_right), ranks[0])
-        before, best = best, kept(a_left, a_right)
-        if best - before <= ENOUGH * (whole - best):
+        before, best = best, explained(a_left, a_right)
+        if best - before <= ENOUGH * (total - best):
             break
-    return whole - best
+    return total - best
 
 
 def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -> Objective:
@@ -47,22 +47,25 @@ def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -
     half, mean = root(metric), e.mean("attn_in") if centered else mpmath.zeros(size, 1)
     turns = [mpmath.eye(a.qk_size)]
     if a.frequencies is not None and window:
-        turns = [exact(one) for one in rotary_offsets(a.frequencies.double(), a.qk_size, window)]
+        turns = [
+            exact(rotation)
+            for rotation in rotary_offsets(a.frequencies.double(), a.qk_size, window)
+        ]
 
     def head(name: str, i: int, count: int) -> tuple[Matrix, Matrix]:
         """W P and the mean state of a head."""
         weight, bias = e.weight(name), bias_of(e.layer.matrices()[name])
         rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
-        own, offset = rows(weight, rows_of), rows(bias, rows_of)
-        state = own * mean + offset if centered else mpmath.zeros(a.qk_size, 1)
-        return own * half, state
+        head_weight, offset = rows(weight, rows_of), rows(bias, rows_of)
+        state = head_weight * mean + offset if centered else mpmath.zeros(a.qk_size, 1)
+        return head_weight * half, state
 
     qs = [head("q", i, a.n_q) for i in range(a.n_q)]
     ks = [head("k", g, a.n_kv) for g in range(a.n_kv)]
 
-    def spread(own: tuple[Matrix, Matrix], basis: Matrix | None) -> Matrix:
-        part = own[0] if basis is None else own[0] * basis
-        return part * part.T + own[1] * own[1].T
+    def spread(head: tuple[Matrix, Matrix], basis: Matrix | None) -> Matrix:
+        part = head[0] if basis is None else head[0] * basis
+        return part * part.T + head[1] * head[1].T
 
     def left(basis: Matrix | None) -> Matrix:
         total = mpmath.zeros(size)
@@ -94,16 +97,16 @@ def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -
     spectra = [sorted(mpmath.eigsy(k * k.T, eigvals_only=True)) for k, _ in ks]
     singular = any(values[0] < LEAST * values[-1] for values in spectra)
     shift = means() if centered else mpmath.zeros(size)
-    whole = trace(left(None)) + trace(shift)
+    total_trace = trace(left(None)) + trace(shift)
 
-    def kept(a_left: Matrix, a_right: Matrix) -> Number:
+    def explained(a_left: Matrix, a_right: Matrix) -> Number:
         return inner(left(a_right) * a_left, a_left) + inner(shift * a_right, a_right)
 
     def best(factor: Any, rank: int) -> Number:
         ranks = side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full)
         return e.once(
             ("joint_qk", rank, centered, window, str(metric[0, 0])),
-            lambda: alternated(left, right, ranks, kept, whole),
+            lambda: alternated(left, right, ranks, explained, total_trace),
         )
 
     def error(small: Any, factor: Any, _rank: int) -> Number:
@@ -113,7 +116,7 @@ def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -
             e, small, qs, ks, turns, half, mean, centered, factor.per_head and singular
         )
 
-    return Objective(error, best, whole, bound=False)
+    return Objective(error, best, total_trace, bound=False)
 
 
 def e_of_scores(
@@ -136,9 +139,9 @@ def e_of_scores(
 
     def head(name: str, i: int) -> tuple[Matrix, Matrix]:
         rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
-        own = rows(weights[name], rows_of)
-        state = own * mean + rows(biases[name], rows_of)
-        return own * half, state if centered else state * 0
+        head_weight = rows(weights[name], rows_of)
+        state = head_weight * mean + rows(biases[name], rows_of)
+        return head_weight * half, state if centered else state * 0
 
     total = mpmath.mpf(0)
     for g, k in enumerate(ks):
@@ -168,44 +171,44 @@ def joint_values(e: Exact, metric: Matrix | None, centered: bool) -> Objective:
     def left(basis: Matrix | None) -> Matrix:
         total = mpmath.zeros(d)
         for i in range(a.n_q):
-            own = vs[i // e.group] if basis is None else vs[i // e.group] * basis
-            both = e.out(i) * own
-            total += both * both.T
+            head_values = vs[i // e.group] if basis is None else vs[i // e.group] * basis
+            head_outputs = e.out(i) * head_values
+            total += head_outputs * head_outputs.T
         return total
 
     def right(basis: Matrix | None) -> Matrix:
         total = mpmath.zeros(size)
         for i in range(a.n_q):
-            own = e.out(i) if basis is None else basis.T * e.out(i)
-            both = own * vs[i // e.group]
-            total += both.T * both
+            head_reads = e.out(i) if basis is None else basis.T * e.out(i)
+            head_outputs = head_reads * vs[i // e.group]
+            total += head_outputs.T * head_outputs
         return total
 
-    whole = trace(left(None))
+    total_trace = trace(left(None))
 
-    def kept(a_left: Matrix, a_right: Matrix) -> Number:
+    def explained(a_left: Matrix, a_right: Matrix) -> Number:
         return inner(left(a_right) * a_left, a_left)
 
     def best(factor: Any, rank: int) -> Number:
         ranks = side_ranks(rank, factor.pair.left_side.full, factor.pair.right_side.full)
-        return alternated(left, right, ranks, kept, whole)
+        return alternated(left, right, ranks, explained, total_trace)
 
     def error(small: Any, _factor: Any, _rank: int) -> Number:
         weight, out, total = exact(small.attention.v.weight), mpmath.zeros(d, 1), mpmath.mpf(0)
         old, bias = bias_of(e.layer.attention.v), bias_of(small.attention.v)
         mean = e.mean("attn_in") if centered else mpmath.zeros(size, 1)
         for i in range(a.n_q):
-            g, own = (
+            g, value_rows = (
                 i // e.group,
                 list(range(i // e.group * a.v_size, (i // e.group + 1) * a.v_size)),
             )
             read = e.out(i, small)
             total += squares(e.out(i) * vs[g] - read * values(weight, g))
             if centered:
-                out += e.out(i) * (rows(e.weight("v"), own) * mean + rows(old, own))
-                out -= read * (rows(weight, own) * mean + rows(bias, own))
+                out += e.out(i) * (rows(e.weight("v"), value_rows) * mean + rows(old, value_rows))
+                out -= read * (rows(weight, value_rows) * mean + rows(bias, value_rows))
         if centered:
             total += squares(out + bias_of(e.layer.attention.o) - bias_of(small.attention.o))
         return total
 
-    return Objective(error, best, whole, bound=False)
+    return Objective(error, best, total_trace, bound=False)

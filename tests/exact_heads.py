@@ -67,25 +67,25 @@ def a3(e: Exact, options: Any) -> dict[str, Objective]:
 def output_components(e: Exact) -> Objective:
     """The output of the attention on its own principal directions, the rows of v's maps."""
     dense, gram = e.weight("o"), e.second("attn_out")
-    whole = dense * gram * dense.T
-    least = symmetric_tails(whole)
+    output_gram = dense * gram * dense.T
+    minima = symmetric_tails(output_gram)
 
     def error(_small: Any, factor: Any, rank: int) -> Number:
         basis = exact(factor.basis[:, :rank])
-        rest = mpmath.eye(dense.rows) - basis * basis.T
-        return inner(rest * whole, rest)
+        residual = mpmath.eye(dense.rows) - basis * basis.T
+        return inner(residual * output_gram, residual)
 
-    return Objective(error, lambda _f, rank: least[rank], least[0])
+    return Objective(error, lambda _f, rank: minima[rank], minima[0])
 
 
 def value_columns(e: Exact, kind: str) -> Objective:
     """Columns of value heads, with those of the output projection: by what is kept of them."""
     a = e.layer.attention
     read = vectors(e, "o", kind)
-    own = vectors(e, "v", kind) if kind == "abs" else [mpmath.mpf(0)] * (a.n_kv * a.v_size)
+    value_scores = vectors(e, "v", kind) if kind == "abs" else [mpmath.mpf(0)] * (a.n_kv * a.v_size)
     per_head = [
         [
-            own[g * a.v_size + j]
+            value_scores[g * a.v_size + j]
             + mpmath.fsum(read[i * a.v_size + j] for i in range(g * e.group, (g + 1) * e.group))
             for j in range(a.v_size)
         ]
@@ -96,7 +96,7 @@ def value_columns(e: Exact, kind: str) -> Objective:
     def error(small: Any, factor: Any, rank: int) -> Number:
         return chosen.error(small, replace_order(factor), rank)
 
-    return Objective(error, chosen.best, chosen.whole)
+    return Objective(error, chosen.best, chosen.total)
 
 
 class replace_order:
@@ -134,16 +134,19 @@ def clover(e: Exact, options: Any) -> dict[str, Objective]:
 def modegpt(e: Exact, options: Any) -> dict[str, Objective]:
     a, rotary = e.layer.attention, e.layer.attention.position == "rotary"
     squared = column_scores(e, turned_squares(e, "q"), turned_squares(e, "k"), pairs=False)
-    found = [[mpmath.sqrt(x) for x in own] for own in squared]
+    root_scores = [[mpmath.sqrt(x) for x in head_squares] for head_squares in squared]
     if rotary:
         half = a.qk_size // 2
-        found = [[own[j] + own[j + half] for j in range(half)] for own in found]
+        root_scores = [
+            [head_scores[j] + head_scores[j + half] for j in range(half)]
+            for head_scores in root_scores
+        ]
     gram = e.second("mlp_hidden")
     ridge = mpmath.mpf(1) / e.case.moments.tokens
     inverse = mpmath.inverse(gram + ridge * mpmath.eye(gram.rows))
     values = head_moments(e, "v")
     return {
-        "qk": selection(found, step=2 if rotary else 1),
+        "qk": selection(root_scores, step=2 if rotary else 1),
         "ov": per_head_outputs(e, values) if e.group == 1 else principal_values(e, values),
         "mlp": selection([[1 - ridge * inverse[j, j] for j in range(gram.rows)]])
         + read_by(e, "down", lambda factor, rank: factor.order[:rank].tolist()),
@@ -158,13 +161,13 @@ def principal_values(e: Exact, grams: Sequence[Matrix]) -> Objective:
         total = mpmath.mpf(0)
         for g, gram in enumerate(grams):
             maps = exact(factor.v_maps[g, :rank])
-            rest = mpmath.eye(gram.rows) - maps.T * maps
-            total += inner(rest * gram, rest)
+            residual = mpmath.eye(gram.rows) - maps.T * maps
+            total += inner(residual * gram, residual)
             for i in range(g * e.group, (g + 1) * e.group):
                 total += squares(e.out(i, small) - e.out(i) * maps.T)
         return total
 
     def best(_factor: Any, rank: int) -> Number:
-        return mpmath.fsum(own[rank] for own in tails)
+        return mpmath.fsum(head_tails[rank] for head_tails in tails)
 
-    return Objective(error, best, mpmath.fsum(own[0] for own in tails))
+    return Objective(error, best, mpmath.fsum(head_tails[0] for head_tails in tails))

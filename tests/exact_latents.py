@@ -57,9 +57,9 @@ def grouped(e: Exact, name: str, group: int, gram: Matrix) -> Objective:
         return inner(gap * gram, gap)
 
     def best(_factor: Any, rank: int) -> Number:
-        return mpmath.fsum(own[rank // groups] for own in tails)
+        return mpmath.fsum(group_tails[rank // groups] for group_tails in tails)
 
-    return Objective(error, best, mpmath.fsum(own[0] for own in tails))
+    return Objective(error, best, mpmath.fsum(group_tails[0] for group_tails in tails))
 
 
 def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
@@ -69,16 +69,19 @@ def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
     ranked = None
     if a.position == "rotary" and options.pairs == "norm":
         qs, ks = (
-            [[mpmath.sqrt(own[j] + own[j + half]) for j in range(half)] for own in found]
-            for found in (turned_squares(e, "q"), turned_squares(e, "k"))
+            [
+                [mpmath.sqrt(head_squares[j] + head_squares[j + half]) for j in range(half)]
+                for head_squares in all_squares
+            ]
+            for all_squares in (turned_squares(e, "q"), turned_squares(e, "k"))
         )
         ranked = column_scores(e, qs, ks, pairs=False)
 
     def rest_of(factor: Any) -> Matrix:
         turning = {
             g * a.qk_size + j + side
-            for g, own in enumerate(factor.pairs.tolist())
-            for j in own
+            for g, head_pairs in enumerate(factor.pairs.tolist())
+            for j in head_pairs
             for side in (0, half)
         }
         still = [i for i in range(e.weight("k").rows) if i not in turning]
@@ -88,29 +91,34 @@ def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
     def turning_loss(factor: Any) -> Number:
         if ranked is None:
             return mpmath.mpf(0)
-        kept = factor.pairs.tolist()
+        kept_pairs = factor.pairs.tolist()
         return mpmath.fsum(
-            score for g, own in enumerate(ranked) for j, score in enumerate(own) if j not in kept[g]
+            score
+            for g, head_scores in enumerate(ranked)
+            for j, score in enumerate(head_scores)
+            if j not in kept_pairs[g]
         )
 
     def best(factor: Any, rank: int) -> Number:
-        rest = rest_of(factor)
-        least = symmetric_tails(rest.T * rest)[rank]
+        residual = rest_of(factor)
+        minimum = symmetric_tails(residual.T * residual)[rank]
         if ranked is None:
-            return least
+            return minimum
         count = len(factor.pairs[0])
-        return least + mpmath.fsum(mpmath.fsum(sorted(own)[: half - count]) for own in ranked)
+        return minimum + mpmath.fsum(
+            mpmath.fsum(sorted(head_scores)[: half - count]) for head_scores in ranked
+        )
 
     def error(small: Any, factor: Any, _rank: int) -> Number:
         names = "k" if options.split else "kv"
         gaps = (e.weight(name) - exact(small.matrices()[name].weight) for name in names)
         return mpmath.fsum(squares(gap) for gap in gaps) + turning_loss(factor)
 
-    whole = squares(e.weight("k")) + squares(e.weight("v"))
+    total = squares(e.weight("k")) + squares(e.weight("v"))
     if options.split:
-        own = {"v": matrices(e, ("v",), None)}
-        return own | ({"k": Objective(error, best, whole)} if options.rotary < 1 else {})
-    return {"kv": Objective(error, best, whole)}
+        objectives = {"v": matrices(e, ("v",), None)}
+        return objectives | ({"k": Objective(error, best, total)} if options.rotary < 1 else {})
+    return {"kv": Objective(error, best, total)}
 
 
 def transmla(e: Exact, options: Any) -> dict[str, Objective]:
@@ -120,18 +128,20 @@ def transmla(e: Exact, options: Any) -> dict[str, Objective]:
     """
     a = e.layer.attention
     k, v = e.states("k"), e.states("v")
-    turning, least = mpmath.mpf(0), mpmath.mpf(0)
+    turning, minimum = mpmath.mpf(0), mpmath.mpf(0)
     gram, half = moment(k), a.qk_size // 2
     if a.position == "rotary":
-        kept = min(a.n_kv * options.fold, max(1, round(options.rotary * options.fold)))
+        kept_count = min(a.n_kv * options.fold, max(1, round(options.rotary * options.fold)))
         for start in range(0, half, options.fold):
-            places = [
+            side_rows = [
                 [h * a.qk_size + j + side for h in range(a.n_kv) for j in range(start, start + f)]
                 for side, f in ((0, options.fold), (half, options.fold))
             ]
-            both = [rows(columns(gram, own), own) for own in places]
-            tail = symmetric_tails(both[0] + both[1])
-            turning, least = turning + tail[0], least + tail[kept]
+            side_grams = [
+                rows(columns(gram, row_indices), row_indices) for row_indices in side_rows
+            ]
+            tail = symmetric_tails(side_grams[0] + side_grams[1])
+            turning, minimum = turning + tail[0], minimum + tail[kept_count]
 
     def split(factor: Any) -> tuple[Matrix, Matrix, Number]:
         """Axes that turn, the keys without them, and the balance."""
@@ -145,13 +155,13 @@ def transmla(e: Exact, options: Any) -> dict[str, Objective]:
         axes, _, _ = split(factor)
         return turning - inner(axes * gram, axes) if a.position == "rotary" else mpmath.mpf(0)
 
-    def both(factor: Any) -> Matrix:
-        _, rest, ratio = split(factor)
-        return stacked([rest.T / ratio, v.T])
+    def joint_states(factor: Any) -> Matrix:
+        _, unrotated_keys, ratio = split(factor)
+        return stacked([unrotated_keys.T / ratio, v.T])
 
     def best(factor: Any, rank: int) -> Number:
-        states = both(factor)
-        return least + symmetric_tails(states * states.T / k.rows)[rank]
+        states = joint_states(factor)
+        return minimum + symmetric_tails(states * states.T / k.rows)[rank]
 
     def error(_small: Any, factor: Any, rank: int) -> Number:
         _, _, ratio = split(factor)
@@ -159,7 +169,7 @@ def transmla(e: Exact, options: Any) -> dict[str, Objective]:
         if factor.offset is not None:
             latent = latent + exact(factor.offset[:rank]) * mpmath.ones(1, k.rows)
         up = stacked([exact(factor.ups[0][:, :rank]) / ratio, exact(factor.ups[1][:, :rank])])
-        return away(factor) + squares(both(factor) - up * latent) / k.rows
+        return away(factor) + squares(joint_states(factor) - up * latent) / k.rows
 
     return {"kv": Objective(error, best, turning + trace(gram) + trace(moment(v)))}
 
@@ -169,16 +179,18 @@ def measured_latent(e: Exact, name: str) -> Objective:
     a, gram = e.layer.attention, e.covariance("attn_in")
     grams = []
     for g in range(a.n_kv):
-        own = range(g * e.group, (g + 1) * e.group)
+        query_heads = range(g * e.group, (g + 1) * e.group)
         if name == "v":
-            parts = [e.out(i).T * e.out(i) for i in own]
+            parts = [e.out(i).T * e.out(i) for i in query_heads]
         elif a.position != "rotary":
-            parts = [head_moments(e, "q")[i] for i in own]
+            parts = [head_moments(e, "q")[i] for i in query_heads]
         else:
-            found, half = [turned_squares(e, "q")[i] for i in own], a.qk_size // 2
+            query_squares, half = [turned_squares(e, "q")[i] for i in query_heads], a.qk_size // 2
             parts = [
-                mpmath.diag([(one[j] + one[j + half]) / 2 for j in range(half)] * 2)
-                for one in found
+                mpmath.diag(
+                    [(head_squares[j] + head_squares[j + half]) / 2 for j in range(half)] * 2
+                )
+                for head_squares in query_squares
             ]
         grams.append(sum(parts[1:], parts[0]))
     measure = mpmath.zeros(e.weight(name).rows)
@@ -188,7 +200,7 @@ def measured_latent(e: Exact, name: str) -> Objective:
                 measure[g * part.rows + i, g * part.rows + j] = part[i, j]
     half_gram = root(gram)
     dense = e.weight(name)
-    least = symmetric_tails(half_gram * dense.T * measure * dense * half_gram)
+    minima = symmetric_tails(half_gram * dense.T * measure * dense * half_gram)
 
     def error(small: Any, _factor: Any, _rank: int) -> Number:
         projection = small.matrices()[name]
@@ -196,4 +208,4 @@ def measured_latent(e: Exact, name: str) -> Objective:
         shift = gap * e.mean("attn_in") + bias_of(e.layer.matrices()[name]) - bias_of(projection)
         return inner(measure * gap * gram, gap) + inner(measure * shift, shift)
 
-    return Objective(error, lambda _f, rank: least[rank], least[0])
+    return Objective(error, lambda _f, rank: minima[rank], minima[0])

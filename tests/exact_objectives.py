@@ -1,5 +1,5 @@
-"""What a slot is to make small, and the least that it can be, in sixty digits: the parts that
-`exact_references.py` writes the equations of the papers with.
+"""Objectives of slots and their minima in sixty digits: the parts of the equations of the papers in
+`exact_references.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,21 +39,21 @@ NOISE = 1e-8
 @dataclass(frozen=True)
 class Objective:
     """error: of a layer with this slot at a rank, given with the slot's factor. best: the least
-    that it can be there. whole: of a layer without the slot. bound: whether nothing can be below
+    that it can be there. total: of a layer without the slot. bound: whether nothing can be below
     the best; another path of an alternation can.
     """
 
     error: Callable[[Layer, Any, int], Number]
     best: Callable[[Any, int], Number]
-    whole: Number
+    total: Number
     bound: bool = True
 
     def __add__(self, other: "Objective") -> "Objective":
         """Both together, where one solution is the best of either."""
         return Objective(
-            lambda *given: self.error(*given) + other.error(*given),
-            lambda *given: self.best(*given) + other.best(*given),
-            self.whole + other.whole,
+            lambda *args: self.error(*args) + other.error(*args),
+            lambda *args: self.best(*args) + other.best(*args),
+            self.total + other.total,
         )
 
 
@@ -84,8 +84,8 @@ class Exact:
         return self.once(("mean", tap), lambda: (mpmath.ones(1, x.rows) * x).T / x.rows)
 
     def covariance(self, tap: str) -> Matrix:
-        own = self.mean(tap)
-        return self.once(("covariance", tap), lambda: self.second(tap) - own * own.T)
+        mean = self.mean(tap)
+        return self.once(("covariance", tap), lambda: self.second(tap) - mean * mean.T)
 
     def weight(self, name: str) -> Matrix:
         return self.once(name, lambda: exact(self.layer.matrices()[name].weight))
@@ -140,11 +140,11 @@ def matrices(
     side = mpmath.eye(full.rows) if outputs is None else root(outputs)
     dense = side * full
     gram = mpmath.eye(dense.cols) if gram is None else gram
-    own = dense * gram * dense.T if dense.rows <= dense.cols else None
-    if own is None:  # the smaller side
+    smaller_gram = dense * gram * dense.T if dense.rows <= dense.cols else None
+    if smaller_gram is None:  # the smaller side
         half = root(gram)
-        own = half * dense.T * dense * half
-    least = symmetric_tails(own)
+        smaller_gram = half * dense.T * dense * half
+    minima = symmetric_tails(smaller_gram)
 
     def error(small: Layer, _factor: Any, _rank: int) -> Number:
         gap = full - stacked([exact(small.matrices()[name].weight) for name in names])
@@ -154,7 +154,7 @@ def matrices(
         shift = moved if mean is None else gap * mean + moved
         return lost(side * gap, gram) + squares(shift)
 
-    return Objective(error, fixed(least), least[0])
+    return Objective(error, fixed(minima), minima[0])
 
 
 def scores(e: Exact, centered: bool = False, rank_of: Callable[[int], int] = int) -> Objective:
@@ -167,28 +167,28 @@ def scores(e: Exact, centered: bool = False, rank_of: Callable[[int], int] = int
         k = e.head(e.states("k", layer), g, a.n_kv)
         if centered:
             k = k - mpmath.ones(k.rows, 1) * ((mpmath.ones(1, k.rows) * k) / k.rows)
-        own = range(g * e.group, (g + 1) * e.group)
-        return stacked([e.head(e.states("q", layer), i, a.n_q) for i in own]), k
+        query_heads = range(g * e.group, (g + 1) * e.group)
+        return stacked([e.head(e.states("q", layer), i, a.n_q) for i in query_heads]), k
 
-    least = [mpmath.mpf(0)] * (a.qk_size + 1)
+    minima = [mpmath.mpf(0)] * (a.qk_size + 1)
     for g in range(a.n_kv):
         q, k = sides(None, g)
         half = root(k.T * k)
         for rank, value in enumerate(symmetric_tails(half * (q.T * q) * half)):
-            least[rank] += value
+            minima[rank] += value
 
     def error(small: Layer, _factor: Any, _rank: int) -> Number:
         total = mpmath.mpf(0)
         for g in range(a.n_kv):
             (q, k), (small_q, small_k) = sides(None, g), sides(small, g)
-            left, right = beside(q, -small_q), beside(k, small_k)
+            left, right = side_by_side(q, -small_q), side_by_side(k, small_k)
             total += inner(left.T * left, right.T * right)
         return total
 
-    return Objective(error, lambda _f, rank: least[rank_of(rank)], least[0])
+    return Objective(error, lambda _f, rank: minima[rank_of(rank)], minima[0])
 
 
-def beside(a: Matrix, b: Matrix) -> Matrix:
+def side_by_side(a: Matrix, b: Matrix) -> Matrix:
     return stacked([a.T, b.T]).T
 
 
@@ -196,13 +196,13 @@ def per_head_outputs(e: Exact, grams: Sequence[Matrix]) -> Objective:
     """`sum_i tr(D_i G_g D_i^T)`, `D_i = W_o,i - W^_o,i T_g`; grams: of the states of every value
     head.
     """
-    a, least = e.layer.attention, [mpmath.mpf(0)] * (e.layer.attention.v_size + 1)
+    a, minima = e.layer.attention, [mpmath.mpf(0)] * (e.layer.attention.v_size + 1)
     for g, gram in enumerate(grams):
-        own = range(g * e.group, (g + 1) * e.group)
-        read = sum((e.out(i).T * e.out(i) for i in own), mpmath.zeros(gram.rows))
+        query_heads = range(g * e.group, (g + 1) * e.group)
+        read = sum((e.out(i).T * e.out(i) for i in query_heads), mpmath.zeros(gram.rows))
         half = root(gram)
         for rank, value in enumerate(symmetric_tails(half * read * half)):
-            least[rank] += value
+            minima[rank] += value
 
     def error(small: Layer, factor: Any, rank: int) -> Number:
         total = mpmath.mpf(0)
@@ -211,39 +211,41 @@ def per_head_outputs(e: Exact, grams: Sequence[Matrix]) -> Objective:
             total += lost(e.out(i) - e.out(i, small) * maps, grams[i // e.group])
         return total
 
-    return Objective(error, fixed(least), least[0])
+    return Objective(error, fixed(minima), minima[0])
 
 
 def selection(
     per_head: Sequence[Sequence[Number]], step: int = 1, order: str = "order"
 ) -> Objective:
     """The sum of the scores that go; the first of `factor.order` [heads, n] or [n] stay."""
-    least = [sums_after(one) for one in per_head]
+    minima = [sums_after(head_scores) for head_scores in per_head]
 
     def error(_small: Layer, factor: Any, rank: int) -> Number:
-        kept = getattr(factor, order)
-        kept = kept if kept.dim() == 2 else kept.unsqueeze(0)
-        gone = kept[:, rank // step :].tolist()
-        return mpmath.fsum(own[j] for own, js in zip(per_head, gone, strict=True) for j in js)
+        ordered = getattr(factor, order)
+        ordered = ordered if ordered.dim() == 2 else ordered.unsqueeze(0)
+        gone = ordered[:, rank // step :].tolist()
+        return mpmath.fsum(
+            head_scores[j] for head_scores, js in zip(per_head, gone, strict=True) for j in js
+        )
 
     def best(_factor: Any, rank: int) -> Number:
-        return mpmath.fsum(own[rank // step] for own in least)
+        return mpmath.fsum(head_minima[rank // step] for head_minima in minima)
 
-    return Objective(error, best, mpmath.fsum(own[0] for own in least))
+    return Objective(error, best, mpmath.fsum(head_minima[0] for head_minima in minima))
 
 
 def read_by(
     e: Exact,
     name: str,
-    places: Callable[[Any, int], Sequence[int]],
+    select_columns: Callable[[Any, int], Sequence[int]],
     metric: Matrix | None = None,
     centered: bool = False,
     groups: Sequence[Sequence[int]] | None = None,
     refit: bool = True,
 ) -> Objective:
     """What the output or down projection loses where only some inputs are left, in the order
-    `places(factor, rank)` of its columns: against least squares on these, or, not refit, against
-    the others silenced at their mean.
+    `select_columns(factor, rank)` of its columns: against least squares on these, or, not refit,
+    against the others silenced at their mean.
 
     metric: of the output; centred: the mean goes into the bias. groups: where one goes at a time by
     what the rest can make up for, the columns of each; of all but one the least is then known.
@@ -256,27 +258,27 @@ def read_by(
     def weighed(gap: Matrix, inputs: Matrix) -> Number:
         return inner(metric * gap * inputs, gap)
 
-    def without(kept: Sequence[int]) -> Number:
+    def without(kept_columns: Sequence[int]) -> Number:
         if refit:
-            return weighed(dense, left_after(gram, kept))
-        gone = [j for j in range(dense.cols) if j not in set(kept)]
+            return weighed(dense, left_after(gram, kept_columns))
+        gone = [j for j in range(dense.cols) if j not in set(kept_columns)]
         silenced = columns(dense, gone) * rows(mpmath.eye(dense.cols), gone)
         return weighed(silenced, gram)
 
     def best(factor: Any, rank: int) -> Number:
-        kept = places(factor, rank)
-        if groups is not None and len(kept) == dense.cols - len(groups[0]):
+        kept_columns = select_columns(factor, rank)
+        if groups is not None and len(kept_columns) == dense.cols - len(groups[0]):
             return e.once(
                 ("one gone", name, refit, centered),
                 lambda: min(
-                    without([j for j in range(dense.cols) if j not in one]) for one in groups
+                    without([j for j in range(dense.cols) if j not in group]) for group in groups
                 ),
             )
-        return without(kept)
+        return without(kept_columns)
 
     def error(small: Layer, factor: Any, rank: int) -> Number:
-        kept, projection = places(factor, rank), small.matrices()[name]
-        gap = dense - exact(projection.weight) * rows(mpmath.eye(dense.cols), kept)
+        kept_columns, projection = select_columns(factor, rank), small.matrices()[name]
+        gap = dense - exact(projection.weight) * rows(mpmath.eye(dense.cols), kept_columns)
         shift = bias_of(e.layer.matrices()[name]) - bias_of(projection)
         if centered:
             shift = shift + gap * e.mean(tap)
@@ -299,9 +301,9 @@ def narrowed_refit(e: Exact) -> Objective:
         return exact(torch.block_diag(*maps))
 
     def best(factor: Any, rank: int) -> Number:
-        both = stacked([narrow(factor, rank), dense])
-        rest = left_after(both * gram * both.T, range(a.n_q * rank))
-        return trace(rest[a.n_q * rank :, a.n_q * rank :])
+        stacked_outputs = stacked([narrow(factor, rank), dense])
+        residual = left_after(stacked_outputs * gram * stacked_outputs.T, range(a.n_q * rank))
+        return trace(residual[a.n_q * rank :, a.n_q * rank :])
 
     def error(small: Layer, factor: Any, rank: int) -> Number:
         o = small.attention.o

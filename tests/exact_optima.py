@@ -37,7 +37,7 @@ def above_the_least(
     and the last below the full one are tried, or every one.
     """
     e, chosen = exact_layer(layer, kind), METHODS[name].choose(UNDAMPED.get(name, {}) | options)
-    factors, found = METHODS[name].factor(e.layer, e.case.moments, chosen), []
+    factors, failures = METHODS[name].factor(e.layer, e.case.moments, chosen), []
     for slot, objective in REFERENCES[name](e, chosen).items():
         factor = factors[slot]
         ranks = [rank for rank in factor.cost.ranks() if rank < factor.cost.full]
@@ -45,12 +45,12 @@ def above_the_least(
             small = factor.truncate(e.layer, rank)
             tensors = [t for p in small.matrices().values() for t in (p.weight, p.bias)]
             if not all(t is None or torch.isfinite(t).all() for t in (*tensors, factor.values)):
-                found.append(f"{slot} at {rank}: not finite")
+                failures.append(f"{slot} at {rank}: not finite")
                 continue
             error, best = objective.error(small, factor, rank), objective.best(factor, rank)
-            allowed = SHARE * best + ROUNDING * objective.whole
+            allowed = SHARE * best + ROUNDING * objective.total
             bound = objective.bound and kind == "well_conditioned"
             if error - best > allowed or (bound and best - error > allowed):
-                numbers = (mpmath.nstr(one, 8) for one in (error, best, objective.whole))
-                found.append(f"{slot} at {rank}: {' '.join(numbers)}")
-    return found
+                numbers = (mpmath.nstr(number, 8) for number in (error, best, objective.total))
+                failures.append(f"{slot} at {rank}: {' '.join(numbers)}")
+    return failures

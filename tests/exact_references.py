@@ -1,5 +1,5 @@
-"""What every method of the table is to make small, from the equations of its paper, in sixty
-digits: of a layer and the method's options, the objective of every slot.
+"""The objectives of every method of the table in sixty digits, from the equations of its paper: an
+objective for every slot, from a layer and the method's options.
 """
 
 from collections.abc import Callable
@@ -84,9 +84,9 @@ def aa_svd(e: Exact, options: Any) -> dict[str, Objective]:
 
     solved = {}
     for name in names_of(e):
-        anchored, own = target(name), Exact(e.case)
-        own._made = {**e._made, name: anchored}
-        solved[name] = matrices(own, (name,), e.second(TAPS[name]))
+        anchored, exact_case = target(name), Exact(e.case)
+        exact_case._made = {**e._made, name: anchored}
+        solved[name] = matrices(exact_case, (name,), e.second(TAPS[name]))
     return solved
 
 

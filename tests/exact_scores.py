@@ -1,4 +1,4 @@
-"""What columns, neurons and matrices are measured by, in sixty digits."""
+"""Scores of columns, neurons and matrices in sixty digits."""
 
 from collections.abc import Sequence
 
@@ -40,15 +40,17 @@ def column_scores(
     e: Exact, q: Sequence[Sequence[Number]], k: Sequence[Sequence[Number]], pairs: bool
 ) -> list[list[Number]]:
     """`sum_i q_j k_j` over the query heads of a key head, and over the two columns of a pair."""
-    found = []
-    for g, own in enumerate(k):
+    scores = []
+    for g, key_squares in enumerate(k):
         group = range(g * e.group, (g + 1) * e.group)
-        single = [mpmath.fsum(q[i][j] * own[j] for i in group) for j in range(len(own))]
+        single = [
+            mpmath.fsum(q[i][j] * key_squares[j] for i in group) for j in range(len(key_squares))
+        ]
         half = len(single) // 2
-        found.append(
+        scores.append(
             [x + y for x, y in zip(single[:half], single[half:], strict=True)] if pairs else single
         )
-    return found
+    return scores
 
 
 def diagonal(m: Matrix) -> list[Number]:
@@ -81,24 +83,24 @@ def neurons(e: Exact, kind: str) -> list[Number]:
         second, down = e.second("mlp_hidden"), e.weight("down")
         return [second[j, j] * squares(down[:, j]) for j in range(down.cols)]
     names = ("down",) if kind == "wanda" else ("gate", "up", "down")
-    each = [vectors(e, name, kind) for name in names if name in e.layer.matrices()]
-    return [mpmath.fsum(parts) for parts in zip(*each, strict=True)]
+    matrix_scores = [vectors(e, name, kind) for name in names if name in e.layer.matrices()]
+    return [mpmath.fsum(parts) for parts in zip(*matrix_scores, strict=True)]
 
 
 def turned_squares(e: Exact, name: str) -> list[list[Number]]:
     """`E[s_j^2]` of queries or keys as they enter the score, token t at position t."""
     a = e.layer.attention
     count, states = (a.n_q if name == "q" else a.n_kv), e.states(name)
-    found = []
+    squares_by_head = []
     for i in range(count):
         head = e.head(states, i, count)
         if a.frequencies is not None:
-            head = turned(head, [mpmath.mpf(f) for f in a.frequencies.tolist()])
-        found.append(diagonal(moment(head)))
-    return found
+            head = rotated_states(head, [mpmath.mpf(f) for f in a.frequencies.tolist()])
+        squares_by_head.append(diagonal(moment(head)))
+    return squares_by_head
 
 
-def turned(states: Matrix, frequencies: Sequence[Number]) -> Matrix:
+def rotated_states(states: Matrix, frequencies: Sequence[Number]) -> Matrix:
     """Rotary positions 0, 1, 2, ... on the states of one head."""
     half, out = len(frequencies), states * 1
     for t in range(states.rows):

@@ -37,10 +37,10 @@ def inputs_of(e: Exact) -> list[list[int]]:
 def kept_inputs(e: Exact) -> Callable[[Any, int], list[int]]:
     groups = inputs_of(e)
 
-    def places(factor: Any, rank: int) -> list[int]:
+    def input_columns(factor: Any, rank: int) -> list[int]:
         return [j for g in sorted(factor.order[:rank].tolist()) for j in groups[g]]
 
-    return places
+    return input_columns
 
 
 def kept_neurons(factor: Any, rank: int) -> list[int]:
@@ -48,20 +48,22 @@ def kept_neurons(factor: Any, rank: int) -> list[int]:
 
 
 def flap(e: Exact, options: Any) -> dict[str, Objective]:
-    found = {}
+    matrix_scores = {}
     for name in ("o", "down"):
         second, spread = e.second(TAPS[name]), e.covariance(TAPS[name])
         weight = e.weight(name)
         sums = [mpmath.fsum(abs(v) for v in weight[:, j]) for j in range(weight.cols)]
-        found[name] = {
+        matrix_scores[name] = {
             "wifv": [spread[j, j] * squares(weight[:, j]) for j in range(weight.cols)],
             "ifv": diagonal(spread),
             "wifn": [mpmath.sqrt(second[j, j]) * s for j, s in enumerate(sums)],
         }[options.metric]
-    heads = [mpmath.fsum(found["o"][j] ** 2 for j in own) for own in inputs_of(e)]
+    heads = [
+        mpmath.fsum(matrix_scores["o"][j] ** 2 for j in head_inputs) for head_inputs in inputs_of(e)
+    ]
     return {
         "heads": selection([heads]) + read_by(e, "o", kept_inputs(e), centered=True, refit=False),
-        "mlp": selection([found["down"]])
+        "mlp": selection([matrix_scores["down"]])
         + read_by(e, "down", kept_neurons, centered=True, refit=False),
     }
 
@@ -69,24 +71,26 @@ def flap(e: Exact, options: Any) -> dict[str, Objective]:
 def llm_pruner(e: Exact, options: Any) -> dict[str, Objective]:
     if options.scores == "random":
         return {}
-    kind, found = options.scores, {}
+    kind, matrix_scores = options.scores, {}
     for name in names_of(e):
         if kind in ("abs", "wanda"):
-            found[name] = vectors(e, name, kind) if kind == "abs" or name in ("o", "down") else []
+            matrix_scores[name] = (
+                vectors(e, name, kind) if kind == "abs" or name in ("o", "down") else []
+            )
         else:
-            found[name] = [abs(v) for v in exact(e.case.moments.values[name, kind])]
+            matrix_scores[name] = [abs(v) for v in exact(e.case.moments.values[name, kind])]
     a = e.layer.attention
 
     def of_group(name: str, g: int) -> Number:
-        own, count = found[name], a.n_kv
-        size = len(own) // count
-        return mpmath.fsum(own[g * size : (g + 1) * size])
+        flat_scores, count = matrix_scores[name], a.n_kv
+        size = len(flat_scores) // count
+        return mpmath.fsum(flat_scores[g * size : (g + 1) * size])
 
     heads = [mpmath.fsum(of_group(name, g) for name in "qkvo") for g in range(a.n_kv)]
-    each = [found[name] for name in ("gate", "up", "down") if found.get(name)]
+    mlp_scores = [matrix_scores[name] for name in ("gate", "up", "down") if matrix_scores.get(name)]
     return {
         "heads": selection([heads]),
-        "mlp": selection([[mpmath.fsum(parts) for parts in zip(*each, strict=True)]]),
+        "mlp": selection([[mpmath.fsum(parts) for parts in zip(*mlp_scores, strict=True)]]),
     }
 
 
@@ -111,9 +115,9 @@ def llm_surgeon(e: Exact, options: Any) -> dict[str, Objective]:
         ("mlp", "down", [[j] for j in range(e.weight("down").cols)]),
     ):
         weight, second = e.weight(name), e.second(TAPS[name])
-        for own in groups:
-            part = columns(weight, own)
+        for group in groups:
+            part = columns(weight, group)
             costs[slot].append(
-                inner(curvature[name] * part * rows(columns(second, own), own), part)
+                inner(curvature[name] * part * rows(columns(second, group), group), part)
             )
-    return {slot: selection([own]) for slot, own in costs.items()}
+    return {slot: selection([group_costs]) for slot, group_costs in costs.items()}

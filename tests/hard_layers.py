@@ -85,9 +85,9 @@ def with_rows(layer: Layer, rows: Rows) -> Layer:
     changed = {}
     for name, old in layer.matrices().items():
         if name in FROM_STATES and rows:
-            own = {i: f for i, f in rows.items() if not (name == "gate" and f is _scaled)}
+            changes = {i: f for i, f in rows.items() if not (name == "gate" and f is _scaled)}
             weight, bias = old.weight.clone(), None if old.bias is None else old.bias.clone()
-            for row, change in own.items():
+            for row, change in changes.items():
                 weight[row] = change(old.weight)
                 if bias is not None and change is not _zero:
                     bias[row] = change(old.bias)

@@ -1,5 +1,5 @@
-"""What the tests of LatentLLM share: kinds of toy layer, scores by brute force, and the printed
-algorithm on `d x d` matrices.
+"""Shared parts of the tests of LatentLLM: kinds of toy layer, scores by brute force, and the
+printed algorithm on `d x d` matrices.
 """
 
 import torch
@@ -45,14 +45,14 @@ def literal_algorithm_1(a, root, left_rank: int, right_rank: int, rounds: int = 
 
 def exact_alternation(p, left_rank: int, right_rank: int, rounds: int = 8, enough: float = 1e-6):
     """The rounds of `hosvd.alternate`, each an eigendecomposition of all directions."""
-    left, kept = torch.eye(p.left_side.full, left_rank, dtype=p.left_side.lift.dtype), 0.0
+    left, retained = torch.eye(p.left_side.full, left_rank, dtype=p.left_side.lift.dtype), 0.0
     for _ in range(rounds):
         right_gram = hosvd._right_gram(p.left_side, p.right_side, p.rotations, left)
         right = eigh_descending(right_gram)[1][:, :right_rank]
         values, vectors = eigh_descending(
             hosvd._left_gram(p.left_side, p.right_side, p.rotations, right)
         )
-        left, before, kept = vectors[:, :left_rank], kept, float(values[:left_rank].sum())
-        if kept - before <= enough * float(values[left_rank:].sum()):
+        left, before, retained = vectors[:, :left_rank], retained, float(values[:left_rank].sum())
+        if retained - before <= enough * float(values[left_rank:].sum()):
             break
     return left, right

@@ -62,12 +62,12 @@ def lost(gap: mpmath.matrix, gram: mpmath.matrix) -> mpmath.mpf:
     return inner(gap * gram, gap)
 
 
-def rows(m: mpmath.matrix, which: Sequence[int]) -> mpmath.matrix:
-    return mpmath.matrix([[m[i, j] for j in range(m.cols)] for i in which])
+def rows(m: mpmath.matrix, indices: Sequence[int]) -> mpmath.matrix:
+    return mpmath.matrix([[m[i, j] for j in range(m.cols)] for i in indices])
 
 
-def columns(m: mpmath.matrix, which: Sequence[int]) -> mpmath.matrix:
-    return mpmath.matrix([[m[i, j] for j in which] for i in range(m.rows)])
+def columns(m: mpmath.matrix, indices: Sequence[int]) -> mpmath.matrix:
+    return mpmath.matrix([[m[i, j] for j in indices] for i in range(m.rows)])
 
 
 def stacked(parts: Sequence[mpmath.matrix]) -> mpmath.matrix:
@@ -80,12 +80,12 @@ def moment(x: mpmath.matrix) -> mpmath.matrix:
     return x.T * x / x.rows
 
 
-def left_after(gram: mpmath.matrix, known: Sequence[int]) -> mpmath.matrix:
+def left_after(gram: mpmath.matrix, regressors: Sequence[int]) -> mpmath.matrix:
     """The second moments of what is left of all variables by least squares on the known ones; of
     those that others span already nothing is left to divide by.
     """
-    rest = gram * 1
-    for j in known:
-        if rest[j, j] > NOTHING * gram[j, j]:
-            rest = rest - rest[:, j] * rest[j, :] / rest[j, j]
-    return rest
+    residual = gram * 1
+    for j in regressors:
+        if residual[j, j] > NOTHING * gram[j, j]:
+            residual = residual - residual[:, j] * residual[j, :] / residual[j, j]
+    return residual
