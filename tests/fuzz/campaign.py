@@ -1,5 +1,5 @@
-"""How random input is drawn: the same each time in the short form, by LRCORE_SOAK_SEED in the
-long one (`make soak`).
+"""Campaigns of random input: the same input each time in the short form, input by LRCORE_SOAK_SEED
+in the long form (`make soak`).
 """
 
 import os
@@ -24,17 +24,17 @@ COMMON = {
 }
 
 
-def short(examples: int, **more: int) -> hypothesis.settings:
+def short(examples: int, **options: int) -> hypothesis.settings:
     """For every run of the tests."""
-    return hypothesis.settings(max_examples=examples, derandomize=True, **COMMON, **more)
+    return hypothesis.settings(max_examples=examples, derandomize=True, **COMMON, **options)
 
 
-def long(examples: int, **more: int) -> hypothesis.settings:
+def long(examples: int, **options: int) -> hypothesis.settings:
     """For `make soak`."""
-    return hypothesis.settings(max_examples=max(1, round(examples * SHARE)), **COMMON, **more)
+    return hypothesis.settings(max_examples=max(1, round(examples * SHARE)), **COMMON, **options)
 
 
-def drawn(
+def run_campaign(
     settings: hypothesis.settings, check: Callable[..., None], *parts: st.SearchStrategy
 ) -> int:
     """Run a check on what these strategies draw. Returns how many were drawn and not passed over,

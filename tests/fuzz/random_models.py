@@ -159,13 +159,13 @@ def counted(model: lrcore.LoadedModel, context: int) -> dict[str, Any]:
     account.
     """
     account = count_account(model.network, context)
-    orders = sum(one.nbytes for one in model.network.buffers() if one.dtype in ORDERS)
+    orders = sum(buffer.nbytes for buffer in model.network.buffers() if buffer.dtype in ORDERS)
     return replace(account, bytes=account.bytes - orders).to_dict()
 
 
 def by_size(layer, hidden, call, repeats) -> float:
     """What a layer takes, on a clock that is the same each time."""
-    return 1e-6 + 1e-9 * sum(one.numel() for one in layer.parameters())
+    return 1e-6 + 1e-9 * sum(parameter.numel() for parameter in layer.parameters())
 
 
 def exactness(account: SizeAndCost, slots: int, seq_len: int) -> float:

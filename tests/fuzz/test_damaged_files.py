@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from campaign import SEED, drawn, long, short
+from campaign import SEED, long, run_campaign, short
 from hypothesis import strategies as st
 
 import lrcore
@@ -52,30 +52,33 @@ def tensors(draw: st.DrawFn) -> bytes:
 @st.composite
 def headers(draw: st.DrawFn) -> bytes:
     """A GGUF file of such parts."""
-    own, listed = draw(st.lists(settings(), max_size=4)), draw(st.lists(tensors(), max_size=3))
-    counts = [draw(st.just(len(parts)) | SIZES) for parts in (listed, own)]
+    settings_drawn, listed = (
+        draw(st.lists(settings(), max_size=4)),
+        draw(st.lists(tensors(), max_size=3)),
+    )
+    counts = [draw(st.just(len(parts)) | SIZES) for parts in (listed, settings_drawn)]
     version = draw(st.sampled_from((3, 3, 3, 2, 1, 2**31)))
     start = struct.pack("<4sIQQ", b"GGUF", version, *counts)
-    return b"".join((start, *own, *listed, draw(st.binary(max_size=64))))
+    return b"".join((start, *settings_drawn, *listed, draw(st.binary(max_size=64))))
 
 
-def damaged(content: bytes, pieces: list, within: int) -> bytes:
+def damaged(content: bytes, pieces: list, length: int) -> bytes:
     """A file with pieces of its first bytes exchanged."""
-    whole = bytearray(content)
-    for place, piece in pieces:
-        at = int(place * within)
-        whole[at : at + len(piece)] = piece
-    return bytes(whole)
+    changed_bytes = bytearray(content)
+    for share, piece in pieces:
+        at = int(share * length)
+        changed_bytes[at : at + len(piece)] = piece
+    return bytes(changed_bytes)
 
 
 def read_or_refused(read, *values) -> None:
     """A refusal is one sentence; every other failure passes through."""
-    said = ""
+    message = ""
     try:
         read(*values)
     except lrcore.InputError as error:
-        said = str(error)
-    assert "\n" not in said
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.fixture
@@ -108,8 +111,8 @@ def check_bytes(tiny_llama, tmp_path):
             "model.safetensors": damaged(weights, pieces, length),
             "config.json": damaged(config, pieces, len(config)),
         }
-        for name, whole in (("model.safetensors", weights), ("config.json", config)):
-            (folder / name).write_bytes(changed[name] if name == file else whole)
+        for name, content in (("model.safetensors", weights), ("config.json", config)):
+            (folder / name).write_bytes(changed[name] if name == file else content)
         read_or_refused(lrcore.load, str(folder))
 
     return check
@@ -119,18 +122,18 @@ FILES = st.sampled_from(("gguf", "gguf", "model.safetensors", "config.json"))
 
 
 def test_headers_of_gguf_files_that_promise_anything(check_headers):
-    assert drawn(short(300), check_headers, headers()) == 300
+    assert run_campaign(short(300), check_headers, headers()) == 300
 
 
 def test_bytes_exchanged_in_files(check_bytes):
-    assert drawn(short(25), check_bytes, DAMAGES, FILES) == 25
+    assert run_campaign(short(25), check_bytes, DAMAGES, FILES) == 25
 
 
 @pytest.mark.soak
 def test_many_damaged_files(check_headers, check_bytes, capsys):
     counts = {
-        "headers": drawn(long(50_000), check_headers, headers()),
-        "files": drawn(long(3_000), check_bytes, DAMAGES, FILES),
+        "headers": run_campaign(long(50_000), check_headers, headers()),
+        "files": run_campaign(long(3_000), check_bytes, DAMAGES, FILES),
     }
     with capsys.disabled():
         print(f"\nseed {SEED}: {counts}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import hypothesis
 import pytest
-from campaign import SEED, drawn, long, short
+from campaign import SEED, long, run_campaign, short
 from hypothesis import strategies as st
 from random_models import by_size, counted, exactness
 
@@ -96,25 +96,25 @@ def check_plan(factors: Factors, recipe: lrcore.Recipe) -> None:
         assert 1 <= rank <= plan.spectra[slot].cost.full
     json.dumps(plan.summary(), allow_nan=False)
     if recipe.rounding == "down":
-        within = exactness(plan.account, len(plan.ranks), recipe.seq_len)
-        assert plan.account.achieved >= plan.requested - within
+        tolerance = exactness(plan.account, len(plan.ranks), recipe.seq_len)
+        assert plan.account.achieved >= plan.requested - tolerance
 
 
-def check_order(factors: Factors, recipe: lrcore.Recipe, other: float) -> None:
+def check_order(factors: Factors, recipe: lrcore.Recipe, other_ratio: float) -> None:
     """A larger ratio keeps no more, but for one step in rank."""
-    low, high = sorted((recipe.ratio, other))
-    less, more = (plan_of(factors, recipe.with_(ratio=ratio)) for ratio in (low, high))
-    prices, spectra = Prices(less.budget), factors_of(factors, recipe).spectra
+    low, high = sorted((recipe.ratio, other_ratio))
+    larger, smaller = (plan_of(factors, recipe.with_(ratio=ratio)) for ratio in (low, high))
+    prices, spectra = Prices(larger.budget), factors_of(factors, recipe).spectra
     spectra = {slot: s.in_multiples(recipe.rank_multiple) for slot, s in spectra.items()}
-    if less.latency is not None:
-        spectra = less.latency.priced(spectra)
-    costs = {spectra[slot].cost for slot in less.ranks}
+    if larger.latency is not None:
+        spectra = larger.latency.priced(spectra)
+    costs = {spectra[slot].cost for slot in larger.ranks}
     steps = [step for cost in costs for step in prices.offer(cost).prices.diff().tolist()]
 
-    def kept(plan: RankPlan) -> int:
+    def kept_parameters(plan: RankPlan) -> int:
         return sum(prices.price(spectra[slot].cost, rank) for slot, rank in plan.ranks.items())
 
-    assert kept(more) <= kept(less) + max(steps, default=0)
+    assert kept_parameters(smaller) <= kept_parameters(larger) + max(steps, default=0)
 
 
 def check_written(model: lrcore.LoadedModel, factors: Factors, recipe: lrcore.Recipe) -> None:
@@ -126,28 +126,30 @@ def check_written(model: lrcore.LoadedModel, factors: Factors, recipe: lrcore.Re
 
 
 def test_random_plans_keep_their_budget(factors):
-    assert drawn(short(120), functools.partial(check_plan, factors), recipes()) > 40
+    assert run_campaign(short(120), functools.partial(check_plan, factors), recipes()) > 40
 
 
 def test_plans_fall_with_the_ratio(factors):
     check = functools.partial(check_order, factors)
-    assert drawn(short(40), check, recipes(free=True), RATIO) > 10
+    assert run_campaign(short(40), check, recipes(free=True), RATIO) > 10
 
 
 def test_plans_count_what_is_written(model, factors):
     check = functools.partial(check_written, model, factors)
-    assert drawn(short(8), check, recipes()) > 1
+    assert run_campaign(short(8), check, recipes()) > 1
 
 
 @pytest.mark.soak
 def test_many_random_recipes(model, factors, capsys):
     written = functools.partial(check_written, model, factors)
     counts = {
-        "plans": drawn(long(20_000), functools.partial(check_plan, factors), recipes(SERVING)),
-        "pairs of plans": drawn(
+        "plans": run_campaign(
+            long(20_000), functools.partial(check_plan, factors), recipes(SERVING)
+        ),
+        "pairs of plans": run_campaign(
             long(5_000), functools.partial(check_order, factors), recipes(SERVING, free=True), RATIO
         ),
-        "written models": drawn(long(1_000), written, recipes(SERVING)),
+        "written models": run_campaign(long(1_000), written, recipes(SERVING)),
     }
     with capsys.disabled():
         print(f"\nseed {SEED}: {counts}")

@@ -36,7 +36,7 @@ NAMES = st.sampled_from(
     ("a", "a' or 1=1 --", '"; drop table runs; --', "<script>x</script>", "\u202eabc", "é" * 90, "")
 )
 TAGS = st.sampled_from(("good", "v1.0", "a+b", "x' or '1'='1", "no tag", ""))
-PLACE = st.integers(0, 9)  # one of what is there, counted round
+INDEX = st.integers(0, 9)  # one of what is there, counted round
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Pages(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.workspace = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.runs: dict[str, tuple[str, set[str]]] = {}  # name and tags by id
         self.deleted: list[str] = []
         self.open()
 
     def open(self):
-        self.store = Store(Path(self.place.name), KINDS)
+        self.store = Store(Path(self.workspace.name), KINDS)
         self.store.desk = Desk()
         self.asks = ""  # the id of the job whose worker waits for an answer
         self.objects: dict[str, dict[int, str]] = {"dense": {}, "live": {}}
@@ -122,7 +122,7 @@ class Pages(RuleBasedStateMachine):
 
     def teardown(self):
         self.close()
-        self.place.cleanup()
+        self.workspace.cleanup()
 
     def choose_plan(self):
         """Wait until the worker asks, or has nothing to do."""
@@ -133,16 +133,20 @@ class Pages(RuleBasedStateMachine):
             except queue.Empty:
                 assert time.monotonic() < end, self.store.jobs.all()
 
-    def record(self, place: int) -> JobRecord | None:
-        known = self.store.jobs.all()
-        return known[place % len(known)] if known else None
+    def record(self, index: int) -> JobRecord | None:
+        records = self.store.jobs.all()
+        return records[index % len(records)] if records else None
 
     # --- jobs ---
 
     @rule(kind=st.sampled_from(sorted(KINDS)), n=st.integers(0, 3))
     def submit(self, kind, n):
         job = KINDS[kind](n)
-        equal = [one for one in self.store.jobs.waiting() if one.job == job]
+        equal = [
+            waiting_record
+            for waiting_record in self.store.jobs.waiting()
+            if waiting_record.job == job
+        ]
         record = self.store.jobs.submit(job)
         assert (record in equal) == (job.is_unique and bool(equal))
         self.choose_plan()
@@ -168,18 +172,18 @@ class Pages(RuleBasedStateMachine):
             assert "\n" not in record.error
         self.choose_plan()
 
-    @rule(place=PLACE)
-    def cancel(self, place):
-        record = self.record(place)
+    @rule(index=INDEX)
+    def cancel(self, index):
+        record = self.record(index)
         if record is None:
             return
         before = record.state
         self.store.jobs.cancel(record.id)
         assert record.state == ("cancelled" if before == "queued" else before)
 
-    @rule(place=PLACE)
-    def again(self, place):
-        record = self.record(place)
+    @rule(index=INDEX)
+    def start_again(self, index):
+        record = self.record(index)
         if record is None or record.state not in ENDED:
             with pytest.raises(lrcore.InputError):
                 self.store.jobs.restart(record.id if record else "none")
@@ -189,9 +193,9 @@ class Pages(RuleBasedStateMachine):
         assert (fresh.job, fresh.title) == (record.job, record.title)
         self.choose_plan()
 
-    @rule(place=PLACE)
-    def forget(self, place):
-        record = self.record(place)
+    @rule(index=INDEX)
+    def forget(self, index):
+        record = self.record(index)
         if record is not None:
             self.store.jobs.remove(record.id)
             assert (self.store.jobs.get(record.id) is None) == (record.state in ENDED)
@@ -204,9 +208,9 @@ class Pages(RuleBasedStateMachine):
         self.runs[run.id] = (name, set())
 
     @precondition(lambda self: self.runs)
-    @rule(place=PLACE, name=NAMES)
-    def rename(self, place, name):
-        run_id = sorted(self.runs)[place % len(self.runs)]
+    @rule(index=INDEX, name=NAMES)
+    def rename(self, index, name):
+        run_id = sorted(self.runs)[index % len(self.runs)]
         if name.strip():
             self.store.runs.rename(run_id, name)
             self.runs[run_id] = (name.strip()[:80], self.runs[run_id][1])
@@ -215,9 +219,9 @@ class Pages(RuleBasedStateMachine):
                 self.store.runs.rename(run_id, name)
 
     @precondition(lambda self: self.runs)
-    @rule(place=PLACE, tag=TAGS, takes=st.booleans())
-    def tag(self, place, tag, takes):
-        run_id = sorted(self.runs)[place % len(self.runs)]
+    @rule(index=INDEX, tag=TAGS, takes=st.booleans())
+    def tag(self, index, tag, takes):
+        run_id = sorted(self.runs)[index % len(self.runs)]
         tags = self.runs[run_id][1]
         if takes:
             self.store.runs.untag(run_id, tag)
@@ -230,9 +234,9 @@ class Pages(RuleBasedStateMachine):
                 self.store.runs.tag(run_id, tag)
 
     @precondition(lambda self: self.runs)
-    @rule(place=PLACE)
-    def delete(self, place):
-        run_id = sorted(self.runs)[place % len(self.runs)]
+    @rule(index=INDEX)
+    def delete(self, index):
+        run_id = sorted(self.runs)[index % len(self.runs)]
         self.store.delete(run_id)
         del self.runs[run_id]
         self.deleted.append(run_id)
@@ -244,13 +248,13 @@ class Pages(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(("dense", "live")), key=st.integers(0, 4))
     def look(self, kind, key):
-        kept, made = self.objects[kind], []
+        cached, made = self.objects[kind], []
         value = self.store.objects.get(kind, key, lambda: made.append(key) or f"{kind} {key}")
-        assert bool(made) == (key not in kept)
-        kept.pop(key, None)
-        kept[key] = value  # the last used is the last
-        for oldest in list(kept)[: -LIMITS[kind]]:
-            del kept[oldest]
+        assert bool(made) == (key not in cached)
+        cached.pop(key, None)
+        cached[key] = value  # the last used is the last
+        for oldest in list(cached)[: -LIMITS[kind]]:
+            del cached[oldest]
 
     @rule(kind=st.sampled_from(("dense", "live")), key=st.integers(0, 4))
     def drop(self, kind, key):
@@ -261,10 +265,12 @@ class Pages(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        before = {one.id: one.to_dict() for one in self.store.jobs.all() if one.is_stored}
+        before = {
+            record.id: record.to_dict() for record in self.store.jobs.all() if record.is_stored
+        }
         self.close()
         self.open()
-        after = {one.id: one.to_dict() for one in self.store.jobs.all()}
+        after = {record.id: record.to_dict() for record in self.store.jobs.all()}
         assert after.keys() == before.keys()
         for name, record in after.items():
             if before[name]["state"] in ENDED:
@@ -283,22 +289,23 @@ class Pages(RuleBasedStateMachine):
         assert waiting == sorted(
             waiting, key=lambda one: (one.id != self.asks, one.job.is_preemptible, one.created)
         )
-        assert [jobs.position(one) for one in waiting] == list(range(len(waiting)))
-        wanted_once = [one.job for one in waiting if one.job.is_unique]
+        assert [jobs.position(record) for record in waiting] == list(range(len(waiting)))
+        wanted_once = [record.job for record in waiting if record.job.is_unique]
         assert len(set(wanted_once)) == len(wanted_once)
         current = jobs.running()
         if current is not None and current.job.is_preemptible and not current.preempted.is_set():
             assert all(
-                one.job.is_preemptible or current.job.is_prerequisite_of(one.job) for one in waiting
+                record.job.is_preemptible or current.job.is_prerequisite_of(record.job)
+                for record in waiting
             )
 
     @invariant()
     def the_disk_says_the_same(self):
         folder = self.store.jobs.folder
-        known = {one.id: one for one in self.store.jobs.all() if one.is_stored}
-        names = {f"{name}.json" for name in known}
+        records_by_id = {record.id: record for record in self.store.jobs.all() if record.is_stored}
+        names = {f"{name}.json" for name in records_by_id}
         assert {path.name for path in folder.iterdir()} - {SERVERS} == names
-        for name, record in known.items():
+        for name, record in records_by_id.items():
             stored = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
             assert (stored["state"] in ENDED) == (record.state in ENDED)
             if record.state in ENDED:
@@ -308,16 +315,16 @@ class Pages(RuleBasedStateMachine):
     def the_runs_are_those_that_were_kept(self):
         store = self.store
         assert set(store.runs.ids()) == self.runs.keys()
-        found = {run.id: (run.name, set(run.tags)) for run in store.runs.all()}
-        assert found == self.runs
+        stored_runs = {run.id: (run.name, set(run.tags)) for run in store.runs.all()}
+        assert stored_runs == self.runs
         assert {run.id for run in store.runs_by_id([*self.runs, *self.deleted])} == set(self.runs)
-        there = {path.name for path in store.runs.folder.iterdir() if path.is_dir()}
-        assert there == {*self.runs, ".jobs"}
+        folder_names = {path.name for path in store.runs.folder.iterdir() if path.is_dir()}
+        assert folder_names == {*self.runs, ".jobs"}
 
     @invariant()
     def the_object_cache_keeps_what_was_used_last(self):
-        for kind, kept in self.objects.items():
-            assert list(self.store.objects._objects[kind].items()) == list(kept.items())
+        for kind, cached in self.objects.items():
+            assert list(self.store.objects._objects[kind].items()) == list(cached.items())
 
 
 @pytest.fixture
