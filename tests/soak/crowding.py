@@ -17,7 +17,7 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from killing import Job, Place, Tree, error_lines, harmed
+from killing import Job, Tree, Workspace, error_lines, harmed
 
 from lrcore.cli import main
 
@@ -34,10 +34,10 @@ class Fault:
     def __init__(self, folder: Path, kind: str, at: int) -> None:
         self.folder, self.kind, self.at, self.seen = str(folder), kind, at, 0
 
-    def audit(self, event: str, given: tuple) -> None:
-        if event not in MAKING and (event != "open" or not given[2] & WRITING):
+    def audit(self, event: str, arguments: tuple) -> None:
+        if event not in MAKING and (event != "open" or not arguments[2] & WRITING):
             return
-        path = given[1] if event == "os.rename" else given[0]
+        path = arguments[1] if event == "os.rename" else arguments[0]
         if isinstance(path, int) or not os.path.abspath(os.fsdecode(path)).startswith(self.folder):
             return
         self.seen += 1
@@ -57,15 +57,15 @@ class Fault:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def _hook(event: str, given: tuple) -> None:
+def _hook(event: str, arguments: tuple) -> None:
     if Fault.armed is not None:
-        Fault.armed.audit(event, given)
+        Fault.armed.audit(event, arguments)
 
 
 sys.addaudithook(_hook)  # for good: it does nothing but where a fault is armed
 
 
-class Here(Place):
+class InProcessWorkspace(Workspace):
     """A folder where commands run in this process; cache: their cache, where it is not in it."""
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
@@ -89,21 +89,23 @@ class Here(Place):
 
     def temporary(self) -> list[str]:
         """The folder for offloaded tensors stays as long as this process."""
-        return [left for left in super().temporary() if not left.startswith("cache/offloaded")]
+        return [path for path in super().temporary() if not path.startswith("cache/offloaded")]
 
 
-def crowded(place: Place, job: Job, kind: str, at: int) -> list[str]:
+def crowded(workspace: Workspace, job: Job, kind: str, at: int) -> list[str]:
     """What is wrong where a command meets a full disk, and is run again once there is room."""
-    place.start_from(job.before)
-    before, what = place.tree(), f"{job.name} ({kind} {at})"
-    done = place.run(job.arguments, kind, at)
-    wrong = [] if done.returncode == 0 else [*refused(what, done)]
-    wrong += harmed(place, job, before, what)
-    wrong += [f"{what}: {path} is left" for path in place.temporary()]
-    done = place.run(job.arguments)
-    if done.returncode or place.plain(done.stdout) != job.shown:
-        wrong.append(f"{what}: then it prints {done.stdout}{done.stderr[-300:]}")
-    return wrong + [f"{what}: {path} differs in the end" for path in differing(job, place.tree())]
+    workspace.start_from(job.before)
+    before, label = workspace.tree(), f"{job.name} ({kind} {at})"
+    done = workspace.run(job.arguments, kind, at)
+    wrong = [] if done.returncode == 0 else [*refused(label, done)]
+    wrong += harmed(workspace, job, before, label)
+    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
+    done = workspace.run(job.arguments)
+    if done.returncode or workspace.plain(done.stdout) != job.output:
+        wrong.append(f"{label}: then it prints {done.stdout}{done.stderr[-300:]}")
+    return wrong + [
+        f"{label}: {path} differs in the end" for path in differing(job, workspace.tree())
+    ]
 
 
 def differing(job: Job, tree: Tree) -> list[str]:
@@ -111,12 +113,12 @@ def differing(job: Job, tree: Tree) -> list[str]:
     return sorted(path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path))
 
 
-def refused(what: str, done: subprocess.CompletedProcess) -> Iterator[str]:
+def refused(label: str, done: subprocess.CompletedProcess) -> Iterator[str]:
     """What is wrong with how a command says that the disk is full."""
     lines = error_lines(done)
     if done.returncode != 2 or len(lines) != 1 or "Traceback" in done.stderr:
-        yield f"{what}: it ends with {done.returncode}: {done.stderr[-300:]}"
+        yield f"{label}: it ends with {done.returncode}: {done.stderr[-300:]}"
     elif not re.search("cannot be written: the .*disk.* are free in '", lines[0]):
-        yield f"{what}: it does not say what is full: {lines[0]}"
+        yield f"{label}: it does not say what is full: {lines[0]}"
     if done.stdout:
-        yield f"{what}: it prints {done.stdout[:80]}"
+        yield f"{label}: it prints {done.stdout[:80]}"

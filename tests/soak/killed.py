@@ -14,34 +14,36 @@ FILES = ("open", "fcntl.flock", "os.mkdir", "os.rename", "os.remove", "os.rmdir"
 
 
 class Killer:
-    """Counts events, and sends this process a signal at one of them. here: the folder whose files
-    count, by default the present one.
+    """Counts events, and sends this process a signal at one of them. folder: its files
+    count; by default the present one.
     """
 
-    def __init__(self, at: int, here: str = "", number: int = signal.SIGKILL) -> None:
-        self.at, self.seen, self.here, self.number = at, 0, here or os.getcwd(), number
+    def __init__(self, at: int, folder: str = "", number: int = signal.SIGKILL) -> None:
+        self.at, self.seen, self.folder, self.number = at, 0, folder or os.getcwd(), number
 
     def count(self, *event) -> None:
         self.seen += 1
         if self.seen == self.at:
             os.kill(os.getpid(), self.number)
 
-    def audit(self, event: str, given: tuple) -> None:
+    def audit(self, event: str, arguments: tuple) -> None:
         if event in FILES:
-            path = given[0] if given else ""
+            path = arguments[0] if arguments else ""
             path = path.decode() if isinstance(path, bytes) else path
             if event == "fcntl.flock" or (isinstance(path, str | os.PathLike) and self._ours(path)):
                 self.count()
 
     def _ours(self, path: str | os.PathLike) -> bool:
-        return os.path.abspath(path).startswith(self.here)
+        return os.path.abspath(path).startswith(self.folder)
 
 
 def run(number: int, kind: str, at: int, arguments: list[str]) -> int:
     from lrcore.cli import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background is deaf to it
-    files, calls = (Killer(at if kind == one else 0, number=number) for one in ("files", "calls"))
+    files, calls = (
+        Killer(at if kind == event_kind else 0, number=number) for event_kind in ("files", "calls")
+    )
     sys.addaudithook(files.audit)
     if kind == "calls" or not at:
         sys.setprofile(calls.count)

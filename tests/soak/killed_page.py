@@ -20,8 +20,10 @@ APP = Path(__file__).parents[2] / "app.py"
 WORKER = "worker"  # the thread that does the jobs
 
 
-def serve(kind: str, at: int, here: str) -> None:
-    files, calls = (Killer(at if kind == one else 0, here) for one in ("files", "calls"))
+def serve(kind: str, at: int, folder: str) -> None:
+    files, calls = (
+        Killer(at if kind == event_kind else 0, folder) for event_kind in ("files", "calls")
+    )
 
     def begin(*event) -> None:
         """The first event of a thread: only those of the worker are counted."""

@@ -29,7 +29,7 @@ Tree = dict[str, str]  # the files below a folder, and what they hold
 class Job:
     """A command and the state of its folder before and after it, undisturbed.
 
-    events: how many of each kind a run has. shown: what it prints.
+    events: how many of each kind a run has. output: what it prints.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Job:
     before: Path
     after: Tree
     events: dict[str, int]
-    shown: str
+    output: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Outcome:
     wrong: tuple[str, ...]
 
 
-class Place:
+class Workspace:
     """A folder where commands run: its cache, its temporary files and what they write are in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -133,63 +133,73 @@ class Place:
 def without_times(values):
     """JSON-able values without those of the keys in TIMES."""
     if isinstance(values, dict):
-        return {name: without_times(one) for name, one in values.items() if name not in TIMES}
+        return {name: without_times(value) for name, value in values.items() if name not in TIMES}
     if isinstance(values, list):
-        return [without_times(one) for one in values]
+        return [without_times(value) for value in values]
     return values
 
 
-def undisturbed(place: Place, states: Path, commands: dict[str, Sequence[str]]) -> list[Job]:
+def undisturbed(
+    workspace: Workspace, states: Path, commands: dict[str, Sequence[str]]
+) -> list[Job]:
     """The commands one after another, each run to its end, with the states between them."""
     jobs = []
-    place.start_from(None)
-    for name, given in commands.items():
-        arguments, before = (*map(str, given), "--json"), states / name
-        shutil.copytree(place.folder, before)
-        done = place.run(arguments)
+    workspace.start_from(None)
+    for name, command in commands.items():
+        arguments, before = (*map(str, command), "--json"), states / name
+        shutil.copytree(workspace.folder, before)
+        done = workspace.run(arguments)
         assert done.returncode == 0, done.stderr
         events = dict(zip(("files", "calls"), map(int, done.stderr.split()[-2:]), strict=True))
-        jobs.append(Job(name, arguments, before, place.tree(), events, place.plain(done.stdout)))
+        jobs.append(
+            Job(name, arguments, before, workspace.tree(), events, workspace.plain(done.stdout))
+        )
     return jobs
 
 
-def killed(place: Place, job: Job, chance: random.Random, kills: int) -> Outcome:
+def killed(workspace: Workspace, job: Job, chance: random.Random, kills: int) -> Outcome:
     """Start a job, kill it at a random moment, start it again, ..., and let it end."""
-    place.start_from(job.before)
-    before, wrong, count = place.tree(), [], 0
+    workspace.start_from(job.before)
+    before, wrong, count = workspace.tree(), [], 0
     for number in range(kills):
         kind = chance.choice(["calls", "files"])
         at = chance.randrange(1, job.events[kind] + 1)
-        done = place.run(job.arguments, kind, at)
+        done = workspace.run(job.arguments, kind, at)
         count += done.returncode == -signal.SIGKILL
-        what = f"{job.name}, kill {number + 1} ({kind} {at})"
+        label = f"{job.name}, kill {number + 1} ({kind} {at})"
         if done.returncode not in (0, -signal.SIGKILL):
-            wrong.append(f"{what}: it ended with {done.returncode}: {done.stderr[-300:]}")
-        wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
-    done = place.run(job.arguments)
+            wrong.append(f"{label}: it ended with {done.returncode}: {done.stderr[-300:]}")
+        wrong += [f"{label}: {path} is not whole" for path in half_written(workspace, job, before)]
+    done = workspace.run(job.arguments)
     if done.returncode != 0:
         wrong.append(f"{job.name}: {done.stderr[-300:]}")
-    elif place.plain(done.stdout) != job.shown:
-        wrong.append(f"{job.name}: it prints {done.stdout}, undisturbed {job.shown}")
-    tree = place.tree()
+    elif workspace.plain(done.stdout) != job.output:
+        wrong.append(f"{job.name}: it prints {done.stdout}, undisturbed {job.output}")
+    tree = workspace.tree()
     differing = [path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path)]
     wrong += [f"{job.name}: {path} is not that of an undisturbed run" for path in sorted(differing)]
-    return Outcome(count, (*wrong, *(f"{job.name}: {path} is left" for path in place.temporary())))
+    return Outcome(
+        count, (*wrong, *(f"{job.name}: {path} is left" for path in workspace.temporary()))
+    )
 
 
-def interrupted(place: Place, job: Job, chance: random.Random) -> Outcome:
+def interrupted(workspace: Workspace, job: Job, chance: random.Random) -> Outcome:
     """Press Ctrl+C at a random moment of a job, then do it again."""
-    place.start_from(job.before)
-    before, kind = place.tree(), chance.choice(["calls", "files"])
+    workspace.start_from(job.before)
+    before, kind = workspace.tree(), chance.choice(["calls", "files"])
     at = chance.randrange(1, job.events[kind] + 1)
-    done, what = place.run(job.arguments, kind, at, signal.SIGINT), f"{job.name} ({kind} {at})"
-    wrong = harmed(place, job, before, what)
+    done, label = workspace.run(job.arguments, kind, at, signal.SIGINT), f"{job.name} ({kind} {at})"
+    wrong = harmed(workspace, job, before, label)
     if done.returncode not in (0, 130) or (done.returncode and not ends_well(done.stderr)):
-        wrong.append(f"{what}: {done.returncode}: {done.stderr[-600:]}")
-    again = place.run(job.arguments)
-    if again.returncode or place.plain(again.stdout) != job.shown or place.tree() != job.after:
-        wrong.append(f"{what}: it does not go on: {again.stderr[-300:]}")
-    wrong += [f"{what}: {path} is left" for path in place.temporary()]
+        wrong.append(f"{label}: {done.returncode}: {done.stderr[-600:]}")
+    repeated = workspace.run(job.arguments)
+    if (
+        repeated.returncode
+        or workspace.plain(repeated.stdout) != job.output
+        or workspace.tree() != job.after
+    ):
+        wrong.append(f"{label}: it does not go on: {repeated.stderr[-300:]}")
+    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
     return Outcome(done.returncode == 130, tuple(wrong))
 
 
@@ -199,11 +209,11 @@ def ends_well(stderr: str) -> bool:
     return last == "canceled" and "Traceback" not in stderr and "Exception ignored" not in stderr
 
 
-def harmed(place: Place, job: Job, before: Tree, what: str) -> list[str]:
+def harmed(workspace: Workspace, job: Job, before: Tree, label: str) -> list[str]:
     """What is wrong with the files after a command that met a fault: half written, or gone."""
-    wrong = [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
+    wrong = [f"{label}: {path} is not whole" for path in half_written(workspace, job, before)]
     return wrong + [
-        f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())
+        f"{label}: {path} is gone" for path in sorted(before.keys() - workspace.tree().keys())
     ]
 
 
@@ -212,15 +222,15 @@ def error_lines(done: subprocess.CompletedProcess) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
-def half_written(place: Place, job: Job, before: Tree) -> list[str]:
+def half_written(workspace: Workspace, job: Job, before: Tree) -> list[str]:
     """The files under a name of their own that are neither as before nor as in the end."""
     try:
-        there = place.tree()
+        tree = workspace.tree()
     except Exception as error:  # a file that cannot even be read
         return [repr(error)]
     allowed = {"the state of a healing"}
     return [
         path
-        for path, held in there.items()
+        for path, held in tree.items()
         if held not in {before.get(path), job.after.get(path)} | allowed
     ]

@@ -15,12 +15,12 @@ def size(name: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def run(more: int, arguments: list[str]) -> int:
+def run(extra_bytes: int, arguments: list[str]) -> int:
     from lrcore.cli import main
 
     before = size("VmSize")
-    if more:
-        resource.setrlimit(resource.RLIMIT_AS, (before + more, resource.RLIM_INFINITY))
+    if extra_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (before + extra_bytes, resource.RLIM_INFINITY))
     code = main(arguments)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     print(size("VmPeak") - before, file=sys.stderr)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from killing import Outcome, Place, without_times
+from killing import Outcome, Workspace, without_times
 from page_server import PATIENCE, Server
 from visitor import Refused, Visitor
 
@@ -58,7 +58,7 @@ class Killed(Exception):
     """The server has ended by SIGKILL."""
 
 
-class Page(Place):
+class Page(Workspace):
     """A folder with the runs and the cache of a server, and that server."""
 
     @contextmanager
@@ -66,17 +66,17 @@ class Page(Place):
         """An open page. Raises Killed where the server was killed, at whatever moment: while it
         started, while the page asked it, or while the page waited.
         """
-        own = {"KIND": kind, "AT": str(at), "HERE": str(self.folder)}
-        more = {f"LRCORE_SOAK_{name}": value for name, value in own.items()}
-        server = Server(self.folder, self.folder / "cache", str(SCRIPT), begin=False, **more)
+        kill_settings = {"KIND": kind, "AT": str(at), "HERE": str(self.folder)}
+        environment = {f"LRCORE_SOAK_{name}": value for name, value in kill_settings.items()}
+        server = Server(self.folder, self.folder / "cache", str(SCRIPT), begin=False, **environment)
         try:
             server.start()
             yield Visited(server)
         except (httpx.HTTPError, OSError, AssertionError, Refused) as error:
             if was_killed(server):
                 raise Killed from None
-            said = f"it ended with {server.process.poll()}: {server.log[-800:]}"
-            raise AssertionError(said) from error
+            message = f"it ended with {server.process.poll()}: {server.log[-800:]}"
+            raise AssertionError(message) from error
         finally:
             server.stop()
             self.log, self.left = server.log, group_runs(server.process.pid)
@@ -93,13 +93,13 @@ class Visited:
         opens asks for, which nobody would start again.
         """
         self.page.does("heartbeat", "tick")
-        rows = (self.page.shown("job-list") or "").split("<div class='job ")[1:]
-        found = [_JOB.match(row).groups() for row in rows]
-        return {job: (state, html) for job, state, html in found if ANALYSIS not in html}
+        rows = (self.page.value_of("job-list") or "").split("<div class='job ")[1:]
+        job_rows = [_JOB.match(row).groups() for row in rows]
+        return {job: (state, html) for job, state, html in job_rows if ANALYSIS not in html}
 
-    def again(self, job: str) -> None:
+    def restarts(self, job: str) -> None:
         """Press "Start again"."""
-        self.page.does("job-list", "select", told={"action": "again", "job": job})
+        self.page.does("job-list", "select", event_data={"action": "again", "job": job})
 
     def until_ended(self) -> None:
         """Wait until no job runs or waits. Raises Killed where the server has ended."""
@@ -110,8 +110,8 @@ class Visited:
 
     def rows(self) -> frozenset[Row]:
         """The table of runs."""
-        shown = _ROW.findall(self.page.runs(columns=list(COLUMNS))["html"].replace("\n", " "))
-        words = [[re.sub("<.*?>", "", cell) for cell in _CELL.findall(row)] for row in shown]
+        table_rows = _ROW.findall(self.page.runs(columns=list(COLUMNS))["html"].replace("\n", " "))
+        words = [[re.sub("<.*?>", "", cell) for cell in _CELL.findall(row)] for row in table_rows]
         return frozenset(tuple(row) for row in words)
 
     def table(self) -> str:
@@ -120,9 +120,9 @@ class Visited:
         job = next((job for job, (_, html) in jobs.items() if "data-file='table.csv'" in html), "")
         if not job:
             return ""
-        told = {"action": "table", "job": job, "file": "table.csv"}
-        self.page.does("job-list", "select", told=told)
-        text = json.loads(self.page.shown("downloader"))["text"]
+        event_data = {"action": "table", "job": job, "file": "table.csv"}
+        self.page.does("job-list", "select", event_data=event_data)
+        text = json.loads(self.page.value_of("downloader"))["text"]
         return json.dumps([without_times(row) for row in csv.DictReader(io.StringIO(text))])
 
 
@@ -134,12 +134,12 @@ def was_killed(server: Server) -> bool:
     return server.process.poll() == -signal.SIGKILL
 
 
-def offered(visited: Visited, asked: bool) -> Iterator[str]:
-    """What is wrong with how a server shows the job of the one before. asked: whether that one had
-    answered that it has the job.
+def offered(visited: Visited, was_accepted: bool) -> Iterator[str]:
+    """What is wrong with how a server shows the job of the one before. was_accepted: whether that
+    one had answered that it has the job.
     """
     jobs = visited.jobs()
-    if asked and not jobs:
+    if was_accepted and not jobs:
         yield "the job is lost"
     for state, html in jobs.values():
         if state not in ("done", "interrupted") or (state != "done" and OFFER not in html):
@@ -151,21 +151,21 @@ def go_on(visited: Visited, act: Act) -> None:
     jobs = visited.jobs()
     for job, (state, _) in jobs.items():
         if state == "interrupted":
-            visited.again(job)
+            visited.restarts(job)
     if not jobs:
         act.starts(visited.page)
 
 
-def harmed(place: Page, before: frozenset[tuple], expected: Undisturbed) -> Iterator[str]:
+def harmed(workspace: Page, before: frozenset[tuple], expected: Undisturbed) -> Iterator[str]:
     """What is wrong after a server has ended: in its folder, in its log, and what still runs."""
-    there = place.models()
-    if not there <= expected.models | before:
+    models = workspace.models()
+    if not models <= expected.models | before:
         yield "a run is not whole"
-    if any(not any(set(run) <= set(one) for one in there) for run in before):
+    if any(not any(set(run) <= set(model) for model in models) for run in before):
         yield "an earlier run is not as it was"
-    if "Traceback" in place.log:
-        yield place.log[-1000:]
-    if place.left:
+    if "Traceback" in workspace.log:
+        yield workspace.log[-1000:]
+    if workspace.left:
         yield "a process is left"
 
 
@@ -197,46 +197,48 @@ def group_runs(group: int) -> bool:
     return True
 
 
-def undisturbed(place: Page, act: Act) -> Undisturbed:
+def undisturbed(workspace: Page, act: Act) -> Undisturbed:
     """Do it once with nobody killed."""
-    place.start_from(act.begin)
-    with place.served() as visited:
+    workspace.start_from(act.begin)
+    with workspace.served() as visited:
         act.starts(visited.page)
         visited.until_ended()
         states = [state for state, _ in visited.jobs().values()]
         assert states == ["done"], visited.server.log
         rows, table = visited.rows(), visited.table()
-    told = _EVENTS.search(place.log)
-    assert told is not None, place.log[-2000:]
-    events = {"files": int(told[1]), "calls": int(told[2])}
-    return Undisturbed(rows, frozenset(place.models()), table, events)
+    event_counts = _EVENTS.search(workspace.log)
+    assert event_counts is not None, workspace.log[-2000:]
+    events = {"files": int(event_counts[1]), "calls": int(event_counts[2])}
+    return Undisturbed(rows, frozenset(workspace.models()), table, events)
 
 
 def killed(
-    place: Page, act: Act, expected: Undisturbed, chance: random.Random, kills: int
+    workspace: Page, act: Act, expected: Undisturbed, chance: random.Random, kills: int
 ) -> Outcome:
     """Kill the server so many times in a row while it does it, then let it end."""
-    place.start_from(act.begin)
-    before, wrong, count, asked = frozenset(place.models()), [], 0, False
+    workspace.start_from(act.begin)
+    before, wrong, count, was_accepted = frozenset(workspace.models()), [], 0, False
     for _ in range(kills):
         kind = chance.choice(("calls", "files"))
         at = chance.randrange(1, expected.events[kind] + 1)
-        what = f"{act.name} ({kind} {at})"
+        label = f"{act.name} ({kind} {at})"
         try:
-            with place.served(kind, at) as visited:
-                wrong += [f"{what}: {line}" for line in offered(visited, asked)]
+            with workspace.served(kind, at) as visited:
+                wrong += [f"{label}: {line}" for line in offered(visited, was_accepted)]
                 go_on(visited, act)
-                asked = True
+                was_accepted = True
                 visited.until_ended()
         except Killed:
             count += 1
-        wrong += [f"{what}: {line}" for line in harmed(place, before, expected)]
-    with place.served() as visited:
-        wrong += [f"{act.name}: {line}" for line in offered(visited, asked)]
+        wrong += [f"{label}: {line}" for line in harmed(workspace, before, expected)]
+    with workspace.served() as visited:
+        wrong += [f"{act.name}: {line}" for line in offered(visited, was_accepted)]
         go_on(visited, act)
         visited.until_ended()
         wrong += [f"{act.name}: {line}" for line in differing(visited, expected)]
-    wrong += [f"{act.name}: {line}" for line in harmed(place, before, expected)]
-    if place.models() != expected.models:
+    wrong += [f"{act.name}: {line}" for line in harmed(workspace, before, expected)]
+    if workspace.models() != expected.models:
         wrong.append(f"{act.name}: the runs are not those of an undisturbed server")
-    return Outcome(count, (*wrong, *(f"{act.name}: {path} is left" for path in place.temporary())))
+    return Outcome(
+        count, (*wrong, *(f"{act.name}: {path} is left" for path in workspace.temporary()))
+    )

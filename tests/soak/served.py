@@ -31,22 +31,22 @@ def serve(job: Path) -> dict:
     from workbench.state.store import Store
 
     store = Store(Path("runs"), KINDS)
-    left = store.jobs.all()
-    assert all(record.state in ("done", "interrupted") for record in left), left
-    again = [record for record in left if record.state == "interrupted"]
-    if left:
-        started = [store.jobs.restart(record.id) for record in again]
+    records = store.jobs.all()
+    assert all(record.state in ("done", "interrupted") for record in records), records
+    interrupted = [record for record in records if record.state == "interrupted"]
+    if records:
+        started = [store.jobs.restart(record.id) for record in interrupted]
     else:
         values = json.loads(job.read_text(encoding="utf-8"))
         started = [store.jobs.submit(KINDS[values["kind"]].from_dict(values))]
     for record in started:
         ended(store, record)
     runs = [[run.name, run.ranks_csv, run.evaluations] for run in store.runs.all()]
-    return {"states": [[one.state, one.error] for one in store.jobs.all()], "runs": runs}
+    return {"states": [[record.state, record.error] for record in store.jobs.all()], "runs": runs}
 
 
 def run(kind: str, at: int, job: Path) -> None:
-    files, calls = (Killer(at if kind == one else 0) for one in ("files", "calls"))
+    files, calls = (Killer(at if kind == event_kind else 0) for event_kind in ("files", "calls"))
     sys.addaudithook(files.audit)
     if kind == "calls":
         threading.setprofile(calls.count)  # of the threads that are started from now on

@@ -53,10 +53,12 @@ class Stream:
     def answer(self, event: str) -> dict[str, Any]:
         """How an event ended. Raises Refused, or what ended the stream."""
         with self._told:
-            known = self._told.wait_for(lambda: event in self._answers or self._broken, PATIENCE)
+            is_settled = self._told.wait_for(
+                lambda: event in self._answers or self._broken, PATIENCE
+            )
             if event in self._answers:
                 return self._answers.pop(event)
-            raise self._broken if known and self._broken else Refused("no answer came")
+            raise self._broken if is_settled and self._broken else Refused("no answer came")
 
     def close(self) -> None:
         """As a page that is left."""
@@ -81,22 +83,22 @@ class Stream:
                     return
 
     def _read_once(self) -> None:
-        asked = {"session_hash": self.session}
-        with self.http.stream("GET", "/gradio_api/queue/data", params=asked) as lines:
+        parameters = {"session_hash": self.session}
+        with self.http.stream("GET", "/gradio_api/queue/data", params=parameters) as lines:
             with self._told:
-                own = lines.extensions["network_stream"].get_extra_info("socket")
-                self._socket = own
+                connection = lines.extensions["network_stream"].get_extra_info("socket")
+                self._socket = connection
                 if self._closed:
                     return
             try:
                 for line in lines.iter_lines():
                     if line.startswith("data:"):
-                        self._take(json.loads(line[5:]))
+                        self._dispatch(json.loads(line[5:]))
             finally:
                 with self._told:
                     self._socket = None
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, message: dict[str, Any]) -> None:
         if message["msg"] == "unexpected_error":
             raise Refused(message["message"])
         if message["msg"] != "process_completed":

@@ -43,9 +43,9 @@ def compression(model, story_file) -> Act:
 @pytest.fixture(scope="module")
 def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
     """By name, see ACTS: two on an empty folder, the others on a run that is there."""
-    place = Page(tmp_path_factory.mktemp("run") / "here")
-    undisturbed(place, compression)
-    for record in (place.folder / "runs" / ".jobs").glob("*.json"):
+    workspace = Page(tmp_path_factory.mktemp("run") / "here")
+    undisturbed(workspace, compression)
+    for record in (workspace.folder / "runs" / ".jobs").glob("*.json"):
         record.unlink()
 
     def sweeps(page: Visitor) -> None:
@@ -67,13 +67,13 @@ def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
         page.does("export", "click")
 
     def measures(page: Visitor) -> None:
-        page.does("runs-table", "choose", told={"runs": [run_of(page)]})
+        page.does("runs-table", "choose", event_data={"runs": [run_of(page)]})
         fill(page, model, story_file)
         page.fills({"measure-samples": 4})
         page.does("measure-runs", "click")
 
     later = {"evaluate": measures, "heal": heals, "quantise": quantizes, "export": exports}
-    made = {name: Act(name, starts, place.folder) for name, starts in later.items()}
+    made = {name: Act(name, starts, workspace.folder) for name, starts in later.items()}
     return {"compress": compression, "sweep": Act("sweep", sweeps)} | made
 
 
@@ -91,13 +91,13 @@ def run_of(page: Visitor) -> str:
 
 def opens(page: Visitor) -> None:
     """Click on it."""
-    page.does("runs-table", "open", told={"run": run_of(page)})
+    page.does("runs-table", "open", event_data={"run": run_of(page)})
 
 
 @pytest.mark.soak
 def test_the_page_of_a_killed_server_goes_on_as_an_undisturbed_one(compression, tmp_path):
-    place, chance = Page(tmp_path / "here"), random.Random(17)
-    outcome = killed(place, compression, undisturbed(place, compression), chance, 2)
+    workspace, chance = Page(tmp_path / "here"), random.Random(17)
+    outcome = killed(workspace, compression, undisturbed(workspace, compression), chance, 2)
     assert not outcome.wrong, "\n".join(outcome.wrong)
     assert outcome.kills
 
@@ -105,11 +105,13 @@ def test_the_page_of_a_killed_server_goes_on_as_an_undisturbed_one(compression, 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ACTS)
 def test_many_kills_of_the_page(acts, name, tmp_path, capsys):
-    place, chance = Page(tmp_path / "here"), random.Random(f"{SEED} {name}")
-    expected = undisturbed(place, acts[name])
+    workspace, chance = Page(tmp_path / "here"), random.Random(f"{SEED} {name}")
+    expected = undisturbed(workspace, acts[name])
     rounds = range(max(1, round(ROUNDS * SHARE)))
-    outcomes = [killed(place, acts[name], expected, chance, KILLS) for _ in rounds]
+    outcomes = [killed(workspace, acts[name], expected, chance, KILLS) for _ in rounds]
     with capsys.disabled():
-        print(f"\nseed {SEED}: {sum(one.kills for one in outcomes)} kills of the page: {name}")
-    wrong = [line for one in outcomes for line in one.wrong]
+        print(
+            f"\nseed {SEED}: {sum(outcome.kills for outcome in outcomes)} kills of the page: {name}"
+        )
+    wrong = [line for outcome in outcomes for line in outcome.wrong]
     assert not wrong, "\n".join(wrong)

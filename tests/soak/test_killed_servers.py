@@ -13,7 +13,7 @@ from pathlib import Path
 
 import fresh
 import pytest
-from killing import Place, without_times
+from killing import Workspace, without_times
 
 import lrcore
 from workbench.jobs import CompressJob, ExportJob, HealJob, QuantizeJob, SweepJob
@@ -25,7 +25,7 @@ SERVED = Path(__file__).with_name("served.py")
 ROUNDS, KILLS = 20, 3  # per job, kills in a row
 
 
-class Bench(Place):
+class Bench(Workspace):
     """A folder with runs, a cache, and a job to be done in it."""
 
     def run(self, arguments=(), kind="files", at=0):
@@ -52,55 +52,55 @@ def jobs(tiny_llama, story_file) -> list[Task]:
     measured = lrcore.EvaluationSettings(str(story_file), 2, 16).held_out_from([recipe.data])
     sweep = SweepJob(recipe, ("svd", "a3"), (0.2, 0.4), evaluation=measured)
     probed = CompressJob(recipe.with_(policy="probed"), "its name", measured)
-    return [Task(one) for one in (CompressJob(recipe, "its name", measured), probed, sweep)]
+    return [Task(job) for job in (CompressJob(recipe, "its name", measured), probed, sweep)]
 
 
 @pytest.fixture(scope="module")
 def later_jobs(jobs, tmp_path_factory) -> list[Task]:
     """Jobs on a run that is there."""
-    place = Bench(tmp_path_factory.mktemp("run") / "here")
-    place.begin(jobs[0])
-    done = place.run()
+    workspace = Bench(tmp_path_factory.mktemp("run") / "here")
+    workspace.begin(jobs[0])
+    done = workspace.run()
     assert done.returncode == 0, done.stderr
-    shutil.rmtree(place.folder / "runs" / ".jobs")
-    (run,) = [file.parent.name for file in place.folder.glob("runs/[!.]*/report.json")]
+    shutil.rmtree(workspace.folder / "runs" / ".jobs")
+    (run,) = [file.parent.name for file in workspace.folder.glob("runs/[!.]*/report.json")]
     healing = lrcore.Healing(samples=8, seq_len=16, steps=40, batch=2, test_samples=0)
     made = [QuantizeJob(run, 8), HealJob(run, healing)]
     made += [ExportJob(run, target) for target in ("transformers", "llama.cpp")]
-    return [Task(one, place.folder) for one in made]
+    return [Task(job, workspace.folder) for job in made]
 
 
 def killed(
-    place: Bench, task: Task, chance: random.Random, kills: int, kinds=("calls", "files")
+    workspace: Bench, task: Task, chance: random.Random, kills: int, kinds=("calls", "files")
 ) -> tuple[int, list[str]]:
     """How often a server was killed, and what is wrong."""
     job = task.job
-    place.begin(task)
-    before = place.models()
-    done = place.run(kind=kinds[0])
+    workspace.begin(task)
+    before = workspace.models()
+    done = workspace.run(kind=kinds[0])
     assert done.returncode == 0, done.stderr
     events = dict(zip(("files", "calls"), map(int, done.stderr.split()[-2:]), strict=True))
-    models, result = place.models(), without_times(json.loads(done.stdout))
-    place.begin(task)
+    models, result = workspace.models(), without_times(json.loads(done.stdout))
+    workspace.begin(task)
     count, wrong = 0, []
     for _ in range(kills):
         kind = chance.choice(kinds)
         at = chance.randrange(1, events[kind] + 1)
-        done = place.run(kind=kind, at=at)
+        done = workspace.run(kind=kind, at=at)
         count += done.returncode == -signal.SIGKILL
         if done.returncode not in (0, -signal.SIGKILL):
             wrong.append(f"{job.kind} ({kind} {at}): {done.stderr[-600:]}")
-        if not place.models() <= models | before:
+        if not workspace.models() <= models | before:
             wrong.append(f"{job.kind} ({kind} {at}): a run is not whole")
-    done = place.run()
+    done = workspace.run()
     if done.returncode:
         return count, [*wrong, f"{job.kind}: {done.stderr[-600:]}"]
     end = without_times(json.loads(done.stdout))
-    if place.models() != models or {s for s, _ in end["states"]} != {"done"}:
+    if workspace.models() != models or {s for s, _ in end["states"]} != {"done"}:
         wrong.append(f"{job.kind}: it ends with {end['states']}, or other models")
     # A compression that was killed after its run was kept makes another one, beside it.
-    whole = [run for run in end["runs"] if run[2]]
-    if [run for run in result["runs"] if run not in whole] or (
+    complete_runs = [run for run in end["runs"] if run[2]]
+    if [run for run in result["runs"] if run not in complete_runs] or (
         job.kind == "sweep" and len(end["runs"]) != len(result["runs"])
     ):
         wrong.append(f"{job.kind}: the runs are {end['runs']}, undisturbed {result['runs']}")

@@ -8,7 +8,7 @@ import os
 import random
 
 import pytest
-from killing import Job, Place, interrupted, killed, undisturbed
+from killing import Job, Workspace, interrupted, killed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
@@ -32,9 +32,9 @@ COMMANDS = (  # of conftest.py, in that order
 def test_after_two_kills_each_the_end_is_that_of_an_undisturbed_run(commands, tmp_path):
     chosen = {name: commands[name] for name in ("compress", "replace", "heal", "sweep")}
     chosen["compress"] = [*chosen["compress"], "--policy", "probed"]
-    place, chance = Place(tmp_path / "here"), random.Random(17)
-    jobs = undisturbed(place, tmp_path / "states", chosen)
-    wrong = [line for job in jobs for line in killed(place, job, chance, 2).wrong]
+    workspace, chance = Workspace(tmp_path / "here"), random.Random(17)
+    jobs = undisturbed(workspace, tmp_path / "states", chosen)
+    wrong = [line for job in jobs for line in killed(workspace, job, chance, 2).wrong]
     assert not wrong, "\n".join(wrong)
 
 
@@ -43,29 +43,31 @@ def jobs(commands, tmp_path_factory) -> dict[str, Job]:
     """All commands, each run once with nobody killed, by name."""
     assert tuple(commands) == COMMANDS
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = undisturbed(Place(folder / "here"), folder / "states", commands)
+    done = undisturbed(Workspace(folder / "here"), folder / "states", commands)
     return {job.name: job for job in done}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("command", COMMANDS)
 def test_many_kills_of_a_command(jobs, command, tmp_path, capsys):
-    place, chance = Place(tmp_path / "here"), random.Random(f"{SEED} {command}")
+    workspace, chance = Workspace(tmp_path / "here"), random.Random(f"{SEED} {command}")
     rounds = range(max(1, round(ROUNDS * SHARE)))
-    outcomes = [killed(place, jobs[command], chance, KILLS) for _ in rounds]
+    outcomes = [killed(workspace, jobs[command], chance, KILLS) for _ in rounds]
     with capsys.disabled():
-        print(f"\nseed {SEED}: {sum(one.kills for one in outcomes)} kills of {command}")
-    wrong = [line for one in outcomes for line in one.wrong]
+        print(f"\nseed {SEED}: {sum(outcome.kills for outcome in outcomes)} kills of {command}")
+    wrong = [line for outcome in outcomes for line in outcome.wrong]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_at_many_moments_of_a_command(jobs, command, tmp_path, capsys):
-    place, chance = Place(tmp_path / "here"), random.Random(f"{SEED} Ctrl+C {command}")
+    workspace, chance = Workspace(tmp_path / "here"), random.Random(f"{SEED} Ctrl+C {command}")
     rounds = range(max(1, round(ROUNDS * SHARE)))
-    outcomes = [interrupted(place, jobs[command], chance) for _ in rounds]
+    outcomes = [interrupted(workspace, jobs[command], chance) for _ in rounds]
     with capsys.disabled():
-        print(f"\nseed {SEED}: {sum(one.kills for one in outcomes)} interrupts of {command}")
-    wrong = [line for one in outcomes for line in one.wrong]
+        print(
+            f"\nseed {SEED}: {sum(outcome.kills for outcome in outcomes)} interrupts of {command}"
+        )
+    wrong = [line for outcome in outcomes for line in outcome.wrong]
     assert not wrong, "\n".join(wrong)

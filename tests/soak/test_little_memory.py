@@ -10,7 +10,7 @@ from pathlib import Path
 import fresh
 import pytest
 from crowding import differing
-from killing import Job, Place, error_lines, harmed, undisturbed
+from killing import Job, Workspace, error_lines, harmed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 LIMITED = Path(__file__).with_name("limited.py")
@@ -23,7 +23,7 @@ ENDED = (
 )
 
 
-class Narrow(Place):
+class Narrow(Workspace):
     """A folder where commands run in a process with so many bytes of memory; 0: any number."""
 
     def run(self, arguments, kind="bytes", at=0):
@@ -45,34 +45,36 @@ class Narrow(Place):
         return json.dumps(values)
 
 
-def narrowed(place: Place, job: Job, at: int) -> tuple[int, list[str]]:
+def narrowed(workspace: Workspace, job: Job, at: int) -> tuple[int, list[str]]:
     """The exit code of a command with little memory, and what is wrong."""
-    place.start_from(job.before)
-    before, what = place.tree(), f"{job.name} ({at:,} bytes)"
-    done = place.run(job.arguments, at=at)
+    workspace.start_from(job.before)
+    before, label = workspace.tree(), f"{job.name} ({at:,} bytes)"
+    done = workspace.run(job.arguments, at=at)
     lines = error_lines(done)
     wrong, ended = [], any(words in done.stderr for words in ENDED)
     if done.returncode and not ended and (done.returncode, len(lines), done.stdout) != (2, 1, ""):
-        wrong.append(f"{what}: it ends with {done.returncode}: {done.stderr[-600:]}")
+        wrong.append(f"{label}: it ends with {done.returncode}: {done.stderr[-600:]}")
     elif done.returncode and not ended and "Not enough memory" not in lines[0]:
-        wrong.append(f"{what}: it does not say what lacks: {lines[0]}")
-    wrong += harmed(place, job, before, what)
-    wrong += [f"{what}: {path} is left" for path in place.temporary()]
-    again = place.run(job.arguments)
-    if again.returncode or place.plain(again.stdout) != job.shown:
-        wrong.append(f"{what}: then {again.stderr[-300:]}")
-    wrong += [f"{what}: {path} differs in the end" for path in differing(job, place.tree())]
+        wrong.append(f"{label}: it does not say what lacks: {lines[0]}")
+    wrong += harmed(workspace, job, before, label)
+    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
+    repeated = workspace.run(job.arguments)
+    if repeated.returncode or workspace.plain(repeated.stdout) != job.output:
+        wrong.append(f"{label}: then {repeated.stderr[-300:]}")
+    wrong += [f"{label}: {path} differs in the end" for path in differing(job, workspace.tree())]
     return done.returncode, wrong
 
 
 @pytest.mark.soak
 def test_little_memory_for_every_command(commands, tmp_path, capsys):
-    place, chance, codes, wrong = Narrow(tmp_path / "here"), random.Random(SEED), [], []
-    for job in undisturbed(place, tmp_path / "states", commands):
+    workspace, chance, codes, wrong = Narrow(tmp_path / "here"), random.Random(SEED), [], []
+    for job in undisturbed(workspace, tmp_path / "states", commands):
         for _ in range(ROUNDS):
-            code, found = narrowed(place, job, chance.randrange(1, max(2, job.events["files"])))
+            code, problems = narrowed(
+                workspace, job, chance.randrange(1, max(2, job.events["files"]))
+            )
             codes.append(code)
-            wrong += found
+            wrong += problems
     with capsys.disabled():
         print(f"\nseed {SEED}: {len(codes)} limits of memory, {codes.count(2)} were too small")
     assert not wrong, "\n".join(wrong)

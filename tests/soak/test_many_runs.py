@@ -31,11 +31,11 @@ def week(tiny_llama, story_file, tmp_path):
     run = runs.write("one", recipe, lrcore.compress(lrcore.load(str(tiny_llama)), recipe))
     report = json.loads((folder / run.id / "report.json").read_text())
     for number in range(round(RUNS * SHARE)):
-        other = folder / f"{run.id}-{number}"
-        other.mkdir()
-        shutil.copyfile(folder / run.id / "recipe.json", other / "recipe.json")
+        copy = folder / f"{run.id}-{number}"
+        copy.mkdir()
+        shutil.copyfile(folder / run.id / "recipe.json", copy / "recipe.json")
         named = report | {"name": f"run {number}", "created": report["created"] - number}
-        (other / "report.json").write_text(json.dumps(named))
+        (copy / "report.json").write_text(json.dumps(named))
     assert len(runs.ids()) == round(RUNS * SHARE) + 1  # all are in the database
     (folder / ".jobs").mkdir()
     job = CompressJob(recipe, "its name").to_dict()
@@ -51,8 +51,8 @@ class Measured(Visitor):
 
     sent: dict[str, int] = field(default_factory=dict)
 
-    def _answer(self, step, told=None):
-        answer = super()._answer(step, told)
+    def _answer(self, step, event_data=None):
+        answer = super()._answer(step, event_data)
         name = str(step["api_name"])
         self.sent[name] = self.sent.get(name, 0) + len(json.dumps(answer))
         return answer
@@ -86,9 +86,9 @@ def test_ten_thousand_runs_and_five_hundred_jobs(week, tmp_path, capsys):
     bare, _, *quick = opened(tmp_path / "empty", tmp_path / "cache")
     full, table, *seconds = opened(week, tmp_path / "cache")
     sent = sum(bare.sent.values()), sum(full.sent.values())
-    most = sorted(full.sent, key=lambda name: bare.sent.get(name, 0) - full.sent[name])[:3]
+    largest = sorted(full.sent, key=lambda name: bare.sent.get(name, 0) - full.sent[name])[:3]
     with capsys.disabled():
         print(f"\nseconds to open at first and then: empty {quick}, a week {seconds}; sent {sent}")
-        print({name: full.sent[name] for name in most}, bare.sent)
+        print({name: full.sent[name] for name in largest}, bare.sent)
     assert table["html"].count("data-run=") == PAGE
     assert sent[1] < sent[0] + LITTLE

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from crowding import Here
+from crowding import InProcessWorkspace
 from killing import undisturbed
 
 SHARED_MEMORY = Path("/dev/shm")  # a file system of its own on Linux
@@ -31,15 +31,17 @@ def results(job):
 
 @pytest.mark.soak
 def test_every_command_does_the_same(commands, tmp_path, elsewhere):
-    apart = Here(tmp_path / "here", elsewhere)
-    for own, other in zip(
-        undisturbed(Here(tmp_path / "here"), tmp_path / "together", commands),
+    apart = InProcessWorkspace(tmp_path / "here", elsewhere)
+    for together, separate in zip(
+        undisturbed(InProcessWorkspace(tmp_path / "here"), tmp_path / "together", commands),
         undisturbed(apart, tmp_path / "apart", commands),
         strict=True,
     ):
-        assert results(own) == results(other), own.name
-        assert own.shown == other.shown, own.name
-    kept = [path for path in Here(elsewhere).tree() if not path.startswith("offloaded/")]
-    cached = [path for path in own.after if path.startswith("cache/")]
-    assert sorted(kept) == sorted(path.removeprefix("cache/") for path in cached)
-    assert any(path.endswith(".safetensors") for path in kept)
+        assert results(together) == results(separate), together.name
+        assert together.output == separate.output, together.name
+    other_files = [
+        path for path in InProcessWorkspace(elsewhere).tree() if not path.startswith("offloaded/")
+    ]
+    cached = [path for path in together.after if path.startswith("cache/")]
+    assert sorted(other_files) == sorted(path.removeprefix("cache/") for path in cached)
+    assert any(path.endswith(".safetensors") for path in other_files)

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from crowding import Here, differing
+from crowding import InProcessWorkspace, differing
 from killing import error_lines, harmed, undisturbed
 
 SENTENCE = (
@@ -33,24 +33,26 @@ def read_only(folder):
 
 @pytest.mark.soak
 def test_every_command_ends_or_says_what_may_not_be_written(commands, tmp_path, capsys):
-    place, ended, wrong = Here(tmp_path / "here"), {}, []
-    for job in undisturbed(place, tmp_path / "states", commands):
-        place.start_from(job.before)
-        before = place.tree()
-        with read_only(place.folder / "cache"):
-            done = place.run(job.arguments)
+    workspace, ended, wrong = InProcessWorkspace(tmp_path / "here"), {}, []
+    for job in undisturbed(workspace, tmp_path / "states", commands):
+        workspace.start_from(job.before)
+        before = workspace.tree()
+        with read_only(workspace.folder / "cache"):
+            done = workspace.run(job.arguments)
         ended[job.name] = done.returncode
         if done.returncode:
             lines = error_lines(done)
-            said = done.returncode == 2 and len(lines) == 1 and re.fullmatch(SENTENCE, lines[0])
-            wrong += [] if said else [f"{job.name}: {done.stderr[-300:]}"]
+            is_refused = (
+                done.returncode == 2 and len(lines) == 1 and re.fullmatch(SENTENCE, lines[0])
+            )
+            wrong += [] if is_refused else [f"{job.name}: {done.stderr[-300:]}"]
         else:
-            shown = place.plain(done.stdout)
-            wrong += [] if shown == job.shown else [f"{job.name}: it prints {shown}"]
-        wrong += harmed(place, job, before, job.name)
-        again = place.run(job.arguments)
-        wrong += [f"{job.name}: then {again.stderr[-300:]}"] if again.returncode else []
-        wrong += [f"{job.name}: {path} differs" for path in differing(job, place.tree())]
+            output = workspace.plain(done.stdout)
+            wrong += [] if output == job.output else [f"{job.name}: it prints {output}"]
+        wrong += harmed(workspace, job, before, job.name)
+        repeated = workspace.run(job.arguments)
+        wrong += [f"{job.name}: then {repeated.stderr[-300:]}"] if repeated.returncode else []
+        wrong += [f"{job.name}: {path} differs" for path in differing(job, workspace.tree())]
     with capsys.disabled():
         print(f"\n{ended}")
     assert not wrong, "\n".join(wrong)

@@ -1,5 +1,5 @@
-"""What calibrating or factorising takes is more than a control group has left: the system would end
-the process; a sentence comes before.
+"""Calibration and factorization that need more memory than their control group has: a message
+before the system ends the process.
 """
 
 import pytest
@@ -39,6 +39,6 @@ def test_what_a_control_group_does_not_hold_is_refused_in_a_sentence(
     done = run_in(group, arguments, tmp_path / "cache")
     lines = error_lines(done)
     assert (done.returncode, len(lines), done.stdout) == (2, 1, ""), done.stderr[-600:]
-    what = "Hidden states of" if command == "calibrate" else "The decompositions of a layer"
-    assert lines[0].startswith(f"error: {what}")
+    subject = "Hidden states of" if command == "calibrate" else "The decompositions of a layer"
+    assert lines[0].startswith(f"error: {subject}")
     assert "are free" in lines[0]

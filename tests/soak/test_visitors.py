@@ -42,7 +42,7 @@ class Person:
 
     def live(self) -> None:
         self.chance = random.Random(SEED + self.number)
-        self.comes()
+        self.opens_plan()
         acts = (
             self.slides,
             self.chooses,
@@ -65,10 +65,10 @@ class Person:
                     self.wrong.append(f"{act.__name__}: {refused}")
             except Exception as error:
                 self.wrong.append(f"{act.__name__}: {type(error).__name__}: {error}")
-                self.comes()
+                self.opens_plan()
             time.sleep(self.chance.uniform(1, 10))
 
-    def comes(self) -> None:
+    def opens_plan(self) -> None:
         """To the plan, with its curve over budgets beside it."""
         if self.page is not None:
             self.page.close()
@@ -117,7 +117,7 @@ class Person:
 
     def leaves(self) -> None:
         self.page.leave("field-ratio", "input")
-        self.comes()
+        self.opens_plan()
 
 
 @pytest.mark.soak

@@ -48,17 +48,22 @@ class Visitor:
         page = self.http.get("/").raise_for_status().text
         config, _ = json.JSONDecoder().raw_decode(page[page.index(CONFIG) + len(CONFIG) :])
         self.steps = {step["id"]: step for step in config["dependencies"]}
-        self.values = {one["id"]: one["props"].get("value") for one in config["components"]}
-        named = [(one["props"].get("elem_id"), one["id"]) for one in config["components"]]
+        self.values = {
+            component["id"]: component["props"].get("value") for component in config["components"]
+        }
+        named = [
+            (component["props"].get("elem_id"), component["id"])
+            for component in config["components"]
+        ]
         self.ids = {name: at for name, at in named if name}
         scripts = {
-            one["props"].get("elem_id"): str(one["props"].get("js_on_load"))
-            for one in config["components"]
+            component["props"].get("elem_id"): str(component["props"].get("js_on_load"))
+            for component in config["components"]
         }
         # of what is made by `components.at_rest` and `in_sight`: the changes that it is told of,
         # what nobody looks at, and what is to be drawn anew
-        told = {name: _HEARS.search(own) for name, own in scripts.items()}
-        self.hears = {name: json.loads(own[1]) for name, own in told.items() if own}
+        matches = {name: _HEARS.search(script) for name, script in scripts.items()}
+        self.hears = {name: json.loads(match[1]) for name, match in matches.items() if match}
         self.unseen = {name for name in self.hears if _WATCHED in scripts[name]}
         self.stale: set[str] = set()
         self._asked_last: dict[int, str] = {}  # events by step, of what the page does not wait for
@@ -66,17 +71,17 @@ class Visitor:
         loads = [step for step in config["dependencies"] if "load" in _events(step)]
         for step in loads:
             self._settle(self._follow(step), DEEPEST)
-        self._note("open", began)
+        self._record_time("open", began)
 
-    def does(self, elem_id: str, event: str, value: Any = None, told: Any = None) -> None:
-        """Something a person does to a component, and what follows from it. told: what the event
-        says, such as which button of a list it was.
+    def does(self, elem_id: str, event: str, value: Any = None, event_data: Any = None) -> None:
+        """Something a person does to a component, and what follows from it. event_data: of the
+        event, such as which button of a list it was.
         """
         began, at = time.perf_counter(), self.ids[elem_id]
         if value is not None:
             self.values[at] = value
-        changed = self._fire(at, event, told)
-        self._note(f"{elem_id} {event}", began)
+        changed = self._fire(at, event, event_data)
+        self._record_time(f"{elem_id} {event}", began)
         self._settle(changed, DEEPEST)
 
     def fills(self, values: Mapping[str, Any]) -> None:
@@ -84,7 +89,7 @@ class Visitor:
         for elem_id, value in values.items():
             self.values[self.ids[elem_id]] = value
 
-    def shown(self, elem_id: str) -> Any:
+    def value_of(self, elem_id: str) -> Any:
         """The value of a component."""
         return self.values[self.ids[elem_id]]
 
@@ -107,26 +112,28 @@ class Visitor:
 
     def beat(self) -> str:
         """What a page asks again and again: the version of what there is to show."""
-        asked = {
+        request = {
             "data": None,
             "component_id": self.ids["heartbeat"],
             "fn_name": "version_now",
             "session_hash": self.session,
         }
         began = time.perf_counter()
-        answer = self.http.post("/gradio_api/component_server", json=asked).raise_for_status()
-        self._note("heartbeat", began)
+        answer = self.http.post("/gradio_api/component_server", json=request).raise_for_status()
+        self._record_time("heartbeat", began)
         return answer.json()[0]
 
     def runs(self, **view: Any) -> dict[str, Any]:
         """A page of the table of runs, by default the first; view: of `listing.View`."""
-        asked = {
+        request = {
             "data": view,
             "component_id": self.ids["runs-table"],
             "fn_name": "runs_listed",
             "session_hash": self.session,
         }
-        return self.http.post("/gradio_api/component_server", json=asked).raise_for_status().json()
+        return (
+            self.http.post("/gradio_api/component_server", json=request).raise_for_status().json()
+        )
 
     def leave(self, elem_id: str, event: str) -> None:
         """Ask, and go before the answer comes."""
@@ -143,10 +150,14 @@ class Visitor:
 
     # --- as Gradio's page does it ---
 
-    def _fire(self, at: int, event: str, told: Any = None, awaited: bool = True) -> list[int]:
+    def _fire(self, at: int, event: str, event_data: Any = None, awaited: bool = True) -> list[int]:
         """The components that the answers to an event change."""
         steps = self._listeners(at, event)
-        return [one for step in steps for one in self._follow(step, told, awaited)]
+        return [
+            component_id
+            for step in steps
+            for component_id in self._follow(step, event_data, awaited)
+        ]
 
     def _settle(self, changed: list[int], depth: int) -> None:
         """What follows changes, and the changes that those make, so many times in a row."""
@@ -157,9 +168,13 @@ class Visitor:
         return [step for step in self.steps.values() if [at, event] in _targets(step)]
 
     def _followers(self, step: dict[str, Any]) -> list[dict[str, Any]]:
-        return [one for one in self.steps.values() if one["trigger_after"] == step["id"]]
+        return [
+            follower for follower in self.steps.values() if follower["trigger_after"] == step["id"]
+        ]
 
-    def _follow(self, step: dict[str, Any], told: Any = None, awaited: bool = True) -> list[int]:
+    def _follow(
+        self, step: dict[str, Any], event_data: Any = None, awaited: bool = True
+    ) -> list[int]:
         """The components that a step and those after it change. awaited: what tells its answer bit
         by bit, too; else the page goes on without it.
         """
@@ -167,38 +182,38 @@ class Visitor:
             self._collect(step)
             changed = []
         elif awaited or not step["types"]["generator"]:
-            changed = self._take(step["outputs"], self._answer(step, told))
+            changed = self._store_answers(step["outputs"], self._answer(step, event_data))
         else:
-            self._go_on_beside(step, told)
+            self._go_on_beside(step, event_data)
             changed = []
         for after in self._followers(step):
             changed += self._follow(after, None, awaited)
         return changed
 
-    def _go_on_beside(self, step: dict[str, Any], told: Any) -> None:
+    def _go_on_beside(self, step: dict[str, Any], event_data: Any) -> None:
         """Ask and go on; while the last question of a step is not answered, the page asks no other:
         afterwards the newest of those that came (`trigger_mode` "always_last"), or none ("once").
         """
         if self.stream.waits(self._asked_last.get(step["id"])):
             if step["trigger_mode"] == "always_last":
-                self._later[step["id"]] = told
+                self._later[step["id"]] = event_data
             return
         self._later.pop(step["id"], None)
-        self._asked_last[step["id"]] = event = self._join(step, told)
+        self._asked_last[step["id"]] = event = self._join(step, event_data)
         self.stream.expect(event, awaited=False)
 
     def _catch_up(self) -> None:
         """Ask what waited for the answers before."""
-        for number, told in [*self._later.items()]:
-            self._go_on_beside(self.steps[number], told)
+        for number, event_data in [*self._later.items()]:
+            self._go_on_beside(self.steps[number], event_data)
 
     def _collect(self, step: dict[str, Any]) -> None:
         """The script of `events.collect`, the values of a form as one list for each output, or of
         `events.announce`.
         """
-        told = _TOLD.search(str(step["js"]))
-        if told:
-            self.stale |= {one for one, names in self.hears.items() if told[1] in names}
+        announcement = _TOLD.search(str(step["js"]))
+        if announcement:
+            self.stale |= {name for name, names in self.hears.items() if announcement[1] in names}
         lengths = _LENGTHS.search(str(step["js"]))
         if lengths is None:
             return
@@ -206,33 +221,33 @@ class Visitor:
         for length, form in zip(lengths[1].split(","), step["outputs"], strict=True):
             self.values[form], parts = parts[: int(length)], parts[int(length) :]
 
-    def _answer(self, step: dict[str, Any], told: Any = None) -> Sequence[Any]:
+    def _answer(self, step: dict[str, Any], event_data: Any = None) -> Sequence[Any]:
         if not step["queue"]:
-            return self._asked("run/predict", step, told)["data"]
-        event = self._join(step, told)
+            return self._request("run/predict", step, event_data)["data"]
+        event = self._join(step, event_data)
         self.stream.expect(event)
         answer = self.stream.answer(event)
         if not answer["success"]:
             raise Refused(str(answer["output"].get("error")))
         return answer["output"]["data"]
 
-    def _join(self, step: dict[str, Any], told: Any = None) -> str:
-        return self._asked("queue/join", step, told)["event_id"]
+    def _join(self, step: dict[str, Any], event_data: Any = None) -> str:
+        return self._request("queue/join", step, event_data)["event_id"]
 
-    def _asked(self, where: str, step: dict[str, Any], told: Any = None) -> dict[str, Any]:
-        given = {
+    def _request(self, where: str, step: dict[str, Any], event_data: Any = None) -> dict[str, Any]:
+        request = {
             "data": [self.values[at] for at in step["inputs"]],
             "fn_index": step["id"],
             "session_hash": self.session,
             "trigger_id": _targets(step)[0][0] if _targets(step) else None,
-            "event_data": told,
+            "event_data": event_data,
         }
-        answer = self.http.post(f"/gradio_api/{where}", json=given)
+        answer = self.http.post(f"/gradio_api/{where}", json=request)
         if answer.status_code == 500:
             raise Refused(str(answer.json().get("error")))
         return answer.raise_for_status().json()
 
-    def _take(self, outputs: Sequence[int], data: Sequence[Any]) -> list[int]:
+    def _store_answers(self, outputs: Sequence[int], data: Sequence[Any]) -> list[int]:
         """Keep what came back; the components whose value is another one now."""
         changed = []
         for at, new in zip(outputs, data, strict=False):
@@ -245,7 +260,7 @@ class Visitor:
                 changed.append(at)
         return changed
 
-    def _note(self, name: str, began: float) -> None:
+    def _record_time(self, name: str, began: float) -> None:
         self.took.setdefault(name, []).append(time.perf_counter() - began)
 
 
