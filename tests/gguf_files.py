@@ -29,8 +29,8 @@ def write_gguf(folder: Path, path: Path, kind: str = "F32", **settings: object) 
 
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
-    given = {name.replace("__", "."): value for name, value in settings.items()}
-    for name, value in (_of_config(config) | given).items():
+    overrides = {name.replace("__", "."): value for name, value in settings.items()}
+    for name, value in (_of_config(config) | overrides).items():
         match value:
             case float():
                 writer.add_float32(name, value)
@@ -39,12 +39,12 @@ def write_gguf(folder: Path, path: Path, kind: str = "F32", **settings: object) 
             case _:
                 writer.add_uint32(name, value)
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
-    wanted = gguf.GGMLQuantizationType[kind]
-    block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    quantization = gguf.GGMLQuantizationType[kind]
+    block, _ = gguf.GGML_QUANT_SIZES[quantization]
     for name, tensor in load_file(folder / "model.safetensors").items():
         name, tensor = _as_gguf(name, tensor, config)
         fits = tensor.ndim == 2 and tensor.shape[1] % block == 0
-        stored = wanted if fits else gguf.GGMLQuantizationType.F32
+        stored = quantization if fits else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quantize(tensor, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

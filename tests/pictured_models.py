@@ -78,7 +78,7 @@ def _config(kind: str, vocabulary: int) -> dict:
 def _processor(kind: str, tokenizer: PreTrainedTokenizerFast):
     cls = {"patch_size": PATCH, "vision_feature_select_strategy": "default"}
     if kind in ("llava", "vipllava"):
-        own = CLIPImageProcessor(**_CUT)
-        return LlavaProcessor(own, tokenizer, **cls, num_additional_image_tokens=1)
-    own = LlavaNextImageProcessor(**_CUT, image_grid_pinpoints=[[SIDE, SIDE]])
-    return LlavaNextProcessor(own, tokenizer, **cls, num_additional_image_tokens=1)
+        image_processor = CLIPImageProcessor(**_CUT)
+        return LlavaProcessor(image_processor, tokenizer, **cls, num_additional_image_tokens=1)
+    image_processor = LlavaNextImageProcessor(**_CUT, image_grid_pinpoints=[[SIDE, SIDE]])
+    return LlavaNextProcessor(image_processor, tokenizer, **cls, num_additional_image_tokens=1)

@@ -15,8 +15,8 @@ from lrcore.ranks.policies import find_policy
 def chosen(policy: str, temperature: float, **options: Any) -> Any:
     """The options of a policy, with the temperature where it has one."""
     row = find_policy(policy)
-    own = row.choose(options)
-    return replace(own, temperature=temperature) if row.suggest else own
+    policy_options = row.choose(options)
+    return replace(policy_options, temperature=temperature) if row.suggest else policy_options
 
 
 def plan_ranks(
@@ -28,9 +28,9 @@ def plan_ranks(
     **constraints: Any,
 ) -> dict:
     """`allocation.plan_ranks` with the policy by its name."""
-    own = chosen(policy, temperature, **(options or {}))
+    policy_options = chosen(policy, temperature, **(options or {}))
     return allocation.plan_ranks(
-        find_policy(policy), own, evidence, budget, Constraints(**constraints)
+        find_policy(policy), policy_options, evidence, budget, Constraints(**constraints)
     )
 
 
@@ -54,6 +54,6 @@ def one_form(method: str, names: Iterable[str], turn: int = 0) -> list[str]:
         parts.setdefault(part, {}).setdefault(form, []).append(name)
     return [
         name
-        for number, own in enumerate(parts.values(), turn)
-        for name in list(own.values())[number * (turn > 0) % len(own)]
+        for number, part_forms in enumerate(parts.values(), turn)
+        for name in list(part_forms.values())[number * (turn > 0) % len(part_forms)]
     ]

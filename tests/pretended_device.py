@@ -42,16 +42,16 @@ class Stream:
     it has not waited itself since, for their memory may be in use.
     """
 
-    own = threading.local()  # `now`: the stream of a thread
+    local = threading.local()  # `now`: the stream of a thread
 
     def __init__(self, device=None) -> None:
         del device
         self.copies, self.has_waited = [], False
 
-    def wait_stream(self, other: "Stream") -> None:
-        for copy in other.copies:
+    def wait_stream(self, stream: "Stream") -> None:
+        for copy in stream.copies:
             copy()
-        other.copies, other.has_waited, self.has_waited = [], False, True
+        stream.copies, stream.has_waited, self.has_waited = [], False, True
 
     def add(self, tensor: Tensor, copy) -> None:
         """A copy into a tensor."""
@@ -73,11 +73,11 @@ class _Module(backend_registration._DummyBackendModule):
 
     @contextmanager
     def stream(self, stream: Stream):
-        Stream.own.now = stream
+        Stream.local.now = stream
         try:
             yield
         finally:
-            Stream.own.now = None
+            Stream.local.now = None
 
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
@@ -85,28 +85,28 @@ ELSEWHERE = torch.device(NAME, 0)
 
 
 class Away(Tensor):
-    """A tensor of the pretended device; `here` has its values."""
+    """A tensor of the pretended device; `cpu_tensor` has its values."""
 
-    here: Tensor
+    cpu_tensor: Tensor
 
     @staticmethod
-    def __new__(cls, here: Tensor):
+    def __new__(cls, cpu_tensor: Tensor):
         away = Tensor._make_wrapper_subclass(
             cls,
-            here.size(),
-            strides=here.stride(),
-            storage_offset=here.storage_offset(),
-            dtype=here.dtype,
+            cpu_tensor.size(),
+            strides=cpu_tensor.stride(),
+            storage_offset=cpu_tensor.storage_offset(),
+            dtype=cpu_tensor.dtype,
             device=ELSEWHERE,
         )
-        away.here = here
+        away.cpu_tensor = cpu_tensor
         return away
 
-    def __init__(self, here: Tensor) -> None:
-        """`here` is kept by `__new__`, before a subclass may ask for it."""
+    def __init__(self, cpu_tensor: Tensor) -> None:
+        """`cpu_tensor` is set by `__new__`, before a subclass may ask for it."""
 
     def __repr__(self, **_):
-        return f"Away({self.here})"
+        return f"Away({self.cpu_tensor})"
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -139,21 +139,21 @@ class Device(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        given = any(isinstance(one, Tensor) for one in tree_flatten((args, kwargs))[0])
-        if _is_elsewhere(kwargs.get("device")) and not given:
+        has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_flatten((args, kwargs))[0])
+        if _is_elsewhere(kwargs.get("device")) and not has_tensors:
             # some are made by PyTorch in steps that no driver written in Python can take
             return func(*args, **kwargs | {"device": "cpu"}).to(ELSEWHERE)
         if args and isinstance(args[0], Away):
-            own = args[0]
+            device_tensor = args[0]
             if func in (Tensor.untyped_storage, Tensor.data_ptr):
-                return func(own.here)
+                return func(device_tensor.cpu_tensor)
             if func == Tensor.data.__set__:
-                own.here = args[1].here
+                device_tensor.cpu_tensor = args[1].cpu_tensor
             if func is Tensor.tolist:
-                return own.cpu().tolist()
+                return device_tensor.cpu().tolist()
             if func is Tensor.__getitem__ and isinstance(args[1], tuple):
                 chosen = (torch.tensor(i).to(ELSEWHERE) if type(i) is list else i for i in args[1])
-                args = (own, tuple(chosen))
+                args = (device_tensor, tuple(chosen))
         return func(*args, **kwargs)
 
 
@@ -167,42 +167,42 @@ def _run(func, args, kwargs):
     if mode is None:
         raise RuntimeError(f"{func} outside of Device")
     leaves = tree_flatten((args, kwargs))[0]
-    given = [one for one in leaves if isinstance(one, Tensor)]
-    wanted = [one for one in leaves if isinstance(one, torch.device)]
-    away = any(isinstance(one, Away) for one in given)
-    stays = [one for one in given if not isinstance(one, Away) and one.dim()]
-    if away and stays and name not in MOVES:
-        raise RuntimeError(f"{name}: tensors of the device and of the CPU, {stays[0].shape}")
-    goes = _is_elsewhere(wanted[0]) if wanted else away
-    stream = getattr(Stream.own, "now", None)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    devices = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    away = any(isinstance(tensor, Away) for tensor in tensors)
+    cpu_tensors = [tensor for tensor in tensors if not isinstance(tensor, Away) and tensor.dim()]
+    if away and cpu_tensors and name not in MOVES:
+        raise RuntimeError(f"{name}: tensors of the device and of the CPU, {cpu_tensors[0].shape}")
+    is_on_device = _is_elsewhere(devices[0]) if devices else away
+    stream = getattr(Stream.local, "now", None)
     if name == "copy_" and away and stream is not None:
-        stream.add(given[0], partial(func, *tree_map(_here, args), **tree_map(_here, kwargs)))
-        return given[0]
-    if away and (name in WAITS or not goes):
+        stream.add(tensors[0], partial(func, *tree_map(_to_cpu, args), **tree_map(_to_cpu, kwargs)))
+        return tensors[0]
+    if away and (name in WAITS or not is_on_device):
         mode.waits[name] += 1
-    out = func(*tree_map(_here, args), **tree_map(_here, kwargs))
+    out = func(*tree_map(_to_cpu, args), **tree_map(_to_cpu, kwargs))
     if "out" in kwargs and away:
         (filled,) = tree_flatten(kwargs["out"])[0]
-        if filled.shape != filled.here.shape:
+        if filled.shape != filled.cpu_tensor.shape:
             raise RuntimeError(f"{name} makes its result larger, which is not pretended")
         return filled
     if name.endswith("_") and not name.startswith("_") and away:
-        return given[0]
-    if not goes:
+        return tensors[0]
+    if not is_on_device:
         return out
     # a view is an inference tensor where its base is one, whatever the mode
-    normal = func.is_view and not all(one.is_inference() for one in given)
+    normal = func.is_view and not all(tensor.is_inference() for tensor in tensors)
     with torch.inference_mode(torch.is_inference_mode_enabled() and not normal):
-        return tree_map(lambda one: _there(one, mode, name), out)
+        return tree_map(lambda one: _to_device(one, mode, name), out)
 
 
-def _here(value):
+def _to_cpu(value):
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    return value.here if isinstance(value, Away) else value
+    return value.cpu_tensor if isinstance(value, Away) else value
 
 
-def _there(value, mode: Device, name: str):
+def _to_device(value, mode: Device, name: str):
     if not isinstance(value, Tensor):
         return value
     if value.dtype in (torch.float64, torch.complex128) and not mode.float64:

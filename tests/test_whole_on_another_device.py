@@ -40,7 +40,7 @@ def recipe(tiny_llama: Path, story_file: Path) -> lrcore.Recipe:
     return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2)
 
 
-def both(
+def on_both_devices(
     device: Device,
     cache: Path,
     recipe: lrcore.Recipe,
@@ -49,18 +49,18 @@ def both(
     """What comes out on the CPU, and on the pretended device: nothing that is kept for one serves
     the other.
     """
-    found = []
+    results = []
     for name in ("cpu", NAME):
         with pytest.MonkeyPatch.context() as patch, device:
             patch.setenv("LRCORE_CACHE", str(cache / name))
-            found.append(work(lrcore.load(recipe.model, device=name)))
-    return found[0], found[1]
+            results.append(work(lrcore.load(recipe.model, device=name)))
+    return results[0], results[1]
 
 
 def is_there(model: lrcore.LoadedModel) -> bool:
     tensors = [*model.network.parameters(), *model.network.buffers()]
-    filled = [one for one in tensors if one.numel()]  # empty ones stay on the CPU
-    return all(isinstance(one, Away) == (model.device.type == NAME) for one in filled)
+    filled = [tensor for tensor in tensors if tensor.numel()]  # empty ones stay on the CPU
+    return all(isinstance(tensor, Away) == (model.device.type == NAME) for tensor in filled)
 
 
 def made(
@@ -84,9 +84,9 @@ def test_every_method_compresses(
     method: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     budget = {"budget": "kv"} if method in OF_CACHE else {"ratio": 0.1}
-    own = replace(recipe, method=method, **budget)
-    work = partial(made, partial(lrcore.compress, recipe=own), own)
-    assert_same(both(device, tmp_path, own, work))
+    method_recipe = replace(recipe, method=method, **budget)
+    work = partial(made, partial(lrcore.compress, recipe=method_recipe), method_recipe)
+    assert_same(on_both_devices(device, tmp_path, method_recipe, work))
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "bolaco"])
@@ -95,9 +95,9 @@ def test_every_policy_shares_a_budget(
 ) -> None:
     if not device.float64 and policy not in MEASURED:
         pytest.skip("the policy reads spectra, which are on the CPU")
-    own = replace(recipe, method="a3", policy=policy)
-    work = partial(made, partial(lrcore.compress, recipe=own), own)
-    assert_same(both(device, tmp_path, own, work))
+    policy_recipe = replace(recipe, method="a3", policy=policy)
+    work = partial(made, partial(lrcore.compress, recipe=policy_recipe), policy_recipe)
+    assert_same(on_both_devices(device, tmp_path, policy_recipe, work))
 
 
 def small(model: lrcore.LoadedModel, recipe: lrcore.Recipe) -> lrcore.LoadedModel:
@@ -127,14 +127,14 @@ def test_every_other_step_is_taken(
     change: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     work = partial(made, lambda model: CHANGES[change](model, recipe), recipe)
-    assert_same(both(device, tmp_path, recipe, work))
+    assert_same(on_both_devices(device, tmp_path, recipe, work))
 
 
 FIGURES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], float]] = {
     "energy": lambda model, recipe: float(
         sum(
-            own.sum()
-            for own in lrcore.analyze(model, lrcore.calibrate(model, recipe)).spectra.values()
+            spectrum.sum()
+            for spectrum in lrcore.analyze(model, lrcore.calibrate(model, recipe)).spectra.values()
         )
     ),
     "divergence": lambda model, recipe: (
@@ -152,7 +152,9 @@ FIGURES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], float]] = {
 def test_every_figure_is_drawn(
     figure: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
-    assert_same(both(device, tmp_path, recipe, lambda model: FIGURES[figure](model, recipe)))
+    assert_same(
+        on_both_devices(device, tmp_path, recipe, lambda model: FIGURES[figure](model, recipe))
+    )
 
 
 def test_it_is_saved_loaded_exported_and_continues_a_prompt(
@@ -161,16 +163,16 @@ def test_it_is_saved_loaded_exported_and_continues_a_prompt(
     def work(model: lrcore.LoadedModel) -> tuple[str, torch.Tensor]:
         folder = tmp_path / model.device.type
         lrcore.save(small(model, recipe), folder / "saved")
-        again = lrcore.load(str(folder / "saved"), device=str(model.device))
-        assert is_there(again)
-        lrcore.export(again, folder / "exported")
+        loaded = lrcore.load(str(folder / "saved"), device=str(model.device))
+        assert is_there(loaded)
+        lrcore.export(loaded, folder / "exported")
         with torch.inference_mode():
             ids = torch.arange(3, 20).view(1, -1).to(model.device)
-            logits = again.network(input_ids=ids).logits
-        return lrcore.generate(again, "Once", max_new_tokens=8), logits.cpu()
+            logits = loaded.network(input_ids=ids).logits
+        return lrcore.generate(loaded, "Once", max_new_tokens=8), logits.cpu()
 
-    (text, logits), (other, moved) = both(device, tmp_path, recipe, work)
-    assert text == other
+    (text, logits), (device_text, moved) = on_both_devices(device, tmp_path, recipe, work)
+    assert text == device_text
     assert torch.allclose(logits, moved, rtol=TOLERANCE, atol=TOLERANCE)
 
 
@@ -186,10 +188,10 @@ def test_it_is_exported_for_other_programs(
         folder.mkdir()
         made = lrcore.compress(model, replace(recipe, method="modegpt", target=target))
         FILES[target](made, folder / "file.gguf")
-        return [one.name for one in sorted(folder.rglob("*")) if one.stat().st_size]
+        return [file.name for file in sorted(folder.rglob("*")) if file.stat().st_size]
 
-    here, there = both(device, tmp_path / "cache", recipe, work)
-    assert here == there != []
+    cpu_files, device_files = on_both_devices(device, tmp_path / "cache", recipe, work)
+    assert cpu_files == device_files != []
 
 
 def test_a_dtype_that_the_device_lacks_is_refused(
@@ -212,9 +214,9 @@ def test_a_model_with_offloaded_layers_is_compressed(
     method: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     def work(model: lrcore.LoadedModel) -> float:
-        own = replace(recipe, method=method, offload=True)
+        offload_recipe = replace(recipe, method=method, offload=True)
         away = lrcore.load(recipe.model, device=str(model.device), offload=True)
-        small = lrcore.compress(away, own)
+        small = lrcore.compress(away, offload_recipe)
         return lrcore.evaluate(small, recipe.data, samples=4, seq_len=32).perplexity
 
-    assert_same(both(device, tmp_path, recipe, work))
+    assert_same(on_both_devices(device, tmp_path, recipe, work))

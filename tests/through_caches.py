@@ -29,16 +29,16 @@ def check_left_padded(network: Any, tokens: Tensor) -> None:
     and without a cache. tokens: [2, 26] at least.
     """
     padded = torch.cat((torch.full((1, 6), 2), tokens[:1, :20]), 1)
-    both = torch.cat((padded, tokens[1:2, :26]))
-    mask = torch.ones_like(both)
+    batch = torch.cat((padded, tokens[1:2, :26]))
+    mask = torch.ones_like(batch)
     mask[0, :6] = 0
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     alone = network(tokens[:1, :20]).logits
-    whole = network(both, attention_mask=mask, position_ids=positions).logits
-    assert torch.allclose(whole[:1, 6:], alone, atol=2e-5)
+    full_logits = network(batch, attention_mask=mask, position_ids=positions).logits
+    assert torch.allclose(full_logits[:1, 6:], alone, atol=2e-5)
     cache, pieces = DynamicCache(config=network.config), []
     for start, stop in ((0, 15), (15, 16), (16, 26)):
-        given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
-        part = both[:, start:stop]
-        pieces.append(network(part, past_key_values=cache, use_cache=True, **given).logits)
+        inputs = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        part = batch[:, start:stop]
+        pieces.append(network(part, past_key_values=cache, use_cache=True, **inputs).logits)
     assert torch.allclose(torch.cat(pieces, 1)[:1, 6:], alone, atol=2e-5)

@@ -352,8 +352,8 @@ STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
 
 def structures_of(family: str) -> tuple[str, ...]:
     """Those that a family can get: attention that is kept caches no latents."""
-    kept = ARCHITECTURES[family].native_attention
-    return tuple(name for name in STRUCTURES if not (kept and name == "care"))
+    has_native_attention = ARCHITECTURES[family].native_attention
+    return tuple(name for name in STRUCTURES if not (has_native_attention and name == "care"))
 
 
 COMPRESSED = [

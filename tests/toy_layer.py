@@ -140,8 +140,8 @@ def moments_of(
     attention = layer.attention
     for name in ("q", "k"):
         states = apply(getattr(attention, name), x)
-        turned = attention.frequencies is not None
-        taps[f"{name}_rotated"] = rotated(states, attention.frequencies) if turned else states
+        is_rotary = attention.frequencies is not None
+        taps[f"{name}_rotated"] = rotated(states, attention.frequencies) if is_rotary else states
     accumulator = Accumulator(
         (tap, statistic)
         for tap in taps

@@ -62,7 +62,9 @@ def test_methods_run_on_another_device_as_on_the_cpu(method: tuple[str, dict], k
         expected = truncate(case.layer, factors, {name: rank}).matrices()
         for matrix, weight in weights.items():
             assert isinstance(weight, Away), matrix
-            assert torch.allclose(weight.here, expected[matrix].weight, rtol=0, atol=1e-9), matrix
+            assert torch.allclose(weight.cpu_tensor, expected[matrix].weight, rtol=0, atol=1e-9), (
+                matrix
+            )
 
 
 def test_the_pretended_device_says_what_a_gpu_would() -> None:

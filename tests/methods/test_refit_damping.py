@@ -47,5 +47,5 @@ def error(method: str, layer: Layer, tokens: int, seed: int) -> float:
 def test_more_tokens_never_make_a_worse_refit(method: str) -> None:
     layer = toy(*GQA).layer
     errors = [sum(error(method, layer, tokens, seed) for seed in range(8)) / 8 for tokens in TOKENS]
-    for fewer, more in itertools.pairwise(errors):
-        assert more < 1.05 * fewer, errors
+    for error_of_fewer, error_of_more in itertools.pairwise(errors):
+        assert error_of_more < 1.05 * error_of_fewer, errors

@@ -130,7 +130,7 @@ def test_states_are_counted_as_transformers_allocates_them(family, dtype):
     for layer in cache.layers:
         for value in vars(layer).values():
             tensors = value.values() if isinstance(value, dict) else [value]
-            held += sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+            held += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
     size = measure(network)
     assert size.state_bytes > 0
     assert held == size.state_bytes + TOKENS.shape[1] * size.kv_bytes
@@ -191,8 +191,8 @@ def test_a_hybrid_is_compressed_saved_and_generates(method, folder_of, story_fil
     pieces = in_pieces(small.network, TOKENS, [5, 1, 1, TOKENS.shape[1] - 7])
     assert torch.allclose(pieces, logits(small.network), atol=1e-4)
     assert lrcore.generate(back, "Once", max_new_tokens=4)
-    again = lrcore.compress(small, recipe.with_(method="svd", ratio=0.1))
-    assert again.size.parameters < small.size.parameters
+    recompressed = lrcore.compress(small, recipe.with_(method="svd", ratio=0.1))
+    assert recompressed.size.parameters < small.size.parameters
     healed = lrcore.heal(small, data=str(story_file), steps=2, batch=2, seq_len=32)
     assert not torch.equal(logits(healed.network), logits(small.network))
 
@@ -212,9 +212,9 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
         lrcore.export(small, tmp_path / family)
         folders.append((tmp_path / family).rename(tmp_path / "away" / family))
     results = loaded_elsewhere(folders, tmp_path, [False] * len(folders))
-    for (family, wanted), result in zip(expected.items(), results, strict=True):
+    for (family, expected_logits), result in zip(expected.items(), results, strict=True):
         assert isinstance(result, torch.Tensor), result
-        assert torch.allclose(result, wanted, atol=1e-5), family
+        assert torch.allclose(result, expected_logits, atol=1e-5), family
 
 
 def test_analysis_and_matrices_of_each_layer(folder_of, story_file, tmp_path):

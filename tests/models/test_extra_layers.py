@@ -64,8 +64,8 @@ def test_declared_layers_are_left_out_with_a_note(family, offload, tiny_llama, t
 def test_the_layer_that_transformers_ignores_is_named(tiny_llama, tmp_path):
     """transformers ignores layer 61 of a deepseek_v3, as in DeepSeek-V3, without a report."""
     folder = with_extra_layer(tiny_llama, tmp_path / "model", "deepseek_v3", 1, 61)
-    note = "Layers for multi-token prediction are left out: 61"
-    assert lrcore.load(str(folder)).note == note
+    expected_note = "Layers for multi-token prediction are left out: 61"
+    assert lrcore.load(str(folder)).note == expected_note
 
 
 @pytest.mark.parametrize("layers", [2, 61])

@@ -257,23 +257,23 @@ def test_the_note_goes_with_every_figure_and_into_what_is_made_of_it(
     tiny_llama, story_file, tmp_path, capsys
 ):
     path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
-    note = "Dequantized from 8 bits (Q8_0, F32)"
+    expected_note = "Dequantized from 8 bits (Q8_0, F32)"
     windows = ["--data", str(story_file), "--samples", "2", "--seq-len", "32"]
     assert main(["evaluate", str(path), *windows, "--json"]) == 0
     output = capsys.readouterr()
-    assert json.loads(output.out)["protocol"]["note"] == note
-    assert note in output.err
+    assert json.loads(output.out)["protocol"]["note"] == expected_note
+    assert expected_note in output.err
     out, exported = tmp_path / "small", tmp_path / "exported"
     assert main(["compress", str(path), *windows, "--method", "a3", "--out", str(out)]) == 0
-    assert lrcore.load(out).note == note
+    assert lrcore.load(out).note == expected_note
     assert main(["export", str(out), str(exported)]) == 0
     card = (exported / "README.md").read_text()
-    assert f"Note: {note}." in card
+    assert f"Note: {expected_note}." in card
     assert "license: mit" in card
-    assert lrcore.load(exported).note == note
+    assert lrcore.load(exported).note == expected_note
     assert str(tmp_path) not in card
     lrcore.export(lrcore.load(path), tmp_path / "dense", standard=True)
-    assert f"Note: {note}." in (tmp_path / "dense" / "README.md").read_text()
+    assert f"Note: {expected_note}." in (tmp_path / "dense" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

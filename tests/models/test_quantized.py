@@ -75,8 +75,11 @@ def scaled(stem, weight, dtype, largest, suffix="weight_scale", axes=(1,)):
     scale = weight.abs().amax(axes, keepdim=True) / largest
     values = weight / scale
     values = (values.round() if dtype == torch.int8 else values).to(dtype)
-    further = {f"{stem}.input_scale": torch.ones(1)}
-    return {f"{stem}.weight": values, f"{stem}.{suffix}": scale} | further, values.float() * scale
+    input_scale = {f"{stem}.input_scale": torch.ones(1)}
+    return {
+        f"{stem}.weight": values,
+        f"{stem}.{suffix}": scale,
+    } | input_scale, values.float() * scale
 
 
 def float8(stem, weight):
@@ -97,10 +100,10 @@ def blocks(stem, weight, side=20):
     larger = torch.zeros(-(-rows // side) * side, -(-columns // side) * side)
     larger[:rows, :columns] = weight
     scale = larger.unflatten(0, (-1, side)).unflatten(2, (-1, side)).abs().amax((1, 3)) / 448
-    every = scale.repeat_interleave(side, 0).repeat_interleave(side, 1)[:rows, :columns]
-    values = (weight / every).to(torch.float8_e4m3fn)
+    scales = scale.repeat_interleave(side, 0).repeat_interleave(side, 1)[:rows, :columns]
+    values = (weight / scales).to(torch.float8_e4m3fn)
     stored = {f"{stem}.weight": values, f"{stem}.weight_scale_inv": scale}
-    return stored, values.float() * every
+    return stored, values.float() * scales
 
 
 def bytes_of_4bit(values):

@@ -133,8 +133,8 @@ def test_ignored_tensors_of_a_family_are_named(tiny_llama, tmp_path):
     tiny("ernie4_5_moe").save_pretrained(tmp_path)
     copy_tokenizer(tiny_llama, tmp_path)
     file = tmp_path / "model.safetensors"
-    further = {"model.mtp_block.0.mlp.up_proj.weight": torch.ones(4)}
-    save_file(load_file(file) | further, file, metadata={"format": "pt"})
+    ignored_tensor = {"model.mtp_block.0.mlp.up_proj.weight": torch.ones(4)}
+    save_file(load_file(file) | ignored_tensor, file, metadata={"format": "pt"})
     assert "model.mtp_block (1)" in lrcore.load(str(tmp_path)).note
 
 
@@ -143,7 +143,7 @@ def test_an_unread_tensor_of_a_checkpoint_is_an_error(with_tensors, story_file, 
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="svd", ratio=0.2)
     saved = lrcore.save(lrcore.compress(model, recipe), tmp_path / "saved")
     file = saved / "model.safetensors"
-    further = {f"{ATTENTION}.q_proj.bias": torch.ones(32)}
-    save_file(load_file(file) | further, file, metadata={"format": "pt"})
+    unread_bias = {f"{ATTENTION}.q_proj.bias": torch.ones(32)}
+    save_file(load_file(file) | unread_bias, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"q_proj\.bias"):
         lrcore.load(str(saved), offload=offload)

@@ -80,8 +80,8 @@ def test_a_step_is_read_as_it_is_written(step):
 
 
 def test_how_a_model_came_to_be_is_read_as_it_is_written():
-    known = Provenance(tuple(EXAMPLES.values()), BaseModel("dense", "abc"), ACCOUNT)
-    assert Provenance.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+    provenance = Provenance(tuple(EXAMPLES.values()), BaseModel("dense", "abc"), ACCOUNT)
+    assert Provenance.from_dict(json.loads(json.dumps(provenance.to_dict()))) == provenance
     nothing = Provenance()
     assert Provenance.from_dict(nothing.to_dict()) == nothing
 
@@ -145,7 +145,9 @@ REFUSED = {
     (SB, EP): "share bases",
     (SB, SH): "Drop layers of the dense model",
     (SB, SL): "Slice the dense model",
-    **dict.fromkeys([(one, SB) for one in (C, Q, SL, SP, SB)], "is compressed. Share bases"),
+    **dict.fromkeys(
+        [(previous, SB) for previous in (C, Q, SL, SP, SB)], "is compressed. Share bases"
+    ),
 }
 
 

@@ -26,7 +26,7 @@ def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "expected"),
     [
         ({"ratio": 0}, "strictly between 0 and 1"),
         ({"ratio": 1.0}, "strictly between 0 and 1"),
@@ -41,8 +41,8 @@ def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
         ({"component_ratios": {"mlp": 1.0}}, "component mlp"),
     ],
 )
-def test_bad_values_are_named(changes: dict, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_bad_values_are_named(changes: dict, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         Recipe.from_dict(changes)
 
 
@@ -84,12 +84,12 @@ def test_keys_for_anchors_are_ignored(tmp_path) -> None:
 def test_files_that_are_no_recipe(tmp_path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
     (tmp_path / "broken.json").write_text('{"ratio": ')
-    for name, says in {
+    for name, expected in {
         "list.yaml": "mapping",
         "broken.json": "neither JSON nor YAML",
         "none.json": "No recipe file",
     }.items():
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=expected):
             Recipe.read(tmp_path / name)
 
 
@@ -115,5 +115,7 @@ def test_the_command_line_says_the_same() -> None:
 
 
 def test_every_field_is_of_one_group() -> None:
-    groups = [Recipe.fields_of(one) for one in ("source", "windows", "passes", "methods", "plan")]
+    groups = [
+        Recipe.fields_of(group) for group in ("source", "windows", "passes", "methods", "plan")
+    ]
     assert sorted(sum(groups, ())) == sorted(f.name for f in fields(Recipe))

@@ -31,8 +31,8 @@ def prepared(dense, story_file):
         dense.name, data=str(story_file), samples=4, seq_len=32, ratio=0.2, policy="energy"
     )
 
-    def of(method: str, **more) -> tuple[lrcore.Recipe, Factorization]:
-        recipe = base.with_(method=method, **more)
+    def of(method: str, **fields) -> tuple[lrcore.Recipe, Factorization]:
+        recipe = base.with_(method=method, **fields)
         if method not in made:
             made[method] = lrcore.prepare(dense, recipe.with_(policy="probed"))
         return recipe, made[method]
@@ -43,7 +43,7 @@ def prepared(dense, story_file):
 def test_the_document_has_the_table_of_targets() -> None:
     words = DOCUMENT.read_text(encoding="utf-8")
     for row in TARGETS.values():
-        cells = ["yes" if one in row.native else "-" for one in STRUCTURES]
+        cells = ["yes" if structure in row.native else "-" for structure in STRUCTURES]
         line = [f"`{row.name}`", "the same" if row.even else "any", *cells]
         assert f"| {' | '.join(line)} |" in words
 
@@ -136,8 +136,8 @@ def test_stock_is_a_format_whatever_the_target(prepared, dense, tmp_path) -> Non
     recipe, factors = prepared("a3", target="llama.cpp")
     lrcore.save(lrcore.compress(dense, recipe, factors), tmp_path / "checkpoint")
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "out"), "--standard"]) == 0
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
-    assert found.config.model_type == "llama"
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
+    assert reloaded.config.model_type == "llama"
 
 
 def test_a_method_that_adds_biases_the_file_has_no_place_for_is_refused(story_file) -> None:

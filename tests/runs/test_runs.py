@@ -97,7 +97,9 @@ def test_a_discarded_run_is_restored_with_all_its_rows(stored_runs, small, tmp_p
         before = stored_runs.get(run.id)
         stored_runs.discard(run.id)
         assert run.id not in stored_runs.ids()
-        assert [other.id for other in stored_runs.all()] == [r.id for r in runs if r is not run]
+        assert [stored_run.id for stored_run in stored_runs.all()] == [
+            r.id for r in runs if r is not run
+        ]
         assert stored_runs.restore(run.id) == before
         assert stored_runs.all() == [stored_runs.get(r.id) for r in runs]
         assert stored_runs.samples(run.id)[0]["text"] == "y"

@@ -49,9 +49,11 @@ def test_the_solver_finds_the_optimum_of_an_exhaustive_search(seed: int) -> None
         chosen = least_sum_exactly(losses, prices, spectra, limit)
         choice = [chosen[slot] for slot in losses]
         assert total(prices, choice) <= limit
-        fitting = [each for each in combinations if total(prices, each) <= limit]
+        fitting = [
+            combination for combination in combinations if total(prices, combination) <= limit
+        ]
         assert total(losses, choice) == pytest.approx(
-            min(total(losses, each) for each in fitting), abs=1e-12
+            min(total(losses, combination) for combination in fitting), abs=1e-12
         )
 
 
@@ -94,13 +96,13 @@ def test_plans_are_at_least_as_good_as_all_plans_of_ranks_in_eights(ratio: float
             for factor, (slot, s) in zip(factors, spectra.items(), strict=True)
         )
 
-    least = 0.1 if ratio > 0.5 else 0.3
+    smallest_share = 0.1 if ratio > 0.5 else 0.3
     candidates = [
         [
             rank
             for rank in s.cost.ranks()
             if rank == s.cost.full
-            or (rank % 8 == 0 and least <= s.cost.parameters(rank) / s.cost.dense <= 0.95)
+            or (rank % 8 == 0 and smallest_share <= s.cost.parameters(rank) / s.cost.dense <= 0.95)
         ]
         for s in spectra.values()
     ]
@@ -116,11 +118,13 @@ def test_plans_are_at_least_as_good_as_all_plans_of_ranks_in_eights(ratio: float
 def test_early_layers_keep_more_if_errors_grow_with_depth() -> None:
     spectra = {(layer, "q"): slot_of(layer, "q", 96, 96, 3.0) for layer in range(4)}
     budget = make_budget("params", 0.4, spectra, sum(s.cost.dense for s in spectra.values()))
-    kept = {}
+    kept_parameters = {}
     for gamma in (0.0, 7.0):
         evidence = evidence_of(spectra, dict.fromkeys(spectra, 1.0), 4, gamma)
         ranks = plan_ranks("lems", evidence, budget)
-        kept[gamma] = [spectra[slot].cost.parameters(rank) for slot, rank in ranks.items()]
-    assert kept[7.0] == sorted(kept[7.0], reverse=True)
-    assert kept[7.0][0] > kept[7.0][-1]
-    assert sum(kept[7.0][:2]) > sum(kept[0.0][:2])
+        kept_parameters[gamma] = [
+            spectra[slot].cost.parameters(rank) for slot, rank in ranks.items()
+        ]
+    assert kept_parameters[7.0] == sorted(kept_parameters[7.0], reverse=True)
+    assert kept_parameters[7.0][0] > kept_parameters[7.0][-1]
+    assert sum(kept_parameters[7.0][:2]) > sum(kept_parameters[0.0][:2])
