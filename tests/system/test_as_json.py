@@ -28,19 +28,19 @@ def open_writers(source: str) -> list[int]:
         and call.func.attr in ("dump", "dumps")
         and getattr(call.func.value, "id", "") == "json"
         and not any(
-            one.arg == "allow_nan" and getattr(one.value, "value", True) is False
-            for one in call.keywords
+            keyword.arg == "allow_nan" and getattr(keyword.value, "value", True) is False
+            for keyword in call.keywords
         )
     ]
 
 
 def test_no_writer_of_json_takes_nan():
     assert open_writers("json.dumps(x, indent=1)\njson.dump(x, f, allow_nan=False)") == [1]
-    left = {str(path): open_writers(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert {name: lines for name, lines in left.items() if lines} == {}
-    whole = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    assert "from json import" not in whole
-    assert "to_json(orient" not in whole
+    unsafe_lines = {str(path): open_writers(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {name: lines for name, lines in unsafe_lines.items() if lines} == {}
+    all_sources = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    assert "from json import" not in all_sources
+    assert "to_json(orient" not in all_sources
 
 
 @pytest.mark.parametrize("value", WILD, ids=lambda value: f"{type(value).__name__} {value}")

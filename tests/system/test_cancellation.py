@@ -1,4 +1,4 @@
-"""What is asked whether it goes on, and what is not."""
+"""Checks for cancellation: the operations with a check and the operations without."""
 
 import pytest
 import torch
@@ -22,35 +22,35 @@ class Asked:
 
 
 def test_every_function_of_torch_asks_first():
-    asked, x = Asked(), torch.ones(3)
-    with cancellable(asked):
+    counter, x = Asked(), torch.ones(3)
+    with cancellable(counter):
         for times in range(1, 4):
             x = x + 1
-            assert asked.times == times
+            assert counter.times == times
     x = x + 1
-    assert asked.times == 3
+    assert counter.times == 3
     assert x.tolist() == [5.0] * 3
 
 
 def test_one_that_stops_is_not_done():
-    found = []
+    results = []
 
     def adds():
-        found.append(torch.ones(3))
-        found.append(torch.ones(3))
+        results.append(torch.ones(3))
+        results.append(torch.ones(3))
 
     with pytest.raises(Cancelled), cancellable(Asked(last=2)):
         adds()
-    assert len(found) == 1
+    assert len(results) == 1
 
 
 def test_what_restores_something_is_done_whatever_happens():
     """A context that is left, normally or because of the cancelling itself."""
     weight, restored = torch.ones(2, requires_grad=True), []
 
-    def work(asked):
+    def work(counter):
         try:
-            asked.last = asked.times + 1  # from here on
+            counter.last = counter.times + 1  # from here on
             with torch.no_grad():
                 pass
             weight.requires_grad_(False)
@@ -62,9 +62,9 @@ def test_what_restores_something_is_done_whatever_happens():
         finally:
             restored.append(weight + 1)
 
-    asked = Asked()
-    with pytest.raises(Cancelled), cancellable(asked):
-        work(asked)
+    counter = Asked()
+    with pytest.raises(Cancelled), cancellable(counter):
+        work(counter)
     assert torch.is_grad_enabled()
     assert len(restored) == 1
     assert restored[0].requires_grad
@@ -72,34 +72,34 @@ def test_what_restores_something_is_done_whatever_happens():
 
 def test_a_backward_pass_asks_within_itself_and_stops_there():
     """It is one function of torch, and in healing takes seconds."""
-    asked, layers = Asked(), [torch.nn.Linear(2, 2) for _ in range(4)]
+    counter, layers = Asked(), [torch.nn.Linear(2, 2) for _ in range(4)]
     network = torch.nn.Sequential(*layers)
 
-    with cancellable(asked):
+    with cancellable(counter):
         loss = network(torch.ones(1, 2)).sum()
-        asked.last = asked.times + 3  # the function itself, then after two layers
+        counter.last = counter.times + 3  # the function itself, then after two layers
         with pytest.raises(Cancelled):
             loss.backward(retain_graph=True)
     reached = [layer.weight.grad is not None for layer in layers]
     assert reached == [False, False, True, True]
     loss.backward()  # outside, nothing is asked any more
-    assert asked.times == asked.last
+    assert counter.times == counter.last
     assert all(layer.weight.grad is not None for layer in layers)
 
 
 def test_what_is_timed_asks_at_modules_alone():
-    asked, network = Asked(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    counter, network = Asked(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     x = torch.ones(1, 2)
-    with cancellable(asked):
+    with cancellable(counter):
         with unchecked():
             network(x)
-            assert asked.times == 3
+            assert counter.times == 3
             with unchecked():
                 x + 1
             x + 1
-        assert asked.times == 3
+        assert counter.times == 3
         x + 1
-        assert asked.times == 4
+        assert counter.times == 4
     with unchecked():  # where nothing can be cancelled
         x + 1
 
@@ -119,7 +119,7 @@ def test_an_inner_check_leaves_the_outer_one():
 
 
 def test_a_decoded_token_asks_at_modules_alone(tiny_llama):
-    model, asked = lrcore.load(str(tiny_llama)), Asked()
+    model, counter = lrcore.load(str(tiny_llama)), Asked()
     functions = []
 
     class Counting(TorchFunctionMode):
@@ -129,9 +129,9 @@ def test_a_decoded_token_asks_at_modules_alone(tiny_llama):
 
     with Counting():
         list(lrcore.generate(model, "a", max_new_tokens=4))
-    with cancellable(asked):
+    with cancellable(counter):
         list(lrcore.generate(model, "a", max_new_tokens=4))
-    assert 0 < asked.times < len(functions) / 2
+    assert 0 < counter.times < len(functions) / 2
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "modegpt", "fused"])
@@ -145,14 +145,14 @@ def test_what_was_cancelled_is_done_the_same_when_asked_again(
     def weights():
         return lrcore.compress(lrcore.load(str(tiny_llama)), recipe).network.state_dict()
 
-    whole = Asked()
+    uninterrupted = Asked()
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "whole"))
-    with cancellable(whole):
-        wanted = weights()
+    with cancellable(uninterrupted):
+        expected = weights()
     # the first time takes more functions than the others: none stops in the last part of it
-    for last in range(1, whole.times * 3 // 4, whole.times // 5):
+    for last in range(1, uninterrupted.times * 3 // 4, uninterrupted.times // 5):
         monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / str(last)))
         with pytest.raises(Cancelled), cancellable(Asked(last)):
             weights()
-        again = weights()
-        assert all(torch.equal(wanted[name], again[name]) for name in wanted)
+        resumed = weights()
+        assert all(torch.equal(expected[name], resumed[name]) for name in expected)

@@ -19,7 +19,7 @@ from lrcore.system.files import cache_folder
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def separate_cache(tmp_path, monkeypatch):
     """A cache of this test alone."""
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LRCORE_CACHE_LIMIT", raising=False)
@@ -46,16 +46,16 @@ def test_the_least_recently_used_goes_first_until_the_rest_fits():
     file.write_text("[1]")
     os.utime(file, (2, 2))
     assert cache.trim(203) == cache.Removed()
-    assert [one.path for one in cache.trim(103).entries] == [old]
-    assert [one.path for one in cache.trim(103).entries] == []
-    assert [one.path for one in cache.trim(99).entries] == [file, new]
+    assert [cached.path for cached in cache.trim(103).entries] == [old]
+    assert [cached.path for cached in cache.trim(103).entries] == []
+    assert [cached.path for cached in cache.trim(99).entries] == [file, new]
     assert cache.entries() == []
 
 
 def test_what_is_used_goes_later():
     first, second = entry("moments", "a", 10, 1), entry("moments", "b", 10, 2)
     cache.hold(first).release()
-    assert [one.path for one in cache.trim(10).entries] == [second]
+    assert [cached.path for cached in cache.trim(10).entries] == [second]
 
 
 def test_what_is_held_stays_as_long_as_it_is_held():
@@ -63,22 +63,25 @@ def test_what_is_held_stays_as_long_as_it_is_held():
     lock = cache.hold(old)
     os.utime(old, (1, 1))
     removed = cache.trim(0)
-    assert ([one.path for one in removed.entries], [one.path for one in removed.held]) == (
+    assert (
+        [cached.path for cached in removed.entries],
+        [cached.path for cached in removed.held],
+    ) == (
         [new],
         [old],
     )
     assert cache.clear().entries == ()
     lock.release()
-    assert [one.path for one in cache.clear().entries] == [old]
+    assert [cached.path for cached in cache.clear().entries] == [old]
 
 
 def test_a_folder_that_is_evicted_while_somebody_waits_for_it_is_made_anew(monkeypatch):
-    old, taken = entry("moments", "a", 10, 1), cache.try_lock
+    old, original_try_lock = entry("moments", "a", 10, 1), cache.try_lock
 
-    def late(path, *given, **more):
-        monkeypatch.setattr(cache, "try_lock", taken)
+    def late(path, *args, **kwargs):
+        monkeypatch.setattr(cache, "try_lock", original_try_lock)
         cache.clear()
-        return taken(path, *given, **more)
+        return original_try_lock(path, *args, **kwargs)
 
     monkeypatch.setattr(cache, "try_lock", late)
     lock = cache.hold(old)
@@ -94,7 +97,7 @@ def test_a_calibration_that_is_in_use_outlives_a_limit_of_nothing(recipe, monkey
     calibration = lrcore.calibrate(model, recipe)
     factors = lrcore.factorize(model, calibration, "a3")
     probed = probe(model, factors)  # its file goes at once
-    assert [one.kind for one in cache.entries()] == ["moments"]
+    assert [cached.kind for cached in cache.entries()] == ["moments"]
     del calibration, factors, probed
     cache.trim()
     assert cache.entries() == []
@@ -103,9 +106,9 @@ def test_a_calibration_that_is_in_use_outlives_a_limit_of_nothing(recipe, monkey
 def test_an_evicted_calibration_is_made_again_and_equal(recipe):
     model = lrcore.load(recipe.model)
     first = lrcore.calibrate(model, recipe).moments(1)
-    assert [one.kind for one in cache.clear().entries] == ["moments"]
-    again = lrcore.calibrate(model, recipe).moments(1)
-    assert all((value == again.values[need]).all() for need, value in first.values.items())
+    assert [cached.kind for cached in cache.clear().entries] == ["moments"]
+    recomputed = lrcore.calibrate(model, recipe).moments(1)
+    assert all((value == recomputed.values[need]).all() for need, value in first.values.items())
 
 
 def test_what_is_damaged_is_made_again(recipe):
@@ -114,10 +117,10 @@ def test_what_is_damaged_is_made_again(recipe):
     factors = probe(model, lrcore.factorize(model, calibration, "a3"))
     for file in [*calibration.folder.iterdir(), *(cache_folder() / "probes").iterdir()]:
         file.write_bytes(file.read_bytes()[:20])
-    again = lrcore.calibrate(model, recipe)
-    assert again.block_influence == calibration.block_influence
-    fresh = probe(model, lrcore.factorize(model, again, "a3"))
-    first, second = (one.evidence.get("probes") for one in (factors, fresh))
+    recomputed = lrcore.calibrate(model, recipe)
+    assert recomputed.block_influence == calibration.block_influence
+    fresh = probe(model, lrcore.factorize(model, recomputed, "a3"))
+    first, second = (measured.evidence.get("probes") for measured in (factors, fresh))
     assert first.dense_loss == second.dense_loss
     for slot, curve in first.curves.items():
         assert curve.increase.equal(second.curves[slot].increase)
@@ -174,7 +177,7 @@ def run_json(capsys, *arguments):
 
 def test_the_command_lists_trims_and_clears(capsys):
     entry("moments", "a", 3_000_000, 1)
-    kept = entry("gguf", "b", 1_000_000, 2)
+    gguf_entry = entry("gguf", "b", 1_000_000, 2)
     listed = run_json(capsys, "cache")
     rows = {row["kind"]: (row["entries"], row["megabytes"]) for row in listed["kinds"]}
     assert rows["moments"] == (1, 3.0)
@@ -184,7 +187,7 @@ def test_the_command_lists_trims_and_clears(capsys):
     assert main(["cache"]) == 0
     assert str(cache_folder()) in capsys.readouterr().out
     assert run_json(capsys, "cache", "--limit", "2MB")["deleted_megabytes"] == 3.0
-    lock = cache.hold(kept)
+    lock = cache.hold(gguf_entry)
     assert run_json(capsys, "cache", "--clear")["in_use_megabytes"] == 1.0
     lock.release()
     assert run_json(capsys, "cache", "--clear")["megabytes"] == 0
@@ -197,16 +200,16 @@ def test_what_ships_with_the_package_is_read_where_the_cache_lacks_it(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(cache, "SHIPPED", tmp_path / "shipped")
-    own, other = (tmp_path / "cache" / "probes" / f"{name}.json" for name in "ab")
-    for file in (own, tmp_path / "shipped" / "probes" / own.name):
+    cached_file, missing_file = (tmp_path / "cache" / "probes" / f"{name}.json" for name in "ab")
+    for file in (cached_file, tmp_path / "shipped" / "probes" / cached_file.name):
         file.parent.mkdir(parents=True)
-    (tmp_path / "shipped" / "probes" / own.name).write_text("[1]")
-    assert (cache.read_value(own), cache.has_value(own)) == ([1], True)
-    assert (cache.read_value(other), cache.has_value(other)) == (None, False)
-    own.write_text("[2]")
-    assert cache.read_value(own) == [2]
-    own.write_text("damaged")
-    assert cache.read_value(own) == [1]
+    (tmp_path / "shipped" / "probes" / cached_file.name).write_text("[1]")
+    assert (cache.read_value(cached_file), cache.has_value(cached_file)) == ([1], True)
+    assert (cache.read_value(missing_file), cache.has_value(missing_file)) == (None, False)
+    cached_file.write_text("[2]")
+    assert cache.read_value(cached_file) == [2]
+    cached_file.write_text("damaged")
+    assert cache.read_value(cached_file) == [1]
 
 
 def test_everything_that_is_cached_is_of_a_kind_that_is_listed_and_evicted():
@@ -231,8 +234,8 @@ def test_a_cache_that_may_only_be_read_serves_and_says_so_where_it_must_write(
     before = lrcore.calibrate(dense, recipe)
     folders = [cache_folder(), *(p for p in cache_folder().rglob("*") if p.is_dir())]
     with closed(folders, monkeypatch):
-        again = lrcore.calibrate(dense, recipe)
-        assert again.key == before.key
+        reloaded = lrcore.calibrate(dense, recipe)
+        assert reloaded.key == before.key
         with pytest.raises(ResourceError, match="LRCORE_CACHE to a writable folder"):
             lrcore.calibrate(dense, recipe.with_(seed=1))
     assert lrcore.calibrate(dense, recipe.with_(seed=1)).key != before.key
@@ -250,16 +253,16 @@ def closed(folders, monkeypatch):
         if os.path.dirname(os.path.abspath(os.fsdecode(path))) in closed_to:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-    def mkdir(path, *more, **named):
+    def mkdir(path, *args, **named):
         refuse(path)
-        make(path, *more, **named)
+        make(path, *args, **named)
 
-    def opened(path, flags, *more, **named):
+    def opened(path, flags, *args, **named):
         if flags & os.O_CREAT:
             refuse(path)
-        return opening(path, flags, *more, **named)
+        return opening(path, flags, *args, **named)
 
-    def utime(path, *more, **named):
+    def utime(path, *args, **named):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""How sentences to a person name what they are about."""
+"""Names in error messages."""
 
 import ast
 import re
@@ -33,8 +33,10 @@ OF_A_FEW = {"kind", "UNEVEN"}  # gaps that no name with a vowel first fills
 
 
 def test_a_name_that_begins_with_a_vowels_sound_is_after_an() -> None:
-    assert {one for one in {**ARCHITECTURES, **MULTIMODAL} if with_article(one)[:2] == "an"} == AN
-    assert [with_article(one) for one in ("int", "dict", "NoneType", "xglm", "gpt2")] == [
+    assert {
+        name for name in {**ARCHITECTURES, **MULTIMODAL} if with_article(name)[:2] == "an"
+    } == AN
+    assert [with_article(name) for name in ("int", "dict", "NoneType", "xglm", "gpt2")] == [
         "an int",
         "a dict",
         "a NoneType",
@@ -44,18 +46,18 @@ def test_a_name_that_begins_with_a_vowels_sound_is_after_an() -> None:
 
 
 def test_no_sentence_has_an_article_before_a_name_that_is_not_known_yet() -> None:
-    found = []
+    gaps = []
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             parts = node.values if isinstance(node, ast.JoinedStr) else []
             for text, gap in pairwise(parts):
                 words = text.value if isinstance(text, ast.Constant) else ""
                 if re.search(r"\b[Aa]n? $", words) and isinstance(gap, ast.FormattedValue):
-                    found.append(ast.unparse(gap.value))
-    assert set(found) <= OF_A_FEW
+                    gaps.append(ast.unparse(gap.value))
+    assert set(gaps) <= OF_A_FEW
 
 
-@pytest.mark.parametrize(("given", "words"), [(5, "Cannot load an int"), ({}, "load a dict")])
-def test_a_refusal_has_the_article_of_what_was_given(given, words) -> None:
+@pytest.mark.parametrize(("value", "words"), [(5, "Cannot load an int"), ({}, "load a dict")])
+def test_a_refusal_has_the_article_of_what_was_given(value, words) -> None:
     with pytest.raises(lrcore.InputError, match=words):
-        lrcore.load(given)
+        lrcore.load(value)

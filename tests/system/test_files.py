@@ -51,10 +51,10 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
 
 def test_two_drafts_of_one_file_do_not_meet(tmp_path):
     path = tmp_path / "table.csv"
-    with draft_of(path) as one, draft_of(path) as two:
-        assert one != two
-        one.write_text("one", encoding="utf-8")
-        two.write_text("two", encoding="utf-8")
+    with draft_of(path) as first_draft, draft_of(path) as second_draft:
+        assert first_draft != second_draft
+        first_draft.write_text("one", encoding="utf-8")
+        second_draft.write_text("two", encoding="utf-8")
     assert path.read_text() == "one"  # the outer block ended last
 
 
@@ -96,17 +96,17 @@ def test_there_is_a_folder_at_every_moment_of_an_exchange(tmp_path, monkeypatch)
 
 def test_drafts_of_killed_processes_go_with_the_next_and_those_being_written_stay(tmp_path):
     path, folder = tmp_path / "table.csv", tmp_path / "model"
-    others = [
+    unrelated = [
         tmp_path / name for name in (".table.csv", ".table.csv.tmp", ".other.csv.00000000.tmp")
     ]
     (tmp_path / ".table.csv.01234567.tmp").touch()
     (tmp_path / ".model.01234567.tmp").mkdir()
-    for other in others:
-        other.touch()
-    with draft_of(path) as one:
+    for file in unrelated:
+        file.touch()
+    with draft_of(path) as file_draft:
         write_text(path, "two")
-        assert one.exists()
-        one.write_text("one")
+        assert file_draft.exists()
+        file_draft.write_text("one")
     with folder_draft_of(folder) as draft:
         (draft / "weights").write_text("w")
         with folder_draft_of(folder) as faster:
@@ -114,7 +114,7 @@ def test_drafts_of_killed_processes_go_with_the_next_and_those_being_written_sta
         assert draft.is_dir()
     assert path.read_text() == "one"
     assert (folder / "weights").read_text() == "w"
-    assert sorted(tmp_path.iterdir()) == sorted([path, folder, *others])
+    assert sorted(tmp_path.iterdir()) == sorted([path, folder, *unrelated])
 
 
 def test_contents_are_on_the_disk_before_the_name_and_the_name_before_what_follows(
@@ -123,38 +123,38 @@ def test_contents_are_on_the_disk_before_the_name_and_the_name_before_what_follo
     order = []
     synced, replaced, renamed = files.to_disk, Path.replace, Path.rename
 
-    def note(name, real):
-        def run(path, *rest):
+    def recording(name, real):
+        def run(path, *arguments):
             order.append((name, path.name.split(".")[1] if path.name[0] == "." else path.name))
-            return real(path, *rest)
+            return real(path, *arguments)
 
         return run
 
-    monkeypatch.setattr(files, "to_disk", note("sync", synced))
-    monkeypatch.setattr(Path, "replace", note("rename", replaced))
-    monkeypatch.setattr(Path, "rename", note("rename", renamed))
+    monkeypatch.setattr(files, "to_disk", recording("sync", synced))
+    monkeypatch.setattr(Path, "replace", recording("rename", replaced))
+    monkeypatch.setattr(Path, "rename", recording("rename", renamed))
     write_text(tmp_path / "new" / "table", "x")
-    here = tmp_path.name
-    assert order == [("sync", here), ("sync", "table"), ("rename", "table"), ("sync", "new")]
+    folder_name = tmp_path.name
+    assert order == [("sync", folder_name), ("sync", "table"), ("rename", "table"), ("sync", "new")]
     order.clear()
     with folder_draft_of(tmp_path / "model") as draft:
         (draft / "inside").mkdir()
         (draft / "inside" / "weights").touch()
     inside = [("sync", "inside"), ("sync", "weights"), ("sync", "model")]
-    assert order == [*inside, ("rename", "model"), ("sync", here)]
+    assert order == [*inside, ("rename", "model"), ("sync", folder_name)]
 
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_draft_that_is_cleaned_up_before_it_is_locked_gets_another_name(
     tmp_path, monkeypatch, folder
 ):
-    taken = files.try_lock
+    original_try_lock = files.try_lock
 
     def late(path):
         """Another process takes the draft for a leftover between its making and its lock."""
-        monkeypatch.setattr(files, "try_lock", taken)
+        monkeypatch.setattr(files, "try_lock", original_try_lock)
         assert files.remove_unlocked(path)
-        return taken(path)
+        return original_try_lock(path)
 
     monkeypatch.setattr(files, "try_lock", late)
     monkeypatch.setattr(files, "remove_leftovers", lambda *given: None)
@@ -170,18 +170,18 @@ def test_a_draft_that_is_cleaned_up_before_it_is_locked_gets_another_name(
 def test_a_new_process_keeps_its_folder_where_another_cleans_up_at_the_same_moment(
     tmp_path, monkeypatch
 ):
-    taken = files.try_lock
+    original_try_lock = files.try_lock
 
     def late(path):
-        monkeypatch.setattr(files, "try_lock", taken)
+        monkeypatch.setattr(files, "try_lock", original_try_lock)
         files.remove_dead(tmp_path)
-        return taken(path)
+        return original_try_lock(path)
 
     monkeypatch.setattr(files, "try_lock", late)
-    own = process_folder(tmp_path)
+    folder = process_folder(tmp_path)
     files.remove_dead(tmp_path)
-    assert own.is_dir()
-    assert own.with_suffix(".lock").is_file()
+    assert folder.is_dir()
+    assert folder.with_suffix(".lock").is_file()
 
 
 HOLD = """
@@ -206,19 +206,19 @@ def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_their
         return process
 
     killed = start()
-    (left,) = tmp_path.glob("*/x")
+    (leftover,) = tmp_path.glob("*/x")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    assert left.exists()
+    assert leftover.exists()
     living = start()
-    assert not left.exists()
-    own = process_folder(tmp_path)
-    assert process_folder(tmp_path) == own
-    assert own.is_dir()
+    assert not leftover.exists()
+    folder = process_folder(tmp_path)
+    assert process_folder(tmp_path) == folder
+    assert folder.is_dir()
     assert len(list(tmp_path.glob("*/x"))) == 1
     living.communicate("", timeout=20)
     assert list(tmp_path.glob("*/x")) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == [own.name, f"{own.name}.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
 def test_a_home_that_cannot_be_written_leaves_the_cache_among_temporary_files(
@@ -264,9 +264,9 @@ def test_a_full_disk_is_said_with_what_is_free_and_leaves_what_was_there(tmp_pat
             (draft / "weights" if folder else draft).write_text("ha")
             raise error
 
-    with pytest.raises(InputError, match=r"disk is full \([\d,.]+ MB are free in '") as said:
+    with pytest.raises(InputError, match=r"disk is full \([\d,.]+ MB are free in '") as refusal:
         fill()
-    assert f"'{path}' cannot be written" in str(said.value)
+    assert f"'{path}' cannot be written" in str(refusal.value)
     assert list(tmp_path.iterdir()) == [path]
     assert folder or path.read_text() == "whole"
 

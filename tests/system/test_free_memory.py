@@ -1,4 +1,4 @@
-"""How much memory may still be taken, and what is refused before it is taken."""
+"""The free memory, and allocations that are refused in advance."""
 
 import shutil
 from types import SimpleNamespace

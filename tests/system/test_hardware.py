@@ -1,4 +1,4 @@
-"""What a model computes on."""
+"""The hardware that a model runs on."""
 
 import torch
 

@@ -33,7 +33,7 @@ def run(cells: list[dict]) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory) -> list[Any]:
+def displayed(tmp_path_factory) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("notebook"))
         patch.setattr("builtins.input", unanswered)
@@ -52,15 +52,17 @@ def test_the_notebook_is_stored_without_outputs():
 def test_it_holds_the_example_of_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     example = readme.split("```python\n")[1].split("```")[0]
-    said = "\n".join("".join(cell["source"]) for cell in CODE)
-    rest = [line for line in example.splitlines() if line.strip() and line not in said]
-    assert rest == [
+    notebook_code = "\n".join("".join(cell["source"]) for cell in CODE)
+    missing_lines = [
+        line for line in example.splitlines() if line.strip() and line not in notebook_code
+    ]
+    assert missing_lines == [
         "factors = lrcore.factorize(model, lrcore.calibrate(model, recipe), recipe.method)  # once"
     ]  # there the calibration has a name, for the analysis
 
 
-def test_the_plots_have_a_bar_for_every_slot_and_a_cell_for_every_matrix(shown):
-    spectra, ranks = (one for one in shown if type(one).__name__ == "Figure")
+def test_the_plots_have_a_bar_for_every_slot_and_a_cell_for_every_matrix(displayed):
+    spectra, ranks = (value for value in displayed if type(value).__name__ == "Figure")
     assert spectra.data[0].z.shape == (10, 6)  # QK, OV, MLP and seven matrices; six layers
     assert ((spectra.data[0].z > 0) & (spectra.data[0].z <= 1)).all()
     assert spectra.data[0].text.shape == (10, 6)  # a number in every cell
@@ -71,21 +73,23 @@ def test_the_plots_have_a_bar_for_every_slot_and_a_cell_for_every_matrix(shown):
 @pytest.mark.parametrize("measure", RANK_MEASURES)
 def test_a_heatmap_has_the_colors_of_the_page(made, measure):
     analysis = made[4]
-    drawn = json.loads(heat_figure(analysis.table(), measure, "aware"))["data"][0]
+    page_trace = json.loads(heat_figure(analysis.table(), measure, "aware"))["data"][0]
     (cells,) = analysis.figure(measure).data
-    shares, colors = zip(*get_colorscale(drawn["colorscale"]), strict=True)
+    shares, colors = zip(*get_colorscale(page_trace["colorscale"]), strict=True)
     assert [color for _, color in cells.colorscale] == list(colors)
     assert [share for share, _ in cells.colorscale] == pytest.approx(shares)
     low, high = cells.z.min(), cells.z.max()  # Plotly's limits without zmin and zmax
     limits = (low, high) if cells.zmin is None else (cells.zmin, cells.zmax)
-    assert limits == pytest.approx((drawn["zmin"], drawn["zmax"]))
+    assert limits == pytest.approx((page_trace["zmin"], page_trace["zmax"]))
 
 
-def test_tables_and_reprs_are_short(shown):
-    (comparison,) = (one for one in shown if isinstance(one, Comparison))
+def test_tables_and_reprs_are_short(displayed):
+    (comparison,) = (value for value in displayed if isinstance(value, Comparison))
     assert "same top-1" in comparison._repr_html_()
     assert "nan" not in comparison._repr_html_()
-    assert all(len(repr(one)) < 300 for one in shown if type(one).__module__.startswith("lrcore"))
+    assert all(
+        len(repr(value)) < 300 for value in displayed if type(value).__module__.startswith("lrcore")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +108,7 @@ def test_what_one_looks_at_is_a_line(made):
         assert "tensor" not in repr(value)
     assert repr(made[0]) == "LoadedModel('demo-llama', 5,139,712 parameters, float32, on cpu)"
     _, _, factors, plan, _ = made
-    assert all(len(repr(one)) < 400 for one in factors.spectra.values())
+    assert all(len(repr(spectrum)) < 400 for spectrum in factors.spectra.values())
     step = lrcore.compress(made[0], lrcore.Recipe(method="a3", ratio=0.2), factors, plan).history[0]
     assert len(repr(step)) < 1500  # with its recipe, and without a rank of every slot
     assert "SlotRank" not in repr(step)
@@ -131,7 +135,7 @@ def test_a_bar_per_stage_that_ends_with_it(capsys):
     show = progress_bar()
     for stage, done, total in (("a", 0, 2), ("a", 2, 2), ("a", 2, 2), ("b", 0, 3), ("c", 1, 1)):
         show(stage, done, total)
-    said = capsys.readouterr().err
-    assert "a: 100%" in said
-    assert "b:   0%" in said
-    assert "c" not in said
+    output = capsys.readouterr().err
+    assert "a: 100%" in output
+    assert "b:   0%" in output
+    assert "c" not in output

@@ -38,11 +38,11 @@ def test_a_matrix_elsewhere_changes_nothing():
 
 @has_numbers
 def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
-    met, here = threading.Barrier(2, timeout=30), threading.get_ident()
+    met, main_thread = threading.Barrier(2, timeout=30), threading.get_ident()
 
     def work(name):
         met.wait()  # both are under way
-        assert threading.get_ident() != here
+        assert threading.get_ident() != main_thread
         return thread_count(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     matrices = {"a": torch.ones(3, 3), "b": torch.ones(5, 5)}
@@ -114,7 +114,7 @@ def test_all_of_them_can_be_cancelled(two_threads):
 def test_the_bits_are_those_of_one_after_the_other(two_threads):
     g = torch.Generator().manual_seed(0)
     matrices = {str(n): torch.randn(40 + n, 30, generator=g) for n in range(6)}
-    found = at_once(lambda name: torch.linalg.svdvals(matrices[name]), matrices)
+    singular_values = at_once(lambda name: torch.linalg.svdvals(matrices[name]), matrices)
     for name, matrix in matrices.items():
         with threads_for(matrix):
-            assert torch.equal(found[name], torch.linalg.svdvals(matrix))
+            assert torch.equal(singular_values[name], torch.linalg.svdvals(matrix))

@@ -48,11 +48,11 @@ def test_nothing_outside_is_read_or_told_from_what_is_not_there(root, name):
         if read is place_of or "\0" not in name:
             with pytest.raises(lrcore.InputError, match="outside the folders"):
                 read(name)
-    with pytest.raises(lrcore.InputError) as there:
+    with pytest.raises(lrcore.InputError) as existing:
         load_texts("/etc/hosts.txt")
     with pytest.raises(lrcore.InputError) as missing:
         load_texts("/etc/none.txt")
-    assert str(there.value).replace("hosts", "none") == str(missing.value)
+    assert str(existing.value).replace("hosts", "none") == str(missing.value)
 
 
 def test_names_start_in_the_folders_and_built_in_ones_are_read(root, model):

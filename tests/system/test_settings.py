@@ -20,8 +20,8 @@ class Options:
 
 def test_defaults_and_values_of_the_command_line():
     assert read_options("method x", Options, {}) == Options()
-    given = {"junction": "right", "rounds": "3", "alpha": "0.25", "bias": "off"}
-    assert asdict(read_options("method x", Options, given)) == {
+    values = {"junction": "right", "rounds": "3", "alpha": "0.25", "bias": "off"}
+    assert asdict(read_options("method x", Options, values)) == {
         "junction": "right",
         "rounds": 3,
         "alpha": 0.25,
@@ -31,7 +31,7 @@ def test_defaults_and_values_of_the_command_line():
 
 
 def test_options_describe_themselves():
-    rows = [one.describe() for one in options_of(Options)]
+    rows = [row.describe() for row in options_of(Options)]
     assert rows == [
         {
             "name": "junction",
@@ -46,7 +46,7 @@ def test_options_describe_themselves():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "words"),
     [
         ({"junctoin": "left"}, "junction"),
         ({"junction": "lefty"}, "left"),
@@ -58,9 +58,9 @@ def test_options_describe_themselves():
         ({"temperature": 0.3}, "temperature"),
     ],
 )
-def test_a_wrong_option_says_what_to_write(given, words):
+def test_a_wrong_option_says_what_to_write(values, words):
     with pytest.raises(InputError, match=words):
-        read_options("method x", Options, given)
+        read_options("method x", Options, values)
 
 
 def test_a_method_without_options_says_so():

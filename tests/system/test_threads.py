@@ -27,13 +27,15 @@ def results():
 
 
 def test_another_number_of_threads_changes_nothing_beyond_a_millionth(results):
-    (one, order), (two, other), _ = results
-    for first, second in zip(one, two, strict=True):
+    (one_thread, order), (two_threads, other_order), _ = results
+    for first, second in zip(one_thread, two_threads, strict=True):
         assert float((first - second).abs().max()) <= 1e-6 * float(first.abs().max())
-    assert torch.equal(order, other)
+    assert torch.equal(order, other_order)
 
 
 def test_the_same_number_of_threads_gives_the_same_bits(results):
-    _, (two, order), (again, other) = results
-    assert all(torch.equal(first, second) for first, second in zip(two, again, strict=True))
-    assert torch.equal(order, other)
+    _, (two_threads, order), (repeated, repeated_order) = results
+    assert all(
+        torch.equal(first, second) for first, second in zip(two_threads, repeated, strict=True)
+    )
+    assert torch.equal(order, repeated_order)
