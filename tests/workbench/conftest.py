@@ -1,4 +1,4 @@
-"""What several tests of the page's parts need."""
+"""Fixtures that several tests of the page's parts need."""
 
 import threading
 

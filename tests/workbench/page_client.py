@@ -36,8 +36,8 @@ class PageClient:
         self.http = httpx.Client(base_url=url, timeout=PATIENCE)
         self.session = session
         self.config = self.http.get("/config").json()
-        self.components = {one["id"]: one for one in self.config["components"]}
-        self.listeners = {one["id"]: one for one in self.config["dependencies"]}
+        self.components = {component["id"]: component for component in self.config["components"]}
+        self.listeners = {listener["id"]: listener for listener in self.config["dependencies"]}
 
     def at_first(self, listener: int) -> list[Any]:
         """The values of a listener's inputs as the page opens; None of what the server keeps."""
@@ -46,16 +46,16 @@ class PageClient:
             for number in self.listeners[listener]["inputs"]
         ]
 
-    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
+    def answer_all(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
         """The answer to every question, some at once, in any order."""
-        queued = [one for one in questions if self.listeners[one.listener]["queue"]]
+        queued = [question for question in questions if self.listeners[question.listener]["queue"]]
         for start in range(0, len(queued), AT_ONCE):
-            asked = {self.join(one): one for one in queued[start : start + AT_ONCE]}
-            for number, answer in self._answers(asked):
-                yield asked[number], answer
-        for one in questions:
-            if not self.listeners[one.listener]["queue"]:
-                yield one, self.run(one)
+            joined = {self.join(question): question for question in queued[start : start + AT_ONCE]}
+            for number, answer in self._answers(joined):
+                yield joined[number], answer
+        for question in questions:
+            if not self.listeners[question.listener]["queue"]:
+                yield question, self.run(question)
 
     def join(self, question: Question) -> str:
         """Put a question into the queue; its number."""
@@ -67,12 +67,12 @@ class PageClient:
         """Ask past the queue."""
         answer = self._post("run/predict", question)
         assert answer.status_code in (200, 500), (answer.status_code, answer.text[:500], question)
-        found = answer.json()
-        refused = None if answer.status_code == 200 else str(found.get("error"))
-        return Answer(refused, found.get("data"), answer.text)
+        content = answer.json()
+        refused = None if answer.status_code == 200 else str(content.get("error"))
+        return Answer(refused, content.get("data"), answer.text)
 
     def _post(self, where: str, question: Question) -> httpx.Response:
-        asked = {
+        request = {
             "data": list(question.values),
             "fn_index": question.listener,
             "session_hash": self.session,
@@ -81,12 +81,12 @@ class PageClient:
         # not httpx's own: it takes neither NaN nor half a surrogate, and a client may send both
         return self.http.post(
             f"/gradio_api/{where}",
-            content=json.dumps(asked),
+            content=json.dumps(request),
             headers={"content-type": "application/json"},
         )
 
-    def _answers(self, asked: dict[str, Question]) -> Iterator[tuple[str, Answer]]:
-        left = set(asked)
+    def _answers(self, questions_by_event: dict[str, Question]) -> Iterator[tuple[str, Answer]]:
+        pending = set(questions_by_event)
         address = f"/gradio_api/queue/data?session_hash={self.session}"
         with self.http.stream("GET", address) as lines:
             for line in lines.iter_lines():
@@ -98,10 +98,10 @@ class PageClient:
                 output = message["output"]
                 refused = None if message["success"] else str(output.get("error"))
                 yield message["event_id"], Answer(refused, output.get("data"), line)
-                left.discard(message["event_id"])
-                if not left:
+                pending.discard(message["event_id"])
+                if not pending:
                     return
-        raise AssertionError(f"{len(left)} answers did not come")
+        raise AssertionError(f"{len(pending)} answers did not come")
 
     def upload(self, name: str, content: bytes) -> dict[str, Any]:
         """A file as its component is given it."""

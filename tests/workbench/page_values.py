@@ -1,4 +1,4 @@
-"""What a browser would send: clicks, requests."""
+"""Values that a browser would send: clicks, requests."""
 
 from types import SimpleNamespace
 from typing import Any

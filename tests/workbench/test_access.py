@@ -1,4 +1,4 @@
-"""Who is let in: options and environment, as the command takes them."""
+"""Access to the page: options and environment, as the command reads them."""
 
 import argparse
 import asyncio
@@ -16,13 +16,13 @@ PASSWORD = "correct horse"
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    def one(*flags, **environment):
+    def read_options(*flags, **environment):
         monkeypatch.delenv("GRADIO_SERVER_NAME", raising=False)
         options = argparse.ArgumentParser()
         access.add_options(options)
         return access.read(options.parse_args(list(flags)), environment, tmp_path / "runs")
 
-    return one
+    return read_options
 
 
 def test_alone_on_this_machine_nothing_is_asked_and_everything_read(read):
@@ -59,21 +59,21 @@ def test_a_password_comes_from_a_file_or_the_environment(read, tmp_path):
 
 
 def test_a_space_is_let_be(read):
-    here = read("--host", "0.0.0.0", SPACE_ID="owner/name")
-    assert here.names.accepts("owner-name.hf.space")
-    assert here.roots
+    options = read("--host", "0.0.0.0", SPACE_ID="owner/name")
+    assert options.names.accepts("owner-name.hf.space")
+    assert options.roots
 
 
 def test_names_and_folders_come_from_the_environment_too(read, tmp_path):
-    given = read(
+    options = read(
         "--root",
         "a",
         LRCORE_ROOTS="b:c",
         LRCORE_NAMES="one.example, two.example",
         LRCORE_PASSWORD=PASSWORD,
     )
-    assert [root.name for root in given.roots] == ["a", "b", "c", "runs"]
-    assert given.names == HostNames("127.0.0.1", ("one.example", "two.example"))
+    assert [root.name for root in options.roots] == ["a", "b", "c", "runs"]
+    assert options.names == HostNames("127.0.0.1", ("one.example", "two.example"))
 
 
 def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
@@ -114,10 +114,10 @@ def test_what_is_no_port_is_refused_in_one_sentence(where, port, monkeypatch, ca
 def test_where_nobody_can_listen_is_said_before_the_page_is_built(host):
     from workbench.app import start
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         with pytest.raises(lrcore.InputError, match=f"cannot listen on '{host}', port {port}"):
             start.check_port(host, port)
     start.check_port("127.0.0.1", port)
@@ -148,8 +148,8 @@ def test_the_command_says_it_in_one_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         start.main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("low-rank-workbench: error: Other machines can reach the page at 127")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("low-rank-workbench: error: Other machines can reach the page at 127")
 
 
 def test_share_names_the_replacement(read):

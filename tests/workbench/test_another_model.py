@@ -22,28 +22,28 @@ def experts(tmp_path_factory, tiny_llama, story_file):
     """The store, the recipe and the key of the analysis of a model without heads to narrow, whose
     layers differ.
     """
-    place = tmp_path_factory.mktemp("experts")
-    folder = family_folder("deepseek_v3", tiny_llama, place / "model")
+    root = tmp_path_factory.mktemp("experts")
+    folder = family_folder("deepseek_v3", tiny_llama, root / "model")
     recipe = lrcore.Recipe(
         str(folder), data=str(story_file), samples=4, seq_len=16, method="svd_llm"
     )
-    store = Store(place / "runs")
+    store = Store(root / "runs")
     return store, recipe, list(calibration_key(recipe)), store.analysis(recipe)
 
 
 @pytest.mark.parametrize(
-    ("selected", "there"),
+    ("selected", "expected"),
     [([0, "qk"], [0, "mlp"]), ([1, "down"], [1, "q_b"]), ([9, "o"], [1, "o"]), ([1, "o"], None)],
 )
-def test_one_that_is_there_is_selected_in_its_place(experts, selected, there):
+def test_one_that_is_there_is_selected_in_its_place(experts, selected, expected):
     store, _, key, analysis = experts
     slot, mark = spectra.reselect(store, selected, key)
-    if there is None:
+    if expected is None:
         assert "value" not in slot
     else:
-        own = {name for layer, name, _ in analysis.spectra if layer == slot[0]}
-        assert slot[0] == there[0]
-        assert slot[1] in own
+        names_of_layer = {name for layer, name, _ in analysis.spectra if layer == slot[0]}
+        assert slot[0] == expected[0]
+        assert slot[1] in names_of_layer
         assert selection.mark_value(slot, False) == mark
 
 
@@ -75,9 +75,9 @@ def test_a_job_on_another_model_does_not_promise_a_result(tmp_path, monkeypatch)
     assert store.waiting_jobs(recipe.with_(model="demo-opt")) == []
     assert store.waiting_jobs(None) == []
     controls = ["effective_rank", 0.9, "aware"]
-    for model, said in (
+    for model, sentence in (
         ("demo-llama", words.spectra.WORKING),
         ("demo-opt", words.spectra.NOT_ANALYZED),
     ):
         values = input_values(recipe.with_(model=model))
-        assert said in spectra.draw_heatmap(store, controls, None, *values)[2]
+        assert sentence in spectra.draw_heatmap(store, controls, None, *values)[2]

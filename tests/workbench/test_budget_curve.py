@@ -21,21 +21,28 @@ POINTS = (CurvePoint(0.1, 8.5, 8.0, 9.0), CurvePoint(0.5, 20.0, None, None))
 
 def test_the_figure_has_the_curve_its_band_and_the_dense_model() -> None:
     beyond = CurvePoint(0.9, 1e9, None, None)
-    uniform, others = {"fused, uniform": POINTS}, {"a3, probed": POINTS[:1]}
-    drawn = BudgetCurves(
-        (*POINTS, beyond), "fused, probed", 8.0, uniform, others, current=(0.3, 7.9)
+    uniform, other_policies = {"fused, uniform": POINTS}, {"a3, probed": POINTS[:1]}
+    curves = BudgetCurves(
+        (*POINTS, beyond), "fused, probed", 8.0, uniform, other_policies, current=(0.3, 7.9)
     )
-    figure = json.loads(budget_curves(drawn))
-    even, of_other, other, band, own, dense, now = figure["data"]
-    assert [even["name"], other["name"], own["name"]] == [*uniform, *others, "fused, probed"]
+    figure = json.loads(budget_curves(curves))
+    even, of_other, other_trace, band, chosen_trace, dense, current_trace = figure["data"]
+    assert [even["name"], other_trace["name"], chosen_trace["name"]] == [
+        *uniform,
+        *other_policies,
+        "fused, probed",
+    ]
     assert (dense["name"], dense["mode"], dense["y"]) == ("dense: 8.0000", "lines", [MIN_RISE] * 2)
     assert figure["layout"]["yaxis"]["ticktext"][0] == "dense"
     assert of_other["fill"] == band["fill"] == "toself"  # each method has a band of its own
     assert of_other["y"] == [MIN_RISE, 0.125]
-    assert (own["x"], own["y"]) == ([0.1, 0.5], [0.0625, 1.5])  # without what lies beyond
-    assert own["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
+    assert (chosen_trace["x"], chosen_trace["y"]) == (
+        [0.1, 0.5],
+        [0.0625, 1.5],
+    )  # without what lies beyond
+    assert chosen_trace["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
     assert band["y"] == [MIN_RISE, 0.125]  # where it is known
-    assert (now["x"], now["y"]) == ([0.3], [MIN_RISE])  # no rise
+    assert (current_trace["x"], current_trace["y"]) == ([0.3], [MIN_RISE])  # no rise
     assert figure["layout"]["yaxis"]["type"] == "log"
 
 
@@ -44,7 +51,7 @@ def test_a_click_sets_the_budget_and_makes_the_tabs_follow() -> None:
     assert (ratio, choice[:2]) == (0.35, ["fused", "probed"])
     assert choice[2] != 1.0
     nothing = budget_curve.set_budget(click(), ["fused", "probed", 1.0])
-    assert all(isinstance(one, dict) for one in nothing)  # gr.skip()
+    assert all(isinstance(update, dict) for update in nothing)  # gr.skip()
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +67,16 @@ def store(tmp_path_factory, tiny_llama, story_file):
 def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
     store, recipe = store
     figure, words = budget_curve.draw(store, *input_values(recipe))
-    drawn = {trace["name"]: trace for trace in json.loads(figure)["data"]}
+    traces = {trace["name"]: trace for trace in json.loads(figure)["data"]}
     points = lrcore.predicted_curve(store.peek_factors(recipe), recipe)
-    shown = drawn["svd, probed"]["customdata"]
-    assert shown == [[point.ratio, point.perplexity] for point in points][: len(shown)]
+    curve_points = traces["svd, probed"]["customdata"]
+    assert (
+        curve_points == [[point.ratio, point.perplexity] for point in points][: len(curve_points)]
+    )
     plan = store.plan(recipe)
-    assert drawn["this plan"]["customdata"][0][1] == plan.predicted.perplexity
-    assert "svd, uniform" in drawn
-    assert f"dense: {plan.dense_perplexity:.4f}" in drawn
+    assert traces["this plan"]["customdata"][0][1] == plan.predicted.perplexity
+    assert "svd, uniform" in traces
+    assert f"dense: {plan.dense_perplexity:.4f}" in traces
     assert "Click a point" in words
 
 
@@ -89,21 +98,21 @@ def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
     store, recipe = store
     dense = store.dense(recipe)
     run = store.runs.write("one", recipe, lrcore.compress(dense, recipe, store.factors(recipe)))
-    other = store.runs.write("two", recipe.with_(method="svd_llm"), store.dense(recipe))
+    other_method_run = store.runs.write("two", recipe.with_(method="svd_llm"), store.dense(recipe))
     protocol = {"data": "stories", "samples": 2, "seq_len": 32}
-    for one in (run, other):
+    for measured_run in (run, other_method_run):
         figures = {"perplexity": 9.0, "dense_perplexity": 8.0, "protocol": protocol}
-        store.runs.add_evaluation(one.id, figures)
-    drawn, words = budget_curve.draw(store, *input_values(recipe))
-    points = next(one for one in json.loads(drawn)["data"] if one["name"] == "measured runs")
+        store.runs.add_evaluation(measured_run.id, figures)
+    figure, words = budget_curve.draw(store, *input_values(recipe))
+    points = next(trace for trace in json.loads(figure)["data"] if trace["name"] == "measured runs")
     assert (points["x"], points["y"]) == ([run.account.achieved], [0.125])
     assert points["customdata"][0][2] == "probed: one"
     assert points["marker"]["symbol"] == ["circle"]
     assert "measured on stories" in words
     even = recipe.with_(policy="uniform")
-    (found,) = budget_curve.measured_runs(store.runs.all(), even, run.account.budget)
+    (matches,) = budget_curve.measured_runs(store.runs.all(), even, run.account.budget)
     assert not budget_curve.measured_point(
-        *found, even
+        *matches, even
     ).is_displayed_policy  # a run by another policy
 
 

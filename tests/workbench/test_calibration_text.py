@@ -1,4 +1,4 @@
-"""What the sidebar says of the calibration text, and texts that are dropped on it."""
+"""The note on the calibration text in the sidebar, and texts that are dropped on it."""
 
 from html import escape
 
@@ -17,18 +17,19 @@ RECIPE = lrcore.Recipe("demo-llama", samples=2, seq_len=16)
 
 def test_tokens_and_how_the_text_begins_at_once_and_the_first_window_once_it_was_read(tmp_path):
     store = Store(tmp_path / "runs")
-    (shown,) = [one for one in state(store, input_values(RECIPE)) if "32 tokens" in str(one)]
-    assert "2 windows of 16" in shown
+    (note_html,) = [part for part in state(store, input_values(RECIPE)) if "32 tokens" in str(part)]
+    assert "2 windows of 16" in note_html
     head = preview_text(RECIPE).beginning
     assert (
-        f"<b>{calibration_text.BEGINNING}</b> {escape(calibration_text.shortened(head))}" in shown
+        f"<b>{calibration_text.BEGINNING}</b> {escape(calibration_text.shortened(head))}"
+        in note_html
     )
     assert store.peek_dense(RECIPE) is None  # no model was loaded for it
     tokens = store.calibration(RECIPE).tokens
     window = store.dense(RECIPE).tokenizer.decode(tokens[0].tolist())
-    shown = calibration_text.text_note(store, RECIPE)
-    assert escape(calibration_text.shortened(window)) in shown
-    assert "2 windows of 16" in shown
+    note_html = calibration_text.text_note(store, RECIPE)
+    assert escape(calibration_text.shortened(window)) in note_html
+    assert "2 windows of 16" in note_html
     assert calibration_text.text_note(store, None) == ""
 
 
@@ -47,17 +48,17 @@ def test_the_first_window_of_windows_in_order_is_known_before_anything_is_calibr
     "changed", [{"data": "owner/name"}, {"model": "owner/name"}, {"data": "no such.txt"}]
 )
 def test_of_what_is_not_here_nothing_is_fetched_and_the_tokens_are_told(tmp_path, changed):
-    shown = calibration_text.text_note(Store(tmp_path), RECIPE.with_(**changed))
-    assert shown == "<div class='note about'>32 tokens: 2 windows of 16</div>"
+    note_html = calibration_text.text_note(Store(tmp_path), RECIPE.with_(**changed))
+    assert note_html == "<div class='note about'>32 tokens: 2 windows of 16</div>"
 
 
 def test_too_few_tokens_are_reported_beside_their_number(tmp_path):
     store, recipe = Store(tmp_path / "runs"), RECIPE.with_(method="svd_llm")
     assert "class='few'" not in calibration_text.text_note(store, recipe)  # no model is loaded
     store.dense(recipe)
-    note = calibration_text.text_note(store, recipe)
-    assert "<p class='few'>The calibration has 32 tokens" in note
-    assert "Use at least 688 tokens" in note
+    note_html = calibration_text.text_note(store, recipe)
+    assert "<p class='few'>The calibration has 32 tokens" in note_html
+    assert "Use at least 688 tokens" in note_html
     for changes in ({"method": "svd"}, {"samples": 43}, {"options": {"none": 1}}):
         assert "class='few'" not in calibration_text.text_note(store, recipe.with_(**changes))
 
@@ -67,9 +68,9 @@ def test_html_in_a_text_stays_text(tmp_path):
     text.write_text("<img src=x onerror='alert(1)'> it's \"so\". " * 50)
     store, recipe = Store(tmp_path / "runs"), RECIPE.with_(data=str(text), sampling="first")
     store.calibration(recipe)
-    shown = calibration_text.text_note(store, recipe)
-    assert "<img" not in shown
-    assert "&lt;img" in shown
+    note_html = calibration_text.text_note(store, recipe)
+    assert "<img" not in note_html
+    assert "&lt;img" in note_html
 
 
 def test_a_text_shorter_than_its_windows_says_how_many_tokens_it_has(tmp_path):
@@ -95,28 +96,28 @@ def test_a_text_shorter_than_its_windows_says_how_many_tokens_it_has(tmp_path):
 
 
 def test_a_dropped_text_is_kept_and_chosen(tmp_path):
-    store, given = Store(tmp_path / "runs"), tmp_path / "my <b> story.txt"
-    given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
-    chosen, left = calibration_text.store_upload(store, str(given))
-    assert left is None
+    store, source_file = Store(tmp_path / "runs"), tmp_path / "my <b> story.txt"
+    source_file.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    chosen, field_update = calibration_text.store_upload(store, str(source_file))
+    assert field_update is None
     assert chosen.startswith(str(tmp_path / "runs"))
     assert chosen.endswith("my-b-story.txt")
     assert "my-b-story.txt · 32 tokens" in calibration_text.text_note(
         store, RECIPE.with_(data=chosen)
     )
-    given.unlink()  # Gradio's own copy goes with the server
+    source_file.unlink()  # Gradio's own copy goes with the server
     assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
-    given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
-    assert calibration_text.store_upload(store, str(given))[0] == chosen
+    source_file.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    assert calibration_text.store_upload(store, str(source_file))[0] == chosen
     assert not store.runs.ids()  # it is no run
 
 
 def test_where_others_reach_the_page_the_place_of_the_runs_stays_unknown(tmp_path):
-    store, given = Store(tmp_path / "runs"), tmp_path / "story.txt"
-    given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    store, source_file = Store(tmp_path / "runs"), tmp_path / "story.txt"
+    source_file.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
     restrict_paths([tmp_path / "runs"])
     try:
-        chosen, _ = calibration_text.store_upload(store, str(given))
+        chosen, _ = calibration_text.store_upload(store, str(source_file))
         assert not chosen.startswith("/")
         assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
     finally:
@@ -124,16 +125,16 @@ def test_where_others_reach_the_page_the_place_of_the_runs_stays_unknown(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "reason"),
     [
         ("story.docx", b"PK", r"its extension is '\.docx'"),
         ("story.txt", b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
-def test_what_holds_no_text_is_refused(name, content, said, tmp_path):
-    given = tmp_path / name
-    given.write_bytes(content)
+def test_what_holds_no_text_is_refused(name, content, reason, tmp_path):
+    source_file = tmp_path / name
+    source_file.write_bytes(content)
     store = Store(tmp_path / "runs")
-    with pytest.raises(lrcore.InputError, match=said):
-        calibration_text.store_upload(store, str(given))
+    with pytest.raises(lrcore.InputError, match=reason):
+        calibration_text.store_upload(store, str(source_file))
     assert not (store.runs.folder / calibration_text.FOLDER).exists()

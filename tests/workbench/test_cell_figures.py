@@ -69,8 +69,8 @@ def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
     values, lost, heading = cell_figures(analysis, HeatmapCell(1, "qk", EVERY_HEAD, 8), log=True)
     assert "each head" in heading
     for figure in map(json.loads, (values, lost)):
-        layout, drawn = figure["layout"], figure["data"]
-        assert {trace["yaxis"] for trace in drawn} == {
+        layout, traces = figure["layout"], figure["data"]
+        assert {trace["yaxis"] for trace in traces} == {
             "y" + (str(i + 1) if i else "") for i in range(heads)
         }
         axes = [axis for name, axis in layout.items() if name.startswith("yaxis")]
@@ -78,17 +78,19 @@ def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
         assert [cut["x0"] for cut in layout["shapes"]] == [8] * heads
     third = next(t for t in json.loads(values)["data"] if t["yaxis"] == "y3")
     assert third["y"] == pytest.approx(analysis.values(1, "qk", "aware", 2).tolist())
-    whole, *_ = cell_figures(analysis, HeatmapCell(1, "mlp", EVERY_HEAD), log=True)  # has no heads
-    assert len(names(whole)) == 2
+    mlp_values, *_ = cell_figures(
+        analysis, HeatmapCell(1, "mlp", EVERY_HEAD), log=True
+    )  # has no heads
+    assert len(names(mlp_values)) == 2
 
 
 def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out(store):
-    def press(layer: int, name: str, beside: list[int], more: bool = True) -> tuple:
-        event = click(x=layer, y=name, custom=[layer, name], more=more)
-        return spectra.click_cell(store, event, [1, "ov"], [-1, "log", beside], KEY, *VALUES)
+    def press(layer: int, name: str, other_layers: list[int], is_added: bool = True) -> tuple:
+        event = click(x=layer, y=name, custom=[layer, name], more=is_added)
+        return spectra.click_cell(store, event, [1, "ov"], [-1, "log", other_layers], KEY, *VALUES)
 
-    *_, beside, values, _, _ = press(3, "ov", [])
-    assert beside == [3]
+    *_, other_layers, values, _, _ = press(3, "ov", [])
+    assert other_layers == [3]
     assert names(values) == ["layer 3", "layer 1"]
     assert "Layer 1 · ov, compared with layers 3 · demo" in json.loads(values)["caption"]
     assert press(3, "ov", [3])[3] == []
@@ -96,7 +98,7 @@ def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out
     slot, *_, values, _, _ = press(3, "qk", [2])
     assert slot == [3, "qk"]
     assert names(values) == ["Activation-aware", "Raw weight"]
-    assert press(3, "ov", [ALL_LAYERS, 2], more=False)[3] == [ALL_LAYERS]
+    assert press(3, "ov", [ALL_LAYERS, 2], is_added=False)[3] == [ALL_LAYERS]
 
 
 def test_the_choices_follow_the_analysis(store):
@@ -141,9 +143,9 @@ def note_of(figure: str) -> dict:
 def test_the_rank_on_show_is_named_where_no_curve_runs(store):
     analysis = store.analysis(RECIPE)
     full = len(analysis.values(2, "ov"))
-    for rank, place in ((2, "bottom"), (full, "top")):
+    for rank, anchor in ((2, "bottom"), (full, "top")):
         values, lost, heading = cell_figures(analysis, HeatmapCell(2, "ov", rank=rank), log=True)
-        assert {note_of(one)["yanchor"] for one in (values, lost)} == {place}
+        assert {note_of(figure)["yanchor"] for figure in (values, lost)} == {anchor}
         words = "loses nothing" if rank == full else "loses at least"
         assert f"rank {rank} {words}" in note_of(lost)["text"]
         assert note_of(lost)["text"] in heading

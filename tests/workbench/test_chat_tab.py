@@ -55,13 +55,13 @@ def test_a_blank_message_is_refused(chatting):
 
 def test_only_models_with_a_chat_template_are_offered_a_chat(chatting, tiny_llama):
     store, (ids, *form) = chatting
-    other = input_values(lrcore.Recipe(str(tiny_llama)))
+    other_form = input_values(lrcore.Recipe(str(tiny_llama)))
     assert chat.can_chat(store, ids, form)
     assert chat.can_chat(store, [], form)
-    assert not chat.can_chat(store, [], other)
+    assert not chat.can_chat(store, [], other_form)
     store.dense(lrcore.Recipe(str(tiny_llama)))
-    assert not chat.can_chat(store, [], other)
-    shown, conversations, hint = chat.offer(store, ids, *form)
-    assert shown["visible"] is True
+    assert not chat.can_chat(store, [], other_form)
+    chat_update, conversations, hint = chat.offer(store, ids, *form)
+    assert chat_update["visible"] is True
     assert conversations == []
     assert "side by side" in hint

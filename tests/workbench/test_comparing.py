@@ -1,4 +1,4 @@
-"""What the page says of several runs: differences, protocols, sweeps that go on, the front."""
+"""The comparison of several runs: differences, protocols, resumed sweeps, the Pareto front."""
 
 import csv
 import io
@@ -39,8 +39,12 @@ def run_of(name, recipe, parameters=8, megabytes=1.0):
     return Run(name, name, 0.0, None, recipe, provenance, (), [])
 
 
-def measure(run, perplexity, dense, **more):
-    figures = {"perplexity": perplexity, "dense_perplexity": dense, "protocol": PROTOCOL} | more
+def measure(run, perplexity, dense, **extra_figures):
+    figures = {
+        "perplexity": perplexity,
+        "dense_perplexity": dense,
+        "protocol": PROTOCOL,
+    } | extra_figures
     run.evaluations.append(figures | {"delta": math.log(perplexity / dense)})
     return run
 
@@ -48,20 +52,20 @@ def measure(run, perplexity, dense, **more):
 def three_runs():
     """Two of demo-llama, one of demo-opt between them."""
     names = {"one": "demo-llama", "other": "demo-opt", "third": "demo-llama"}
-    one, other, third = (
+    first, second, third = (
         run_of(name, lrcore.Recipe(model=model), megabytes=1.0 + (name == "third"))
         for name, model in names.items()
     )
-    measure(one, 3.0, 1.5, kl=0.5, top1=0.75, delta_error=0.01)
-    measure(other, 18.0, 9.0)
+    measure(first, 3.0, 1.5, kl=0.5, top1=0.75, delta_error=0.01)
+    measure(second, 18.0, 9.0)
     measure(third, 2.0, 1.5, kl=0.7, top1=0.85)
-    return one, other, third
+    return first, second, third
 
 
 def test_each_dense_model_has_its_table_and_its_runs_beside_it():
     runs = three_runs()
-    wanted = chosen_runs.protocol_of(runs[0], runs[0].evaluations[0])
-    first, second = comparison_table.html(metrics.tables(runs, wanted, metrics.Results())).split(
+    protocol = chosen_runs.protocol_of(runs[0], runs[0].evaluations[0])
+    first, second = comparison_table.html(metrics.tables(runs, protocol, metrics.Results())).split(
         "<table>"
     )[1:]
     assert "dense · demo-llama" in first
@@ -77,15 +81,17 @@ def test_each_dense_model_has_its_table_and_its_runs_beside_it():
 
 
 def test_of_a_run_measured_on_another_text_the_change_is_the_one_there():
-    here, there = run_of("here", lrcore.Recipe()), run_of("there", lrcore.Recipe())
-    measure(here, 3.0, 1.5)
-    measure(there, 2.2, 2.0, protocol=PROTOCOL | {"source": "other/test"})
-    wanted = chosen_runs.protocol_of(here, here.evaluations[0])
-    (table,) = metrics.tables([here, there], wanted, metrics.Results())
-    shown = comparison_table.html([table])
+    first_run, second_run = run_of("here", lrcore.Recipe()), run_of("there", lrcore.Recipe())
+    measure(first_run, 3.0, 1.5)
+    measure(second_run, 2.2, 2.0, protocol=PROTOCOL | {"source": "other/test"})
+    protocol = chosen_runs.protocol_of(first_run, first_run.evaluations[0])
+    (table,) = metrics.tables([first_run, second_run], protocol, metrics.Results())
+    table_html = comparison_table.html([table])
     assert table.dense.values["perplexity"] == 1.5
-    assert "<td>2.2000<i>+10.0% vs dense</i></td>" in shown
-    assert "<b>" not in shown.partition("</table>")[0]  # perplexities of two texts have no best
+    assert "<td>2.2000<i>+10.0% vs dense</i></td>" in table_html
+    assert (
+        "<b>" not in table_html.partition("</table>")[0]
+    )  # perplexities of two texts have no best
 
 
 def test_a_run_without_a_measurement_hides_no_other_run_s_dense_model():
@@ -97,32 +103,37 @@ def test_a_run_without_a_measurement_hides_no_other_run_s_dense_model():
 
 
 def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
-    one, other, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
-    shown = metrics.tables([one, other, third], None, metrics.Results())
-    assert "<i>&" not in comparison_table.html(shown)
-    rows = list(csv.reader(io.StringIO(comparison_table.as_csv(shown))))
-    assert rows[0][1:] == ["dense · demo-llama", *["a_b|c & <i>"] * 2, "dense · demo-opt", one.name]
+    first, second, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
+    compared_tables = metrics.tables([first, second, third], None, metrics.Results())
+    assert "<i>&" not in comparison_table.html(compared_tables)
+    rows = list(csv.reader(io.StringIO(comparison_table.as_csv(compared_tables))))
+    assert rows[0][1:] == [
+        "dense · demo-llama",
+        *["a_b|c & <i>"] * 2,
+        "dense · demo-opt",
+        first.name,
+    ]
     by_name = {row[0]: row[1:] for row in rows}
     assert by_name["Perplexity"] == ["1.5", "3.0", "2.0", "9.0", "18.0"]
     assert by_name["Perplexity: standard error"] == ["", "0.03", "", "", ""]
-    markdown = comparison_table.as_markdown(shown[:1])
+    markdown = comparison_table.as_markdown(compared_tables[:1])
     assert "| Perplexity | 1.5000 | 3.0000 ± 0.0300 | **2.0000** |" in markdown
     assert "a_b\\|c" in markdown
-    latex = comparison_table.as_latex(shown[:1])
+    latex = comparison_table.as_latex(compared_tables[:1])
     assert "a\\_b|c \\& <i>" in latex
     assert "Perplexity & 1.5000 & 3.0000 $\\pm$ 0.0300 & \\textbf{2.0000} \\\\" in latex
-    assert latex.count("\\\\\n") == len(shown[0].rows) + 1
+    assert latex.count("\\\\\n") == len(compared_tables[0].rows) + 1
 
 
 def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
     runs = three_runs()
-    wanted = chosen_runs.protocol_of(runs[1], runs[1].evaluations[0])
-    drawn = chart.panels(runs, wanted, "megabytes", {}, ["third"])
-    assert [(panel.model, len(panel.runs)) for panel in drawn] == [
+    protocol = chosen_runs.protocol_of(runs[1], runs[1].evaluations[0])
+    panels = chart.panels(runs, protocol, "megabytes", {}, ["third"])
+    assert [(panel.model, len(panel.runs)) for panel in panels] == [
         ("demo-opt", 1),
         ("demo-llama", 2),
     ]
-    figure = json.loads(pareto(drawn, "size", ["third"]))
+    figure = json.loads(pareto(panels, "size", ["third"]))
     traces = [trace for trace in figure["data"] if trace["name"] == "a3 · uniform"]
     assert [trace["yaxis"] for trace in traces] == ["y", "y2"]
     assert traces[1]["x"] == [1.0, 2.0]
@@ -144,10 +155,10 @@ def test_each_entry_of_the_legend_has_a_color():
     pairs = [("a3", "uniform"), ("a3", "marginal"), ("svd", "uniform"), ("svd", "marginal")]
     runs = [point(*pair, x) for x, pair in enumerate(pairs)]
     data = json.loads(pareto([Panel("tiny", "", [dense, *runs])], "size", ["a3 uniform"]))["data"]
-    shown = [trace for trace in data if trace["showlegend"]]
-    colors = [(trace.get("line") or trace["marker"])["color"] for trace in shown[1:]]
-    colors.append(shown[0]["marker"]["color"])  # the rings have no line
-    assert len(shown) == len(set(colors)) == len(pairs) + 3
+    legend_traces = [trace for trace in data if trace["showlegend"]]
+    colors = [(trace.get("line") or trace["marker"])["color"] for trace in legend_traces[1:]]
+    colors.append(legend_traces[0]["marker"]["color"])  # the rings have no line
+    assert len(legend_traces) == len(set(colors)) == len(pairs) + 3
 
 
 def test_of_points_above_each_other_one_says_the_ratio_of_all():
@@ -180,8 +191,10 @@ def test_a_run_better_than_dense_stands_at_the_foot_of_the_log_axis():
 
 def test_a_click_on_a_point_adds_its_run_or_takes_it_out():
     run = run_of("one", lrcore.Recipe())
-    known = SimpleNamespace(all=lambda: [run], ids=lambda: ["one"])
-    store = SimpleNamespace(runs=known, runs_by_id=lambda ids: [run for one in ids if one == "one"])
+    stored_runs = SimpleNamespace(all=lambda: [run], ids=lambda: ["one"])
+    store = SimpleNamespace(
+        runs=stored_runs, runs_by_id=lambda ids: [run for run_id in ids if run_id == "one"]
+    )
     point = click(custom=["one", "", "one", "", ""])
     assert runs_handlers.toggle_clicked(store, [], point)["value"] == ["one"]
     assert runs_handlers.toggle_clicked(store, ["one"], point)["value"] == []
@@ -190,10 +203,10 @@ def test_a_click_on_a_point_adds_its_run_or_takes_it_out():
 
 def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(tmp_path):
     made = [run_of(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
-    known = {run.id: run for run in made}
+    made_by_id = {run.id: run for run in made}
     store = SimpleNamespace(
-        runs=SimpleNamespace(all=lambda: made, ids=lambda: [*known], get=known.get),
-        runs_by_id=lambda ids: [known[one] for one in ids or [] if one in known],
+        runs=SimpleNamespace(all=lambda: made, ids=lambda: [*made_by_id], get=made_by_id.get),
+        runs_by_id=lambda ids: [made_by_id[run_id] for run_id in ids or [] if run_id in made_by_id],
     )
     linked = {"runs": "old,gone,middle"}
     assert chosen_runs.list_runs(store, {}, [], None)[0]["value"] == ["new"]
@@ -211,12 +224,12 @@ def test_a_run_that_nobody_named_has_its_model_in_its_name():
 
 
 def test_differences_of_recipes_and_of_what_came_out():
-    one = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
-    two = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
-    rows = chosen_runs.all_differences([one, two])
+    first_run = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
+    second_run = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
+    rows = chosen_runs.all_differences([first_run, second_run])
     assert rows[:2] == [["ratio", "0.2", "0.4"], ["parameters", "10,000", "8,000"]]
     assert "megabytes" not in {name for name, *_ in rows}
-    assert chosen_runs.all_differences([one, one]) == []
+    assert chosen_runs.all_differences([first_run, first_run]) == []
 
 
 def test_the_protocol_stands_by_the_figure():
@@ -256,10 +269,13 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     # as earlier versions stored the settings: only what was chosen
     stored = {"settings": {"data": "stories", "samples": 2}}
     history = (Compressed(cells[3]),)
-    there = SimpleNamespace(recipe=cells[3], evaluations=[stored], history=history)
-    assert sweep_runs.find_run([there], cells[3]) is there
-    assert sweep_runs.find_run([there], cells[4]) is None
-    assert [sweep_runs.find_evaluation(there, one) for one in settings] == [stored, None]
+    existing_run = SimpleNamespace(recipe=cells[3], evaluations=[stored], history=history)
+    assert sweep_runs.find_run([existing_run], cells[3]) is existing_run
+    assert sweep_runs.find_run([existing_run], cells[4]) is None
+    assert [sweep_runs.find_evaluation(existing_run, setting) for setting in settings] == [
+        stored,
+        None,
+    ]
 
 
 def test_a_cross_calibration_study_measures_every_run_on_every_text():
@@ -312,9 +328,9 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
         assert errors == (None, None) or errors[0] == pytest.approx(errors[1], rel=1e-3)
         assert theirs.measured_context == 127
         assert "measured_context" not in ours
-    again = JobRecord(job)
-    assert job.run(store, again) == record.result  # what is there is not made again
-    assert sum("already saved" in line for line in again.log) == 2
+    repeated = JobRecord(job)
+    assert job.run(store, repeated) == record.result  # what is there is not made again
+    assert sum("already saved" in line for line in repeated.log) == 2
     longer = replace(job, evaluation=replace(settings, seq_len=8))
     assert longer.run(store, JobRecord(longer)) == record.result  # nor compressed, only measured
     assert all(len(run.evaluations) == 2 for run in store.runs.all())
@@ -367,62 +383,62 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
     assert chart.conclusion([dense, *named], "/models/tiny").endswith(": a. b is dominated by a.")
 
 
-def timed(dense, small, **more):
+def timed(dense, small, **details):
     speeds = {"dense": dense, "small": small}
-    return {name: {"decode": one, "prefill": 50.0} for name, one in speeds.items()} | more
+    return {name: {"decode": speed, "prefill": 50.0} for name, speed in speeds.items()} | details
 
 
 def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
-    one, two, three = (run_of(name, lrcore.Recipe()) for name in "abc")
-    runs = [measure(run, 2.0, 1.5) for run in (one, two, three)]
-    wanted = chosen_runs.protocol_of(one, one.evaluations[0])
+    first, second, third = (run_of(name, lrcore.Recipe()) for name in "abc")
+    runs = [measure(run, 2.0, 1.5) for run in (first, second, third)]
+    protocol = chosen_runs.protocol_of(first, first.evaluations[0])
     cpu, gpu = {"device": "cpu"}, {"device": "cuda"}
     speeds = {
         "b": timed(100.0, 125.0, where=cpu),
         "c": timed(200.0, 250.0, where=cpu),
     }
-    found = [
-        [(point.name, point.x) for point in chart.points(runs, wanted, axis, speeds)]
+    points_by_axis = [
+        [(point.name, point.x) for point in chart.points(runs, protocol, axis, speeds)]
         for axis in ("decode", "parameters")
     ]
-    assert found == [
+    assert points_by_axis == [
         [("dense", 7.5), ("b", 8.0), ("c", 4.0)],
         [("dense", 10), ("a", 8), ("b", 8), ("c", 8)],
     ]
-    assert chart.points([one], wanted, "decode", {}) == []
-    drawn = chart.panels(runs, wanted, "decode", speeds, [])
-    said = chart.describe_times(drawn, runs, speeds, "decode")
-    assert "on cpu, alternating with the dense model, which took 5 to 10 ms per token" in said
-    assert "no time was measured on this device: a." in said
+    assert chart.points([first], protocol, "decode", {}) == []
+    panels = chart.panels(runs, protocol, "decode", speeds, [])
+    caption = chart.describe_times(panels, runs, speeds, "decode")
+    assert "on cpu, alternating with the dense model, which took 5 to 10 ms per token" in caption
+    assert "no time was measured on this device: a." in caption
     assert "1 to 2 ms (x), 3 ms (y) per token" in run_text.times({"x": [1, 2], "/of/y": [3]}, "")
     moved = speeds | {"c": timed(1.0, 1.0, where=gpu)}
     assert {*chart.on_one_device(runs, moved)} == {"c"}
     table = comparison_table.html(
-        metrics.tables([two], None, metrics.Results({"b": timed(100.0, 125.0)}))
+        metrics.tables([second], None, metrics.Results({"b": timed(100.0, 125.0)}))
     )
     assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table
 
 
 def test_the_chart_says_model_text_and_seeds_of_every_panel():
-    one, other, third = three_runs()
+    first, second, third = three_runs()
     third = replace(third, recipe=third.recipe.with_(seed=7))
-    drawn = chart.panels([one, other, third], None, "megabytes", {}, ["one"])
-    said = chart.caption(drawn, [one, other, third])
+    panels = chart.panels([first, second, third], None, "megabytes", {}, ["one"])
+    caption = chart.caption(panels, [first, second, third])
     on = "stories/test · 2 windows × 8 tokens · from the start of the text"
-    assert said == (
+    assert caption == (
         f"demo-llama, measured on {on}, calibrated on stories, seeds 0, 7; "
         f"demo-opt, measured on {on}, calibrated on stories, seed 0"
     )
 
 
 def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_marked():
-    one, other, third = three_runs()
-    one = replace(one, name="a_b|c & <i>")
-    drawn = chart.panels([one, other, third], None, "megabytes", {}, ["one"])
-    rows = list(csv.DictReader(io.StringIO(chart_files.as_csv(drawn, "size (MB)"))))
+    first, second, third = three_runs()
+    first = replace(first, name="a_b|c & <i>")
+    panels = chart.panels([first, second, third], None, "megabytes", {}, ["one"])
+    rows = list(csv.DictReader(io.StringIO(chart_files.as_csv(panels, "size (MB)"))))
     assert [(row["model"], row["run"], row["size (MB)"]) for row in rows] == [
         ("demo-llama", "dense", "2.0"),
-        ("demo-llama", one.name, "1.0"),
+        ("demo-llama", first.name, "1.0"),
         ("demo-llama", "third", "2.0"),
         ("demo-opt", "dense", "2.0"),
         ("demo-opt", "other", "1.0"),
@@ -430,10 +446,10 @@ def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_m
     assert [row["not dominated"] for row in rows] == ["0", "1", "1", "0", "1"]
     assert float(rows[1]["excess loss (nats/token)"]) == pytest.approx(math.log(2))
     assert [row["standard error"] for row in rows] == ["", "0.01", "", "", ""]
-    markdown = chart_files.as_markdown(drawn[:1], "size (MB)")
+    markdown = chart_files.as_markdown(panels[:1], "size (MB)")
     assert "| **a_b\\|c & <i>** | a3 | uniform | 0% | 1 | 3.0000 | 0.6931 | 0.0100 |" in markdown
     assert "| dense |  |  |  | 2 | 1.5000 |" in markdown
-    latex = chart_files.as_latex(drawn[:1], "size (MB)")
+    latex = chart_files.as_latex(panels[:1], "size (MB)")
     assert "\\textbf{a\\_b|c \\& <i>} & a3 & uniform & 0\\% & 1 & 3.0000 &" in latex
     assert latex.count("\\\\\n") == 4
 
@@ -449,5 +465,7 @@ def test_tokens_that_differ_in_white_space_alone_are_shown_with_it():
     def continued(token):
         return [("One", 0.0, 0.0), (token, 1.0, 1.5), (" had", 1.0, 1.0)]
 
-    said = SimpleNamespace(tokens=continued("\nTom"), dense=continued(" Tom"), begin=1, first=1)
-    assert "“↵Tom” instead of “␣Tom”" in answer_markup.divergence(said)
+    continuation = SimpleNamespace(
+        tokens=continued("\nTom"), dense=continued(" Tom"), begin=1, first=1
+    )
+    assert "“↵Tom” instead of “␣Tom”" in answer_markup.divergence(continuation)

@@ -11,7 +11,7 @@ CLOSE = b'data: {"msg":"close_stream"}\n\n'
 SCOPE = {"type": "http", "method": "GET", "path": "/gradio_api/queue/data"}
 
 
-async def left(wrap, last, path) -> bool:
+async def runs_to_end(wrap, last, path) -> bool:
     """Whether what sends a stream goes on to its end, where the page closes the connection as it
     reads the last message, and sending it takes a while.
     """
@@ -46,4 +46,4 @@ async def left(wrap, last, path) -> bool:
     ],
 )
 def test_a_stream_that_has_ended_is_not_broken_off(wrap, last, path, expected) -> None:
-    assert asyncio.run(asyncio.wait_for(left(wrap, last, path), 10)) is expected
+    assert asyncio.run(asyncio.wait_for(runs_to_end(wrap, last, path), 10)) is expected

@@ -72,8 +72,8 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert "value: 5.0" in card
     assert "| parameters | " in card
 
-    again = recipe.with_(rank_overrides=fit.to_dict()["ranks"])
-    even = store.runs.write("even", again, lrcore.compress(model, again))
+    adjusted = recipe.with_(rank_overrides=fit.to_dict()["ranks"])
+    even = store.runs.write("even", adjusted, lrcore.compress(model, adjusted))
     assert run_text.standard_fit(even.history[-1].stock) == words.compare_and_runs.STANDARD_YES
     assert done(store, ExportJob(even.id, "transformers-stock")).state == "done"
     assert details.target_format(store, even.id)["value"] == "transformers"
@@ -138,15 +138,18 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     run, made = store.runs.get(first), store.runs.get(job.result[0])
     assert made.name.endswith("4 bit")
     files = [
-        sum(file.stat().st_size for file in one.checkpoint.glob("*.safetensors"))
-        for one in (run, made)
+        sum(file.stat().st_size for file in measured_run.checkpoint.glob("*.safetensors"))
+        for measured_run in (run, made)
     ]
     assert files[1] < 0.5 * files[0]
     assert made.account.model.megabytes <= files[1] / 1e6 < 1.2 * made.account.model.megabytes
     assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
     assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
-    shown = comparison_table.html(metrics.tables([run, made], None, metrics.Results()))
-    assert all(f"{one.evaluations[0]['perplexity']:.4f}" in shown for one in (run, made))
+    table_html = comparison_table.html(metrics.tables([run, made], None, metrics.Results()))
+    assert all(
+        f"{measured_run.evaluations[0]['perplexity']:.4f}" in table_html
+        for measured_run in (run, made)
+    )
     fields = [row[0] for row in chosen_runs.all_differences([run, made])]
     assert {"megabytes", "bits"} <= set(fields)
     assert not {"parameters", "method", "ratio"} & set(fields)
@@ -160,8 +163,8 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     )
     assert sweep_runs.find_run([made], recipe) is None  # a sweep still makes the run itself
     assert sweep_runs.find_run([made, run], recipe) is run
-    again = done(store, QuantizeJob(made.id, 8))
-    assert "is already quantized" in again.error
+    repeated = done(store, QuantizeJob(made.id, 8))
+    assert "is already quantized" in repeated.error
     count = len(store.jobs.all())
     with pytest.raises(lrcore.InputError, match="is already quantized"):
         derive.quantize(store, made.id, 8)
@@ -219,9 +222,9 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
         time.sleep(0.005)
     store.jobs.cancel(job.id)
     ended(job)
-    again = ended(store.jobs.restart(job.id)) if job.state == "cancelled" else job
-    assert again.state == "done", again.error
-    made = store.runs.get(again.result[0])
+    resumed = ended(store.jobs.restart(job.id)) if job.state == "cancelled" else job
+    assert resumed.state == "done", resumed.error
+    made = store.runs.get(resumed.result[0])
     assert made.name == f"{run.name} · healed"
     assert not (run.folder / "healing.safetensors").exists()
     output = made.step(Healed)
@@ -229,8 +232,8 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
     assert len(output.cross_entropy) == 60
     assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
     assert run_text.healed(made.history).startswith("Healed for 60 steps on ")
-    assert again.curve == list(output.cross_entropy)
-    assert again.outcome.startswith("a3 30% healed → ")
+    assert resumed.curve == list(output.cross_entropy)
+    assert resumed.outcome.startswith("a3 30% healed → ")
     assert "<polyline" in details.description(made)[0]
     assert run_text.healed(run.history) == ""
     assert {"healing: steps", "healing: lr"} <= {

@@ -53,10 +53,10 @@ def test_the_first_analysis_is_of_the_defaults(tmp_path):
 
 def test_an_analysis_that_a_store_has_already_stays(tmp_path):
     store = Store(tmp_path)
-    own = Analysis({}, [], {}, 0)
-    store.objects.put("analysis", calibration_key(DEFAULTS), own)
+    existing = Analysis({}, [], {}, 0)
+    store.objects.put("analysis", calibration_key(DEFAULTS), existing)
     store.add_first_analysis()
-    assert store.analysis_by_key(calibration_key(DEFAULTS)) is own
+    assert store.analysis_by_key(calibration_key(DEFAULTS)) is existing
 
 
 def test_the_controls_begin_with_what_is_drawn(values):
@@ -68,4 +68,4 @@ def test_the_controls_begin_with_what_is_drawn(values):
 def test_every_list_on_the_page_has_a_name(page):
     """What a handler returns inside the page's layout would be one more part of it."""
     lists = [part["props"] for part in page.config["components"] if part["type"] == "dropdown"]
-    assert [one for one in lists if not one.get("label")] == []
+    assert [properties for properties in lists if not properties.get("label")] == []

@@ -106,8 +106,8 @@ def test_answers_that_nobody_fetches_are_dropped(busy):
     release.set()
     answers, pending = patches.UnreadAnswers(queue), queue.pending_messages_per_session
 
-    def drop(now: float) -> None:
-        asyncio.run(answers.drop_old(now))
+    def drop(current_time: float) -> None:
+        asyncio.run(answers.drop_old(current_time))
 
     with httpx.Client(base_url=url, timeout=60) as http:
         assert join(http, "vanished").status_code == 200
@@ -147,13 +147,13 @@ def pages(*names):
 def test_a_closed_page_is_forgotten_and_an_open_one_is_not():
     holder = pages("closed", "open", "came back")
     holder["closed"].is_closed = holder["came back"].is_closed = True
-    now = datetime.now()
-    patches.drop_closed_pages(holder, now)
+    current_time = datetime.now()
+    patches.drop_closed_pages(holder, current_time)
     assert len(holder.session_data) == 3
-    holder.time_last_used["came back"] = now + timedelta(minutes=1)
-    patches.drop_closed_pages(holder, now + patches.PAGE_TIMEOUT)
+    holder.time_last_used["came back"] = current_time + timedelta(minutes=1)
+    patches.drop_closed_pages(holder, current_time + patches.PAGE_TIMEOUT)
     assert {*holder.session_data} == {*holder.time_last_used} == {"open", "came back"}
-    patches.drop_closed_pages(holder, now + patches.PAGE_TIMEOUT + timedelta(minutes=2))
+    patches.drop_closed_pages(holder, current_time + patches.PAGE_TIMEOUT + timedelta(minutes=2))
     assert {*holder.session_data} == {"open"}
 
 

@@ -69,52 +69,54 @@ def test_the_heatmap_needs_an_analysis(store, empty):
     assert scatter == ""
     assert "entropy" in help_line
     controls = ["effective_rank", 0.9, "aware"]
-    figure, _, note = spectra.draw_heatmap(empty, controls, KEY, *input_values(RECIPE))
+    figure, _, hint = spectra.draw_heatmap(empty, controls, KEY, *input_values(RECIPE))
     assert figure == ""
-    assert words.spectra.NOT_ANALYZED in note
+    assert words.spectra.NOT_ANALYZED in hint
 
 
 @pytest.mark.parametrize("measure", sorted(words.spectra.MEASURES.keys() - {spectra.LOSS}))
 def test_the_note_of_a_spectral_measure_names_the_measure_of_the_loss(store, measure):
     """The cell with the lowest rank can be the cell whose removal ruins the model."""
-    *_, note = spectra.draw_heatmap(store, [measure, 0.9, "aware"], KEY)
-    assert words.spectra.MEASURES[spectra.LOSS][0] in note
+    *_, hint = spectra.draw_heatmap(store, [measure, 0.9, "aware"], KEY)
+    assert words.spectra.MEASURES[spectra.LOSS][0] in hint
 
 
 def test_a_measure_shows_the_controls_that_it_uses():
-    shown = {
+    visible_controls = {
         measure: [part["visible"] for part in spectra.show_controls(measure)]
         for measure in words.spectra.MEASURES
     }
-    assert shown.pop("energy_rank") == [True, True]
-    assert shown.pop(spectra.LOSS) == [False, False]
-    assert all(value == [False, True] for value in shown.values())
+    assert visible_controls.pop("energy_rank") == [True, True]
+    assert visible_controls.pop(spectra.LOSS) == [False, False]
+    assert all(value == [False, True] for value in visible_controls.values())
 
 
 def test_a_click_on_a_cell_selects_and_draws_it(store):
     event = click(x=1, y="ov", custom=[1, "ov"])
-    slot, mark, drawn, _, values, energy, heading = spectra.click_cell(
+    slot, mark, displayed_slot, _, values, energy, heading = spectra.click_cell(
         store, event, [0, "qk"], [-1, "log", []], KEY, *input_values(RECIPE)
     )
-    assert slot == drawn == [1, "ov"]
+    assert slot == displayed_slot == [1, "ov"]
     assert json.loads(mark) == [1, "ov", True]
     rank = store.plan(RECIPE).ranks[1, "ov"]
     for figure in (values, energy):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
         assert json.loads(figure)["caption"] == f"Layer 1 · ov · {MADE_OF}"
     assert f"rank {rank} loses at least" in heading
-    again = spectra.draw_other_cell(store, drawn, slot, [-1, "log", []], KEY, *input_values(RECIPE))
-    assert len(set(map(str, again))) == 1  # drawn already
+    redrawn = spectra.draw_other_cell(
+        store, displayed_slot, slot, [-1, "log", []], KEY, *input_values(RECIPE)
+    )
+    assert len(set(map(str, redrawn))) == 1  # drawn already
 
 
-@pytest.mark.parametrize(("typed", "drawn"), [(2.0, 0.995), (-1.0, 0.005), (None, 0.005)])
-def test_of_a_ratio_beyond_the_slider_its_end_is_drawn_and_said(store, typed, drawn):
-    values, nearest = input_values(RECIPE), input_values(RECIPE.with_(ratio=drawn))
+@pytest.mark.parametrize(("typed", "drawn_ratio"), [(2.0, 0.995), (-1.0, 0.005), (None, 0.005)])
+def test_of_a_ratio_beyond_the_slider_its_end_is_drawn_and_said(store, typed, drawn_ratio):
+    values, nearest = input_values(RECIPE), input_values(RECIPE.with_(ratio=drawn_ratio))
     values[0][FIELD_NAMES.index("ratio")] = typed
     for draw in (handlers.draw_plan, handlers.draw_plan_by_temperature):
         widgets, expected = draw(store, BROWSER, *values), draw(store, BROWSER, *nearest)
         assert (widgets.bars, widgets.caption) == (expected.bars, expected.caption)
-        assert f"outside the range 0.005 to 0.995; the plan uses {drawn}" in widgets.summary
+        assert f"outside the range 0.005 to 0.995; the plan uses {drawn_ratio}" in widgets.summary
     with pytest.raises(lrcore.InputError, match="threshold"):
         store.analysis(RECIPE).table(2.0)
 
@@ -137,12 +139,12 @@ def test_the_slider_has_uneven_ranks_where_the_rule_gives_uniform_ones(store):
 def test_in_the_place_of_a_temperature_that_is_not_positive_comes_the_rule_of_thumb(store, typed):
     values = input_values(RECIPE.with_(policy="softmax", temperature=0.2))
     values[0][FIELD_NAMES.index("temperature")] = typed
-    drawn = handlers.draw_plan_by_temperature(store, BROWSER, *values)
+    widgets = handlers.draw_plan_by_temperature(store, BROWSER, *values)
     by_rule = input_values(RECIPE.with_(policy="softmax"))
-    assert drawn.bars == handlers.draw_plan(store, BROWSER, *by_rule).bars
-    assert "must be positive; the plan uses the automatic temperature" in drawn.summary
-    assert drawn.slider["value"] > 0
-    assert drawn.rule is True
+    assert widgets.bars == handlers.draw_plan(store, BROWSER, *by_rule).bars
+    assert "must be positive; the plan uses the automatic temperature" in widgets.summary
+    assert widgets.slider["value"] > 0
+    assert widgets.rule is True
 
 
 def test_the_slider_reaches_as_far_as_the_temperature_that_was_typed(store):
@@ -212,13 +214,13 @@ def test_the_energy_lost_is_what_the_ranks_leave_out(store):
     _, energy, heading = cell_figures(
         store.analysis(RECIPE), HeatmapCell(1, "ov", rank=20), log=True
     )
-    drawn = json.loads(energy)
+    energy_figure = json.loads(energy)
     squares = store.analysis(RECIPE).values(1, "ov") ** 2
-    assert drawn["layout"]["yaxis"]["type"] == "log"
-    ranks, lost = drawn["data"][0]["x"], drawn["data"][0]["y"]
+    assert energy_figure["layout"]["yaxis"]["type"] == "log"
+    ranks, lost = energy_figure["data"][0]["x"], energy_figure["data"][0]["y"]
     assert min(lost) > 0
-    for rank, one in zip(ranks, lost, strict=True):
-        assert one == pytest.approx(squares[rank:].sum() / squares.sum(), rel=1e-6)
+    for rank, share_lost in zip(ranks, lost, strict=True):
+        assert share_lost == pytest.approx(squares[rank:].sum() / squares.sum(), rel=1e-6)
     assert f"{squares[20:].sum() / squares.sum():.2%}" in heading
 
 
@@ -264,12 +266,12 @@ def test_without_factors_the_page_says_how_to_get_them_and_the_plots_of_before_s
     values = input_values(RECIPE)
     widgets = handlers.draw_plan(empty, BROWSER, *values)
     assert markup.stale(markup.note(words.spectra.NO_FACTORS, "hint")) == widgets.summary
-    drawn = [widgets.bars, widgets.caption, handlers.draw_policies(empty, *values)[0]]
-    drawn += [
+    figures = [widgets.bars, widgets.caption, handlers.draw_policies(empty, *values)[0]]
+    figures += [
         budget_curve.draw(empty, *values)[0],
         plan_figures.draw_network(empty, BROWSER, *values),
     ]
-    assert drawn == [gr.skip()] * 5
+    assert figures == [gr.skip()] * 5
 
 
 def test_live_figures_arrive_for_the_plan_on_show(store):
@@ -296,35 +298,35 @@ def test_live_figures_arrive_for_the_plan_on_show(store):
 
 
 def test_a_prompt_that_is_cut_says_so(store, monkeypatch):
-    said, values = [], input_values(RECIPE)
-    monkeypatch.setattr(measured_cells, "warn", said.append)
+    warnings, values = [], input_values(RECIPE)
+    monkeypatch.setattr(measured_cells, "warn", warnings.append)
     longest = measured_cells.MAX_PROMPT
     for length, sentences in ((longest, 0), (longest + 1, 1)):
         measured_cells.request_continuation(store, BROWSER, True, length * "a", *values)
         assert store.browsers.prompt(BROWSER.session_hash) == longest * "a"
-        assert len(said) == sentences
-    assert numbers.count(longest + 1) in said[0]
+        assert len(warnings) == sentences
+    assert numbers.count(longest + 1) in warnings[0]
     measured_cells.request_continuation(store, BROWSER, False, "", *values)
 
 
 def test_the_survey_names_what_is_missing(store):
-    figure, note = handlers.draw_policies(store, *input_values(RECIPE))
+    figure, message = handlers.draw_policies(store, *input_values(RECIPE))
     lines = {trace["name"]: trace["line"] for trace in json.loads(figure)["data"]}
     assert {name for name, line in lines.items() if line == CHOSEN_LINE} == {RECIPE.policy}
     assert len(lines) > 5
-    assert "Not factorized yet" in note
+    assert "Not factorized yet" in message
 
 
 def test_a_rank_typed_into_the_table_is_set_by_hand(store):
-    rows, shown = ranks_table.fill_table(store, *input_values(RECIPE))
-    assert shown == {
+    rows, displayed_ranks = ranks_table.fill_table(store, *input_values(RECIPE))
+    assert displayed_ranks == {
         manual_ranks.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()
     }
-    rows.loc[0, "rank"] = shown["0.qk"] + 2
+    rows.loc[0, "rank"] = displayed_ranks["0.qk"] + 2
     typed, history, _ = ranks_table.edit_table(
-        store, rows, shown, manual_ranks.EMPTY, *input_values(RECIPE)
+        store, rows, displayed_ranks, manual_ranks.EMPTY, *input_values(RECIPE)
     )
-    assert typed == {"0.qk": shown["0.qk"] + 2}
+    assert typed == {"0.qk": displayed_ranks["0.qk"] + 2}
     assert history["past"] == [{}]
 
 
@@ -333,12 +335,12 @@ def test_a_rank_typed_into_the_table_is_set_by_hand(store):
     [("many", "whole number"), ("3.7", "whole number"), ("inf", "whole number"), ("9999", "0.qk")],
 )
 def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, typed, why):
-    before, shown = ranks_table.fill_table(store, *input_values(RECIPE))
+    before, displayed_ranks = ranks_table.fill_table(store, *input_values(RECIPE))
     rows = before.astype({"rank": object})
     rows.loc[0, "rank"] = typed
     with pytest.warns(UserWarning, match=why):
         by_hand, history, table = ranks_table.edit_table(
-            store, rows, shown, manual_ranks.EMPTY, *input_values(RECIPE)
+            store, rows, displayed_ranks, manual_ranks.EMPTY, *input_values(RECIPE)
         )
     assert by_hand == history == gr.skip()
     pd.testing.assert_frame_equal(table, before)
@@ -346,18 +348,18 @@ def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, ty
 
 def test_a_bar_is_dragged_released_and_cleared():
     event = click(layer=1, component="ov", rank=6, gesture="g")
-    now, history = rank_editor.drag(event, manual_ranks.EMPTY, {"0.qk": 4})
-    assert now == {"0.qk": 4, "1.ov": 6}
-    assert rank_editor.release([1, "ov"], history, now)[0] == {"0.qk": 4}
-    assert rank_editor.clear(history, now)[0] == {}
+    overrides, history = rank_editor.drag(event, manual_ranks.EMPTY, {"0.qk": 4})
+    assert overrides == {"0.qk": 4, "1.ov": 6}
+    assert rank_editor.release([1, "ov"], history, overrides)[0] == {"0.qk": 4}
+    assert rank_editor.clear(history, overrides)[0] == {}
     event = click(layer=1, component="ov", rank=None, gesture=None)
-    assert rank_editor.drag(event, history, now)[0] == {"0.qk": 4}
+    assert rank_editor.drag(event, history, overrides)[0] == {"0.qk": 4}
 
 
 def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
     values = input_values(RECIPE)
-    then, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], manual_ranks.EMPTY, *values)
-    assert then == {"0.qk": 8}
+    overrides, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], manual_ranks.EMPTY, *values)
+    assert overrides == {"0.qk": 8}
     with pytest.warns(UserWarning, match="ranks go from"):
         refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], manual_ranks.EMPTY, *values)
     assert refused == (gr.skip(), gr.skip(), 10)  # the box shows the rank of the plan again
@@ -371,8 +373,8 @@ def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
             handlers.choose_context(store, BROWSER, tokens)
             summary = handlers.draw_plan(store, BROWSER, *values).summary
             assert words.allocation.CACHE.format(numbers.count(tokens)) in summary
-            for one in (account.model, account.dense):
-                assert numbers.megabytes(tokens * one.kv_bytes_per_token / 1e6) in summary
+            for cost in (account.model, account.dense):
+                assert numbers.megabytes(tokens * cost.kv_bytes_per_token / 1e6) in summary
     finally:
         handlers.choose_context(store, BROWSER, CONTEXT)
 
@@ -399,8 +401,8 @@ def test_options_with_their_default_are_not_stored():
 
 def test_a_press_replaces_worse_ranks_by_uniform_ones():
     choice, ranks = ["a3", "marginal", 0.0], {"0.qk": 3}
-    other = handlers.use_uniform(click(action="measure"), manual_ranks.EMPTY, ranks, choice)
-    assert other == gr.skip()
+    unchanged = handlers.use_uniform(click(action="measure"), manual_ranks.EMPTY, ranks, choice)
+    assert unchanged == gr.skip()
     policy, settings, overrides, history, choice = handlers.use_uniform(
         click(action=markup.USE_UNIFORM), manual_ranks.EMPTY, ranks, choice
     )
@@ -410,16 +412,16 @@ def test_a_press_replaces_worse_ranks_by_uniform_ones():
 
 
 def test_manual_ranks_return_with_their_method(monkeypatch):
-    said, history = [], {"past": [{}], "future": [], "gesture": None}
-    monkeypatch.setattr(options, "warn", said.append)
+    warnings, history = [], {"past": [{}], "future": [], "gesture": None}
+    monkeypatch.setattr(options, "warn", warnings.append)
     settings = [{"joint": True}, {"0.qk": 3}, history, ["a3", "uniform", 0.0]]
     former, ratios, *new = options.choose_method("care", {}, *settings)
     assert (ratios, *new) == ("", {}, {}, manual_ranks.EMPTY, ["care", "uniform", 0.0])
-    assert "a3" in said[0]
-    former, _, *again = options.choose_method("a3", former, *new)
-    assert again == settings
-    assert len(said) == 1  # care had no manual ranks
-    assert options.choose_method("a3", former, *again) == gr.skip()
+    assert "a3" in warnings[0]
+    former, _, *restored = options.choose_method("a3", former, *new)
+    assert restored == settings
+    assert len(warnings) == 1  # care had no manual ranks
+    assert options.choose_method("a3", former, *restored) == gr.skip()
 
 
 def test_the_options_of_the_choice_are_visible_with_their_values():

@@ -52,11 +52,11 @@ def store(tmp_path_factory, recipe, evaluation):
     """One run, made by Start."""
     store = Store(tmp_path_factory.mktemp("runs"), KINDS)
     assert one_run.start(store, " first ", *input_values(recipe), evaluation) == ""
-    wait(store)
+    newest_job(store)
     return store
 
 
-def wait(store):
+def newest_job(store):
     """The newest job, ended well."""
     record, end = store.jobs.all()[-1], time.monotonic() + 120
     while record.state not in ENDED:
@@ -106,9 +106,9 @@ def test_the_evaluation_follows_the_model_and_its_text(recipe):
 
 
 def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
-    rest = ["0.1, 0.2", "", False, *input_values(recipe), evaluation]
+    arguments = ["0.1, 0.2", "", False, *input_values(recipe), evaluation]
     with pytest.raises(lrcore.InputError, match="No method is selected"):
-        sweep.start(store, [], [], *rest)
+        sweep.start(store, [], [], *arguments)
 
 
 def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
@@ -128,12 +128,12 @@ def test_runs_are_listed_compared_and_drawn(store):
     chosen, protocol = chosen_runs.list_runs(store, {}, [], None)
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
-    again = chosen_runs.list_runs(store, {}, [run.id], measured)
+    relisted = chosen_runs.list_runs(store, {}, [run.id], measured)
     # what was chosen meanwhile must not be overwritten
-    assert not [part for part in again if "value" in part]
-    cards, _, note = runs.draw_runs(store, [run.id], measured)
+    assert not [part for part in relisted if "value" in part]
+    cards, _, hint = runs.draw_runs(store, [run.id], measured)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
-    assert words.compare_and_runs.SELECT_TWO in note
+    assert words.compare_and_runs.SELECT_TWO in hint
     figure, caption = runs.draw_chart(store, [run.id], measured, "size (MB)")
     assert [t["name"] for t in json.loads(figure)["data"]] == ["chosen", "dense", "a3 · uniform"]
     file = json.loads(runs.save_table(store, [run.id], measured, click(form="CSV")))
@@ -150,20 +150,20 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
     (run,) = store.runs.all()
     values = [[run.id], *input_values(recipe)]
     *_, last = answers.generate(store, "Once", 4, 0, 1, 0, *values)
-    own = [column for column in last if "value" in column]
-    assert len(own) == 2
-    assert all(column["value"].startswith("Once") for column in own)
-    frame, csv, said = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
-    assert "first: " in said
-    assert "of 2 answers are the same as the dense model" in said
+    filled_columns = [column for column in last if "value" in column]
+    assert len(filled_columns) == 2
+    assert all(column["value"].startswith("Once") for column in filled_columns)
+    frame, csv, markup = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
+    assert "first: " in markup
+    assert "of 2 answers are the same as the dense model" in markup
     assert list(frame["model"]) == ["dense", "first"] * 2
     assert len(csv.splitlines()) >= 5
     assert "second" not in csv  # how fast is measured in turns alone
     assert "tokens/s" not in [*frame.columns]
     for prompt in ("Once", "Tom"):
-        assert said.count(f"<summary>{prompt}</summary>") == 1
-    assert said.count("<div class='tokens'>") == 2
-    assert said.count("class='scale'") == 1
+        assert markup.count(f"<summary>{prompt}</summary>") == 1
+    assert markup.count("<div class='tokens'>") == 2
+    assert markup.count("class='scale'") == 1
     with pytest.raises(lrcore.InputError, match="No prompts"):
         prompt_set.answer_all(store, " ", 4, 0, 1, *values)
 
@@ -173,8 +173,8 @@ def test_a_column_names_a_speed_only_where_it_was_measured_in_turns(store, recip
     assert "tokens/s" not in "".join(answers.titles(store, [run.id], form))
     speed = {"dense": {"decode": 100.0}, "small": {"decode": 125.0}}
     store.runs.add_result(run.id, "speed", {"device": "cpu"}, speed)
-    dense, own = answers.titles(store, [run.id], form)
-    assert (dense, own) == (
+    dense, run_title = answers.titles(store, [run.id], form)
+    assert (dense, run_title) == (
         f"dense · {recipe.model} · 100 tokens/s",
         "first · 125 tokens/s",
     )
@@ -185,20 +185,22 @@ def test_a_column_names_a_speed_only_where_it_was_measured_in_turns(store, recip
 def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):
     (run,) = store.runs.all()
     form, blank = input_values(recipe), [""] * (answers.COLUMNS - 2)
-    prompt, said = "Once upon", "Once upon a time there was"
-    other = divergence.diverge(
-        store, prompt, [run.id], said, "Once upon a time Tom was", *blank, *form
+    prompt, dense_answer = "Once upon", "Once upon a time there was"
+    marked_html = divergence.diverge(
+        store, prompt, [run.id], dense_answer, "Once upon a time Tom was", *blank, *form
     )
-    assert other.count("class='first'") == 1
-    assert "class='same'" in other
-    assert "then “Tom” instead of “there”" in other
-    assert "class='scale'" in other
-    same = divergence.diverge(store, prompt, [run.id], said, said, *blank, *form)
+    assert marked_html.count("class='first'") == 1
+    assert "class='same'" in marked_html
+    assert "then “Tom” instead of “there”" in marked_html
+    assert "class='scale'" in marked_html
+    same = divergence.diverge(store, prompt, [run.id], dense_answer, dense_answer, *blank, *form)
     assert "Same answer" in same
     assert "class='first'" not in same
     nothing = divergence.diverge(store, prompt, [run.id], "", "", *blank, *form)
     assert nothing == divergence.NO_ANSWERS
-    long = divergence.diverge(store, prompt, [run.id], said, said * 99, *blank, *form)
+    long = divergence.diverge(
+        store, prompt, [run.id], dense_answer, dense_answer * 99, *blank, *form
+    )
     assert "context" in long  # said, and no failure
 
 
@@ -250,7 +252,7 @@ def test_wrong_settings_are_refused_before_the_queue(store):
 
 def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
     one_run.start(store, "second", *input_values(recipe), evaluation)
-    second = wait(store).result[0]
+    second = newest_job(store).result[0]
     before = store.runs.get(second)
     address, undo, deleted = details.delete(store, second)
     assert (address, deleted, undo["visible"]) == ("", second, True)
@@ -267,8 +269,8 @@ def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
 def test_only_what_changed_is_sent(store, recipe):
     *first, digests = polling.poll(store, {}, *input_values(recipe))
     assert "Compress" in first[0] or "done" in first[0]
-    *again, same = polling.poll(store, digests, *input_values(recipe))
-    assert all(change["__type__"] == "update" for change in (*again, same))
+    *unchanged, same = polling.poll(store, digests, *input_values(recipe))
+    assert all(change["__type__"] == "update" for change in (*unchanged, same))
 
 
 def test_a_budget_that_cannot_be_met_does_not_redraw_the_plan(store, recipe):
@@ -286,21 +288,22 @@ def test_an_answer_that_was_lost_or_overtaken_is_repeated(store, recipe):
     *repeated, _ = polling.poll(store, {}, *input_values(recipe))
     assert repeated == first
     overtaken = digests | {"0": polling.digest("an older status bar")}
-    status_bar, *others, healed = polling.poll(store, overtaken, *input_values(recipe))
+    status_bar, *unchanged, healed = polling.poll(store, overtaken, *input_values(recipe))
     assert status_bar == first[0]
-    assert all(change["__type__"] == "update" for change in others)
+    assert all(change["__type__"] == "update" for change in unchanged)
     assert healed == digests
 
 
 def test_a_finished_job_says_what_came_out_and_leads_on(store):
     (run,), record = store.runs.all(), store.jobs.all()[0]
-    one = run.evaluations[-1]
-    error, change = one["perplexity"] * one["delta_error"], one["delta"]
+    recorded = run.evaluations[-1]
+    perplexity, dense = recorded["perplexity"], recorded["dense_perplexity"]
+    error, change = perplexity * recorded["delta_error"], recorded["delta"]
     assert error > 0
-    assert one["perplexity"] == pytest.approx(one["dense_perplexity"] * math.exp(change))
+    assert perplexity == pytest.approx(dense * math.exp(change))
     line = (
-        f"a3 40% → {one['perplexity']:.4f} ± {error:.4f} "
-        f"({numbers.relative_change(one['perplexity'] / one['dense_perplexity'] - 1)}), "
+        f"a3 40% → {perplexity:.4f} ± {error:.4f} "
+        f"({numbers.relative_change(perplexity / dense - 1)}), "
         f"{numbers.megabytes(run.account.model.megabytes)}"
     )
     assert record.outcome == line
@@ -318,9 +321,9 @@ def test_a_finished_job_says_what_came_out_and_leads_on(store):
 
 
 def test_a_curve_of_losses_is_drawn_and_says_its_ends():
-    drawn = job_markup.loss_curve([2.0, 1.5, 1.0])
-    assert "2.000 → 1.000" in drawn
-    assert "points='0.0,2.0 120.0,22.0 240.0,42.0'" in drawn
+    curve_html = job_markup.loss_curve([2.0, 1.5, 1.0])
+    assert "2.000 → 1.000" in curve_html
+    assert "points='0.0,2.0 120.0,22.0 240.0,42.0'" in curve_html
     assert job_markup.loss_curve([2.0]) == ""
     long = job_markup.loss_curve([1.0] * 10_000)
     assert long.count(",") < 200
@@ -357,10 +360,10 @@ def test_compress_is_done_when_its_job_is(store, recipe, monkeypatch):
 
 
 def test_curves_of_other_settings_are_marked(store, recipe, monkeypatch):
-    other = input_values(recipe.with_(seed=77))
-    assert words.spectra.STALE in polling.state(store, other)[2]
+    other_values = input_values(recipe.with_(seed=77))
+    assert words.spectra.STALE in polling.state(store, other_values)[2]
     monkeypatch.setattr(store.jobs, "waiting", lambda: [JobRecord(AnalyzeJob(recipe))])
-    hint = polling.state(store, other)[2]
+    hint = polling.state(store, other_values)[2]
     assert words.spectra.STALE_FOR_NOW in hint
     assert "class='note stale'" in hint
 
@@ -404,7 +407,7 @@ def test_an_address_opens_a_slot_and_a_tab():
     assert tabs.selected == "Compare"
     # a click that came before this answer stays
     plain = selection.open_linked(("Spectra",), {})
-    assert [one["__type__"] for one in plain] == ["update"] * 3
+    assert [update["__type__"] for update in plain] == ["update"] * 3
 
 
 def test_a_bound_handler_keeps_its_special_arguments_and_speaks_in_sentences():

@@ -21,13 +21,13 @@ def table():
     return pd.DataFrame([dict(zip(columns, row, strict=True)) | ABOUT for row in rows])
 
 
-def drawn(figure):
+def cells_and_texts(figure):
     cells, _, text = json.loads(figure)["data"]
     return cells, dict(zip(zip(text["y"], text["x"], strict=True), text["text"], strict=True))
 
 
 def test_what_a_layer_lacks_stays_empty(table):
-    cells, text = drawn(heat_figure(table, "effective_rank", "aware"))
+    cells, text = cells_and_texts(heat_figure(table, "effective_rank", "aware"))
     shares = dict(zip(cells["y"], cells["z"], strict=True))
     assert shares == {"o": [0.5, 0.25], "gate": [0.5, None], "down": [0.75, 0.5]}
     assert text == {("o", 0): "4", ("o", 1): "2", ("gate", 0): "8", ("down", 0): "12"} | {
@@ -37,7 +37,7 @@ def test_what_a_layer_lacks_stays_empty(table):
 
 
 def test_what_is_infinite_says_so(table):
-    cells, text = drawn(heat_figure(table, "condition", "aware"))
+    cells, text = cells_and_texts(heat_figure(table, "condition", "aware"))
     assert set(text.values()) == {"∞"}
     assert ("gate", 1) not in text
     assert cells["customdata"][0][0][2] is None  # JSON has no infinity
@@ -51,7 +51,7 @@ def test_a_model_with_a_dense_first_layer_and_experts(tmp_path, tiny_llama, stor
     recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=16)
     analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
     for kind in ("aware", "raw"):
-        cells, text = drawn(
+        cells, text = cells_and_texts(
             heat_figure(analysis.table(0.9), "effective_rank", kind, analysis.components)
         )
         assert len(text) == len(analysis.table(0.9).query(f"kind == '{kind}'"))

@@ -1,4 +1,4 @@
-"""What the page costs while nothing happens, and per event."""
+"""The cost of an idle page, and of an event."""
 
 import json
 import threading
@@ -24,8 +24,8 @@ def page(tmp_path_factory):
 def test_a_server_reads_its_runs_before_a_page_asks(tmp_path, monkeypatch):
     """Of thousands, the first page would wait seconds for it."""
     monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
-    read, known = threading.Event(), lrcore.Runs.all
-    monkeypatch.setattr(lrcore.Runs, "all", lambda own: known(own) or read.set())
+    read, original_all = threading.Event(), lrcore.Runs.all
+    monkeypatch.setattr(lrcore.Runs, "all", lambda runs: original_all(runs) or read.set())
     build_app()
     assert read.wait(30)
 
@@ -104,5 +104,5 @@ def test_something_runs_while_a_figure_is_measured_or_a_job_waits(tmp_path, monk
 def test_the_queue_of_a_server_at_rest_is_looked_at_seldom(page):
     assert page._queue.sleep_when_free >= 0.02
     assert page._queue.progress_update_sleep_when_free >= 1
-    shown = {event.show_progress for event in page.fns.values() if event.tracks_progress}
-    assert not shown  # no event tells `gr.Progress`, which is looked at as seldom
+    tracked_progress = {event.show_progress for event in page.fns.values() if event.tracks_progress}
+    assert not tracked_progress  # no event tells `gr.Progress`, which is looked at as seldom

@@ -1,4 +1,4 @@
-"""What a browser sends for fields before it shows what the server has put into them."""
+"""Values that a browser sends for fields before it shows the server's update of the fields."""
 
 import gradio as gr
 import pytest
@@ -9,8 +9,8 @@ from workbench.server.input_checks import check_value
 def test_a_list_that_is_empty_in_the_browser_yet_is_no_mistake() -> None:
     """The server has filled it and chosen from it meanwhile."""
     opened = gr.Dropdown([], label="Measured on")
-    now = gr.Dropdown(["stories"], value="stories", label="Measured on")
-    state = {opened._id: now}
+    updated = gr.Dropdown(["stories"], value="stories", label="Measured on")
+    state = {opened._id: updated}
     check_value(opened, None, state)
     check_value(opened, "stories", state)
     with pytest.raises(gr.Error, match="does not offer"):

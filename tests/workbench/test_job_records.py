@@ -23,15 +23,15 @@ def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_p
     running = jobs.submit(Steps(1))
     unkept = jobs.submit(Unkept(2))
     jobs.mark_read(done.id)
-    again = JobQueue(tmp_path, TEST_KINDS, lambda record: [])
-    assert again.get(done.id).state == "done"
-    assert again.get(done.id).was_read
-    assert again.get(running.id).state == "interrupted"
-    assert again.get(unkept.id) is None
-    fresh = again.restart(running.id)
+    restarted = JobQueue(tmp_path, TEST_KINDS, lambda record: [])
+    assert restarted.get(done.id).state == "done"
+    assert restarted.get(done.id).was_read
+    assert restarted.get(running.id).state == "interrupted"
+    assert restarted.get(unkept.id) is None
+    fresh = restarted.restart(running.id)
     assert fresh.job == Steps(1)
-    assert ended(again, fresh).state == "done"
-    assert again.get(running.id) is None
+    assert ended(restarted, fresh).state == "done"
+    assert restarted.get(running.id) is None
     gate.set()
 
 
@@ -54,8 +54,8 @@ def test_a_job_that_is_cancelled_and_forgotten_while_it_is_queued_stays_forgotte
 
 
 def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_stay(tmp_path):
-    left, written = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
-    for path in (left, written):
+    abandoned, written = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
+    for path in (abandoned, written):
         path.touch()
     lock = locks.try_lock(written)
     JobQueue(tmp_path, TEST_KINDS, lambda record: [])
@@ -83,7 +83,7 @@ def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
     odd = record.to_dict() | {"id": "odd"} | {field: value}
     (tmp_path / "odd.json").write_text(json.dumps(odd))
     jobs = JobQueue(tmp_path, KINDS, lambda record: [])
-    assert [one.id for one in jobs.all()] == ["good"]
+    assert [listed.id for listed in jobs.all()] == ["good"]
     assert "good" in job_markup.job_list(jobs)
 
 
@@ -98,7 +98,9 @@ def test_the_server_of_a_record_may_be_anything(tmp_path):
     record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="one")
     for server in (5, None, [], {}):
         (tmp_path / "one.json").write_text(json.dumps(record.to_dict() | {"server": server}))
-        assert [one.id for one in JobQueue(tmp_path, KINDS, lambda record: []).all()] == ["one"]
+        assert [listed.id for listed in JobQueue(tmp_path, KINDS, lambda record: []).all()] == [
+            "one"
+        ]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -174,15 +176,15 @@ def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, t
     (old,) = jobs.all()
     current = FORMER_KINDS.get(kind, kind)
     assert (old.kind, old.title, old.state) == (current, "its title", "interrupted")
-    again = ended(jobs, jobs.restart("abc"))
-    assert (again.job, again.title, again.result) == (old.job, "its title", ["made"])
-    fields = {"run_id" if name == "run" else name: one for name, one in BEFORE[kind].items()}
+    restarted = ended(jobs, jobs.restart("abc"))
+    assert (restarted.job, restarted.title, restarted.result) == (old.job, "its title", ["made"])
+    fields = {"run_id" if name == "run" else name: value for name, value in BEFORE[kind].items()}
     if "stock" in fields:
         fields["target"] = "transformers-stock" if fields.pop("stock") else "transformers"
-    stored = json.loads((tmp_path / f"{again.id}.json").read_text())["job"]
-    for name, one in fields.items():
-        assert stored[name] == one or one.items() <= stored[name].items(), name
-    assert JobRecord.from_dict(json.loads(json.dumps(again.to_dict())), KINDS).job == old.job
+    stored = json.loads((tmp_path / f"{restarted.id}.json").read_text())["job"]
+    for name, value in fields.items():
+        assert stored[name] == value or value.items() <= stored[name].items(), name
+    assert JobRecord.from_dict(json.loads(json.dumps(restarted.to_dict())), KINDS).job == old.job
 
 
 @pytest.mark.parametrize(

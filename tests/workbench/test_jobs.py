@@ -34,7 +34,7 @@ def test_jobs_run_in_order_and_say_how_many_come_first(bench):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads share a priority")
 def test_what_redraws_the_page_goes_before_a_job(tmp_path):
-    own, seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), []
+    priority, seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), []
 
     def work(record):
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
@@ -42,8 +42,8 @@ def test_what_redraws_the_page_goes_before_a_job(tmp_path):
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
     ended(jobs, jobs.submit(Steps(0)))
-    assert seen == [max(own, JOB_NICENESS)]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+    assert seen == [max(priority, JOB_NICENESS)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
 
 
 def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
@@ -131,8 +131,8 @@ def test_the_status_bar_of_a_browser_shows_its_jobs(tmp_path):
     gate.set()
     ended(jobs, last)
     assert "job 0" in job_markup.status_bar(jobs, "first")
-    again = JobQueue(tmp_path, TEST_KINDS, lambda _: [])  # whose they were is not stored
-    assert "job" in job_markup.status_bar(again, "fourth")
+    restarted_queue = JobQueue(tmp_path, TEST_KINDS, lambda _: [])  # whose they were is not stored
+    assert "job" in job_markup.status_bar(restarted_queue, "fourth")
 
 
 def begun(order, count=1):
@@ -146,10 +146,10 @@ def test_a_job_that_yields_lets_others_go_first_and_runs_after_them(bench):
     jobs, gate, order = bench
     first = jobs.submit(Yielding(0))
     begun(order)
-    other, asked = jobs.submit(Yielding(1)), jobs.submit(Steps(2))
-    assert jobs.position(asked) < jobs.position(other)
+    later, requested = jobs.submit(Yielding(1)), jobs.submit(Steps(2))
+    assert jobs.position(requested) < jobs.position(later)
     gate.set()
-    assert [ended(jobs, job).state for job in (asked, first, other)] == ["done"] * 3
+    assert [ended(jobs, job).state for job in (requested, first, later)] == ["done"] * 3
     assert order == [0, 2, 0, 1]
     assert any("paused for another job" in line for line in first.log)
 
@@ -158,9 +158,9 @@ def test_a_job_waits_for_the_one_that_computes_what_it_needs(bench):
     jobs, gate, order = bench
     first = jobs.submit(Yielding(0))
     begun(order)
-    asked = jobs.submit(Steps(0))
+    requested = jobs.submit(Steps(0))
     gate.set()
-    assert [ended(jobs, job).state for job in (first, asked)] == ["done"] * 2
+    assert [ended(jobs, job).state for job in (first, requested)] == ["done"] * 2
     assert order == [0, 0]
 
 
@@ -168,11 +168,11 @@ def test_a_job_that_was_put_off_can_be_cancelled(bench):
     jobs, gate, order = bench
     first = jobs.submit(Yielding(0))
     begun(order)
-    asked = jobs.submit(Steps(1))
+    requested = jobs.submit(Steps(1))
     jobs.cancel(first.id)
     gate.set()
     assert ended(jobs, first).state == "cancelled"
-    assert ended(jobs, asked).state == "done"
+    assert ended(jobs, requested).state == "done"
     assert order == [0, 1]
 
 
@@ -239,9 +239,9 @@ def test_a_failure_that_is_no_exception_leaves_the_worker_for_the_next_job(tmp_p
 
 def test_an_equal_job_that_is_wanted_once_joins_the_first(bench):
     jobs, gate, _ = bench
-    one = jobs.submit(Once(1))
-    assert jobs.submit(Once(1)) is one
-    assert jobs.submit(Once(2)) is not one
+    first_job = jobs.submit(Once(1))
+    assert jobs.submit(Once(1)) is first_job
+    assert jobs.submit(Once(2)) is not first_job
     steps = jobs.submit(Steps(1))
     assert jobs.submit(Steps(1)) is not steps
     gate.set()
@@ -258,13 +258,13 @@ def test_pressing_start_again_twice_queues_one_job(bench):
 
 
 def test_time_left_comes_from_measured_units(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: now[0])
+    clock = [100.0]
+    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: clock[0])
     job = JobRecord(Steps(), state="running")
     job.progress("step", 0, 5)
     assert job.eta() is None
     for i in (1, 2):
-        now[0] += 3
+        clock[0] += 3
         job.progress("step", i, 5)
     assert job.eta() == pytest.approx(9)
     job.progress("next stage", 0, 2)
@@ -272,13 +272,13 @@ def test_time_left_comes_from_measured_units(monkeypatch):
 
 
 def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: now[0])
+    clock = [100.0]
+    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: clock[0])
     job = JobRecord(Steps(), state="running")
 
     def run(stage, done, total, seconds):
         job.progress(stage, done, total)
-        now[0] += seconds
+        clock[0] += seconds
 
     run("load", 0, 1, 0.4)
     run("load", 1, 1, 0)
@@ -288,7 +288,7 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     run("compress", 5, 6, 2)
     words = "load 0.4 s · compress 18 s (estimated 16 s)"
     job.progress("evaluate both", 0, 4)
-    now[0] += 7
+    clock[0] += 7
     job.progress("evaluate both", 2, 4)
     row = job_markup.job_row(job, 0)
     assert words in row
@@ -296,9 +296,9 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     job.progress("evaluate both", 0, 4)  # of another run
     assert f"{words} · evaluate both 7.0 s (estimated 14 s)" in job_markup.job_row(job, 0)
     job.end("done")
-    again = JobRecord.from_dict(json.loads(json.dumps(job.to_dict())), TEST_KINDS)
-    again.state = "done"
-    assert "<li>compress 18 s (estimated 16 s)</li>" in job_markup.job_row(again, 0)
+    restored = JobRecord.from_dict(json.loads(json.dumps(job.to_dict())), TEST_KINDS)
+    restored.state = "done"
+    assert "<li>compress 18 s (estimated 16 s)</li>" in job_markup.job_row(restored, 0)
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_d
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "sentence"),
     [
         (MemoryError(), "Not enough memory"),
         (RuntimeError("can't allocate memory: you tried to allocate 4000000 bytes."), "4.0 MB"),
@@ -356,17 +356,17 @@ def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_d
         (OSError(28, "No space left on device"), "the disk is full"),
     ],
 )
-def test_a_lack_of_memory_is_a_sentence_and_the_next_job_runs(tmp_path, error, said):
-    left = [error]
+def test_a_lack_of_memory_is_a_sentence_and_the_next_job_runs(tmp_path, error, sentence):
+    errors = [error]
 
     def work(record):
-        if left:
-            raise left.pop()
+        if errors:
+            raise errors.pop()
         return []
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
     failed = ended(jobs, jobs.submit(Steps(0)))
     assert failed.state == "failed"
-    assert said in failed.error
+    assert sentence in failed.error
     assert "server's log" not in failed.error
     assert ended(jobs, jobs.submit(Steps(1))).state == "done"

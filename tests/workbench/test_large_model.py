@@ -20,9 +20,9 @@ def analysis():
 
 def test_one_cell_is_sent_at_a_time_and_thinned(analysis):
     for name in ("qk", "mlp", "down"):
-        shown, energy, _ = cell_figures(analysis, HeatmapCell(57, name, rank=100), log=True)
-        assert len(shown) + len(energy) < 60_000
-        for kind, trace in zip(("aware", "raw"), json.loads(shown)["data"], strict=True):
+        values_json, energy, _ = cell_figures(analysis, HeatmapCell(57, name, rank=100), log=True)
+        assert len(values_json) + len(energy) < 60_000
+        for kind, trace in zip(("aware", "raw"), json.loads(values_json)["data"], strict=True):
             values, ranks = analysis.values(57, name, kind), np.array(trace["x"])
             assert len(ranks) <= MAX_POINTS
             assert (ranks[0], ranks[-1]) == (1, len(values))
@@ -33,8 +33,8 @@ def test_thinned_curves_stay_close_on_the_log_axis(analysis):
     """What is drawn between two points is off by less than a line is wide: 2 of 330 pixels."""
     values = np.log10(analysis.values(79, "mlp", "raw"))
     ranks = np.arange(1, len(values) + 1)
-    drawn = np.array(thinned_indices(len(values))) + 1
-    error = np.abs(np.interp(ranks, drawn, values[drawn - 1]) - values).max()
+    drawn_ranks = np.array(thinned_indices(len(values))) + 1
+    error = np.abs(np.interp(ranks, drawn_ranks, values[drawn_ranks - 1]) - values).max()
     assert error < 2 / 330 * np.ptp(values)
 
 

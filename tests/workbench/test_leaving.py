@@ -14,17 +14,17 @@ SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3}
 
 
 def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
-    port, said = free_port(), tmp_path / "said"
+    port, output_file = free_port(), tmp_path / "said"
     folders = {"LRCORE_RUNS": str(tmp_path / "runs"), "LRCORE_CACHE": str(tmp_path / "cache")}
 
     def until(words: str) -> None:
         end = time.monotonic() + PATIENCE
-        while words not in said.read_text():
-            assert process.poll() is None, said.read_text()
-            assert time.monotonic() < end, said.read_text()
+        while words not in output_file.read_text():
+            assert process.poll() is None, output_file.read_text()
+            assert time.monotonic() < end, output_file.read_text()
             time.sleep(0.02)
 
-    with said.open("w") as log:
+    with output_file.open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-u", "app.py", "--port", str(port)],
             cwd=ROOT,
@@ -39,8 +39,8 @@ def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
             client.submit(SLOW, "slow", api_name="/compress")
             until(": compress 0/")
             process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE) == 0, said.read_text()
+            assert process.wait(PATIENCE) == 0, output_file.read_text()
         finally:
             process.kill()
-    assert "terminate called" not in said.read_text()
-    assert "Traceback" not in said.read_text()
+    assert "terminate called" not in output_file.read_text()
+    assert "Traceback" not in output_file.read_text()

@@ -60,11 +60,11 @@ def settled(live, key, seconds=120):
 def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
     live = LiveMeasurements(ObjectCache())
     requests = [request(factors, small(ratio=ratio)) for ratio in (0.5, 0.4, 0.3)]
-    for one in requests:
-        live.request(one)
+    for live_request in requests:
+        live.request(live_request)
     assert live.newest("one") == requests[-1].key
     figure = settled(live, requests[-1].key)
-    assert [live.peek(one.key) for one in requests[:-1]] == [
+    assert [live.peek(live_request.key) for live_request in requests[:-1]] == [
         None,
         None,
     ]  # nobody looks at them any longer
@@ -81,7 +81,7 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
 
 
 def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
-    live, one, dense = (
+    live, live_request, dense = (
         LiveMeasurements(ObjectCache()),
         request(factors, small(ratio=0.3)),
         lrcore.load(MODEL),
@@ -91,49 +91,49 @@ def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
     def step(*_):
         threads.add(threading.get_ident())
 
-    live.measure(one, dense, step)
-    assert live.peek(one.key).perplexity > 1
+    live.measure(live_request, dense, step)
+    assert live.peek(live_request.key).perplexity > 1
     assert threads == {threading.get_ident()}
-    live.measure(one, dense, step)
+    live.measure(live_request, dense, step)
     assert (live.newest("one"), live.count()) == (None, 1)
 
     def cancelled(*_):
         raise Cancelled("measure")
 
-    other = request(factors, small(ratio=0.4))
+    other_request = request(factors, small(ratio=0.4))
     with pytest.raises(Cancelled):
-        live.measure(other, dense, cancelled)
-    assert live.peek(other.key) is None
+        live.measure(other_request, dense, cancelled)
+    assert live.peek(other_request.key) is None
 
 
 def measured(perplexity, spread=0.0, **protocol):
     """A figure of four windows, whose losses differ by a spread of nats."""
     steps = (-spread, spread, -spread, spread)
     return LiveFigure(
-        perplexity, 1.5, protocol, losses=tuple(log(perplexity) + one for one in steps)
+        perplexity, 1.5, protocol, losses=tuple(log(perplexity) + step for step in steps)
     )
 
 
 def test_more_windows_on_request_take_the_place_of_fewer_and_begin_with_them(factors):
     live, recipe = LiveMeasurements(ObjectCache()), small(ratio=0.4)
-    one = request(factors, recipe)
-    live.request(one)
-    few = settled(live, one.key)
-    live.request(replace(one, windows=MORE_WINDOWS))
-    live.request(one)  # the page was drawn again meanwhile
+    live_request = request(factors, recipe)
+    live.request(live_request)
+    few = settled(live, live_request.key)
+    live.request(replace(live_request, windows=MORE_WINDOWS))
+    live.request(live_request)  # the page was drawn again meanwhile
     end = time.monotonic() + 120
-    while live.is_measuring_more(one.browser):
+    while live.is_measuring_more(live_request.browser):
         assert time.monotonic() < end
         time.sleep(0.02)
-    many = live.peek(one.key)
+    many = live.peek(live_request.key)
     assert many.protocol["tokens"] == MORE_WINDOWS * LENGTH == 8192
     assert many.losses[:WINDOWS] == pytest.approx(few.losses, rel=1e-6)
     assert many.perplexity_on_windows_of(few) == pytest.approx(few.perplexity, rel=1e-6)
     change, error = many.relative_change(few)
     assert abs(change) < 1e-6
     assert error < 1e-6
-    live.request(one)
-    assert not live.is_measuring_more(one.browser)  # nothing is measured again
+    live.request(live_request)
+    assert not live.is_measuring_more(live_request.browser)  # nothing is measured again
 
 
 def test_ranks_on_show_are_held_against_even_ones():
@@ -193,8 +193,8 @@ def test_no_verdict_rests_on_calibration_text():
     assert words.compare_and_runs.ON_CALIBRATION_TEXT in cell
     assert "held-out" not in cell
     assert "held-out" in markup.actual_cell("p", LiveFigure(2.3, 1.5, {"source": "a.txt:test"}))
-    both = (1.5, "a3", "uniform", True, math.nan), (1.6, "a3", "softmax", False, math.nan)
-    ranked = markup.ranking(both, held_out=False)
+    candidates = (1.5, "a3", "uniform", True, math.nan), (1.6, "a3", "softmax", False, math.nan)
+    ranked = markup.ranking(candidates, held_out=False)
     assert "%</td>" in ranked
     assert "±" not in ranked  # of a single window
     assert words.allocation.RANKED_ON_CALIBRATION_TEXT in ranked
@@ -210,14 +210,14 @@ def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text,
         (story_file, str(story_file), False),
     ):
         recipe = small(data=str(data), method="svd_llm", ratio=0.3)
-        one = request(lrcore.prepare(dense, recipe), recipe)
-        live.measure(one, dense, lambda *_: None)
-        figure = live.peek(one.key)
+        live_request = request(lrcore.prepare(dense, recipe), recipe)
+        live.measure(live_request, dense, lambda *_: None)
+        figure = live.peek(live_request.key)
         assert figure.error == ""
         assert (figure.protocol["source"], figure.is_held_out) == (source, held_out)
-        shown = markup.actual_cell(one.key, figure)
-        assert data.name in shown
-        assert str(data.parent) not in shown  # of which a narrow line would show nothing else
+        cell_html = markup.actual_cell(live_request.key, figure)
+        assert data.name in cell_html
+        assert str(data.parent) not in cell_html  # of which a narrow line would show nothing else
 
 
 def test_the_bars_say_where_most_and_least_is_kept(factors):
@@ -248,20 +248,20 @@ def test_a_figure_that_a_page_looks_at_stays_however_many_are_measured_meanwhile
         LiveMeasurements(ObjectCache()),
         [request(factors, small(ratio=r)) for r in (0.2, 0.3, 0.4)],
     )
-    for one in plans:
-        live.measure(one, lrcore.load(MODEL), lambda *_: None)
+    for live_request in plans:
+        live.measure(live_request, lrcore.load(MODEL), lambda *_: None)
         assert live.peek(plans[0].key) is not None
     assert live.peek(plans[1].key) is None
     assert live.peek(plans[2].key) is not None
 
 
 def test_a_figure_that_cannot_be_had_says_why(factors):
-    live, one = (
+    live, live_request = (
         LiveMeasurements(ObjectCache()),
         request(factors, small(ratio=0.2, data="no-such-text")),
     )
-    live.request(one)
-    assert "no-such-text" in settled(live, one.key).error
+    live.request(live_request)
+    assert "no-such-text" in settled(live, live_request.key).error
 
 
 def test_only_what_takes_seconds_is_measured_unasked(factors):
@@ -281,20 +281,20 @@ def test_the_key_follows_what_the_figure_depends_on(factors):
 
 
 def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_ranks(factors):
-    live, one = LiveMeasurements(ObjectCache()), request(factors, small(ratio=0.5))
+    live, live_request = LiveMeasurements(ObjectCache()), request(factors, small(ratio=0.5))
     model = lrcore.load(MODEL)
-    compressed = lrcore.compress(model, one.recipe, factors)
+    compressed = lrcore.compress(model, live_request.recipe, factors)
     for prompt in ("One day", "Tom saw"):
-        live.request(replace(one, prompt=prompt))
+        live.request(replace(live_request, prompt=prompt))
         end = time.monotonic() + 120
         while live.is_pending("one"):
             assert time.monotonic() < end
             time.sleep(0.02)
-        said = live.continuation(one.key, prompt)
-        text = "".join(token for token, *_ in said.tokens)
+        continued = live.continuation(live_request.key, prompt)
+        text = "".join(token for token, *_ in continued.tokens)
         assert text == prompt + lrcore.generate(compressed, prompt, continuation.NEW_TOKENS)
         assert (
-            said.tokens[1:]
+            continued.tokens[1:]
             == tuple(
                 (token, old, new)
                 for (token, old), (_, new) in zip(
@@ -304,12 +304,12 @@ def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_rank
                 )
             )[1:]
         )  # nothing predicts the first token
-        own = "".join(token for token, _ in said.dense)
-        assert own == prompt + lrcore.generate(model, prompt, continuation.NEW_TOKENS)
-        same = "".join(token for token, *_ in said.tokens[: said.first])
-        assert own.startswith(same)
-        assert said.tokens[said.first][0] != said.dense[said.first][0]
-    assert live.continuation(one.key, "") is None
+        dense_text = "".join(token for token, _ in continued.dense)
+        assert dense_text == prompt + lrcore.generate(model, prompt, continuation.NEW_TOKENS)
+        same = "".join(token for token, *_ in continued.tokens[: continued.first])
+        assert dense_text.startswith(same)
+        assert continued.tokens[continued.first][0] != continued.dense[continued.first][0]
+    assert live.continuation(live_request.key, "") is None
 
 
 def test_a_prompt_longer_than_the_context_is_said_and_figures_come_before_texts(factors):
@@ -322,9 +322,9 @@ def test_a_prompt_longer_than_the_context_is_said_and_figures_come_before_texts(
         assert time.monotonic() < end
         time.sleep(0.02)
     assert "context" in live.continuation(first.key, first.prompt).error
-    known = replace(first, prompt="One day", when=0.0)
+    measured_request = replace(first, prompt="One day", when=0.0)
     new = replace(request(factors, small(ratio=0.25), "two"), when=1.0)
     waiting = LiveMeasurements.__new__(LiveMeasurements)  # whose worker does not run
     waiting._changed, waiting._figures = threading.Condition(), {first.key: live.peek(first.key)}
-    waiting._requests = {"one": known, "two": new}
+    waiting._requests = {"one": measured_request, "two": new}
     assert waiting._next() is new

@@ -8,28 +8,28 @@ from workbench.views import markup
 
 
 def test_steps_can_be_undone_and_redone():
-    one, history = manual_ranks.step(manual_ranks.EMPTY, {}, {"0.qk": 4})
-    two, history = manual_ranks.step(history, one, {"0.qk": 4, "1.ov": 2})
-    back, history = manual_ranks.undo(history, two)
-    assert back == one
-    assert manual_ranks.redo(history, back)[0] == two
+    first, history = manual_ranks.step(manual_ranks.EMPTY, {}, {"0.qk": 4})
+    second, history = manual_ranks.step(history, first, {"0.qk": 4, "1.ov": 2})
+    back, history = manual_ranks.undo(history, second)
+    assert back == first
+    assert manual_ranks.redo(history, back)[0] == second
     start, history = manual_ranks.undo(history, back)
     assert start == {}
     assert manual_ranks.undo(history, start) == (start, history)
-    other, history = manual_ranks.step(history, start, {"2.mlp": 7})
-    assert manual_ranks.redo(history, other) == (
-        other,
+    third, history = manual_ranks.step(history, start, {"2.mlp": 7})
+    assert manual_ranks.redo(history, third) == (
+        third,
         history,
     )  # a new step forgets what was undone
 
 
 def test_a_gesture_is_one_step():
-    now, history = {}, manual_ranks.EMPTY
+    ranks, history = {}, manual_ranks.EMPTY
     for rank in (9, 8, 7):
-        now, history = manual_ranks.step(history, now, {"0.qk": rank}, "drag")
-    assert manual_ranks.undo(history, now)[0] == {}
-    later, history = manual_ranks.step(history, now, {"0.qk": 3}, "another drag")
-    assert manual_ranks.undo(history, later)[0] == now
+        ranks, history = manual_ranks.step(history, ranks, {"0.qk": rank}, "drag")
+    assert manual_ranks.undo(history, ranks)[0] == {}
+    later, history = manual_ranks.step(history, ranks, {"0.qk": 3}, "another drag")
+    assert manual_ranks.undo(history, later)[0] == ranks
     assert manual_ranks.step(history, later, later) == (later, history)
 
 
@@ -42,7 +42,7 @@ def test_changes_are_those_against_the_policy(factors):
     fixed = {"2.ov": 31}
     recipe = lrcore.Recipe(ratio=0.3, rank_overrides=fixed)
     plan, alone = (
-        lrcore.allocate(factors, one) for one in (recipe, recipe.with_(rank_overrides={}))
+        lrcore.allocate(factors, variant) for variant in (recipe, recipe.with_(rank_overrides={}))
     )
     result = manual_ranks.changes(plan, alone, fixed)
     assert (result[0].layer, result[0].component, result[0].rank, result[0].is_manual) == (
@@ -52,10 +52,10 @@ def test_changes_are_those_against_the_policy(factors):
         True,
     )
     assert result[0].policy_rank == alone.ranks[2, "ov"]
-    assert sum(one.parameters for one in result) == sum(
+    assert sum(change.parameters for change in result) == sum(
         p.table()["parameters"].sum() * sign for p, sign in ((plan, 1), (alone, -1))
     )
-    assert {(one.layer, one.component) for one in result} >= {
+    assert {(change.layer, change.component) for change in result} >= {
         slot for slot in plan.ranks if plan.ranks[slot] != alone.ranks[slot]
     }
     assert "1 set manually" in markup.changes(result, plan, alone)

@@ -77,14 +77,14 @@ def address(tmp_path_factory):
             yield f"{url}/gradio_api/mcp/"
 
 
-def ask(address, what):
+def run_in_session(address, conversation):
     async def talk():
         async with (
             streamablehttp_client(address) as (read, write, _),
             mcp.ClientSession(read, write) as session,
         ):
             await session.initialize()
-            return await what(session)
+            return await conversation(session)
 
     with ThreadPoolExecutor(
         1
@@ -95,7 +95,7 @@ def ask(address, what):
 def test_the_tools_are_listed_with_their_types_and_words(address):
     tools = {
         tool.name.rpartition("_")[2]: tool
-        for tool in ask(address, lambda session: session.list_tools()).tools
+        for tool in run_in_session(address, lambda session: session.list_tools()).tools
     }
     assert tools.keys() == TOOLS.keys()
     for name, tool in tools.items():
@@ -124,7 +124,7 @@ def test_a_tool_can_be_called(address):
             name, {"recipe": {"model": "demo-llama", "samples": 2, "seq_len": 32, "ratio": 0.3}}
         )
 
-    answer = ask(address, allocate)
+    answer = run_in_session(address, allocate)
     assert not answer.isError
     got_result = json.loads(answer.content[0].text)
     assert got_result["summary"]["achieved"] == pytest.approx(0.3, abs=0.02)
@@ -140,15 +140,15 @@ def test_attacks_are_answered_in_one_line_and_leave_nothing(address):
         ]
         return answers, await session.call_tool(names["runs"], {})
 
-    answers, runs = ask(address, attack)
+    answers, runs = run_in_session(address, attack)
     for answer, (tool, _, words) in zip(answers, ATTACKS, strict=True):
-        said = answer.content[0].text
+        message = answer.content[0].text
         assert answer.isError, tool
-        assert words in said
-        assert len(said.splitlines()) == 1
-        assert len(said) < 700
-        assert "Traceback" not in said
-        assert "site-packages" not in said
+        assert words in message
+        assert len(message.splitlines()) == 1
+        assert len(message) < 700
+        assert "Traceback" not in message
+        assert "site-packages" not in message
     assert json.loads(runs.content[0].text) == []
 
 
@@ -157,9 +157,9 @@ def test_attacks_are_answered_in_one_line_and_leave_nothing(address):
 )
 def test_a_page_of_another_site_reaches_no_tool(address, header):
     accept = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    assert httpx.post(address, json=asked, headers=accept).status_code < 400
-    assert httpx.post(address, json=asked, headers=accept | header).status_code == 403
+    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    assert httpx.post(address, json=request, headers=accept).status_code < 400
+    assert httpx.post(address, json=request, headers=accept | header).status_code == 403
 
 
 def test_lists_are_json_too(address):
@@ -172,7 +172,7 @@ def test_lists_are_json_too(address):
         }
         return {kind: json.loads(answer.content[0].text) for kind, answer in answers.items()}
 
-    listed = ask(address, lists)
+    listed = run_in_session(address, lists)
     assert listed["models"]["models"] == list(built_in_models())
     assert [row["name"] for row in listed["methods"]["methods"]] == list(METHODS)
     assert listed["runs"] == []

@@ -1,4 +1,4 @@
-"""What the page says of a model that is not what it was: that it was dequantised."""
+"""The note on a model that was dequantized when it was loaded."""
 
 import pytest
 from gguf_files import write_gguf
@@ -17,10 +17,10 @@ def test_the_note_stands_under_a_loaded_model_and_by_its_figures(tiny_llama, tmp
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
     store, recipe = Store(tmp_path / "runs"), lrcore.Recipe(str(path))
-    assert not any(NOTE in str(shown) for shown in polling.state(store, input_values(recipe)))
+    assert not any(NOTE in str(part) for part in polling.state(store, input_values(recipe)))
     model = store.dense(recipe)
-    (shown,) = [one for one in polling.state(store, input_values(recipe)) if NOTE in str(one)]
-    assert shown.startswith("<div class='note")
+    (note,) = [part for part in polling.state(store, input_values(recipe)) if NOTE in str(part)]
+    assert note.startswith("<div class='note")
     for protocol in ("windows", "strided"):
         settings = {"samples": 1, "seq_len": 32, "protocol": protocol}
         measured = lrcore.evaluate(model, "stories", **settings).protocol

@@ -23,13 +23,13 @@ def store(tmp_path_factory):
     return store
 
 
-def drawn(figure: str) -> dict[str, dict]:
+def traces_by_name(figure: str) -> dict[str, dict]:
     return {trace["name"]: trace for trace in json.loads(figure)["data"]}
 
 
 def test_the_forms_of_a_part_share_a_column():
     """Its title has the share of both together; a block is as wide as what it costs."""
-    own = Network(
+    network_data = Network(
         {
             "qk": {0: Block(2, 8, 30, 60)},
             "q": {1: Block(3, 6, 20, 40)},
@@ -39,7 +39,7 @@ def test_the_forms_of_a_part_share_a_column():
         "parameters",
         forms={"qk": ("qk", "narrowed"), "q": ("qk", "pairs"), "k": ("qk", "pairs")},
     )
-    figure = json.loads(network(own))
+    figure = json.loads(network(network_data))
     assert figure["layout"]["xaxis"]["ticktext"] == ["qk<br>58%"]
     ends = figure["layout"]["meta"]["columns"]
     assert ends["qk"] == [0.0, 1.0]
@@ -55,12 +55,12 @@ def test_the_forms_of_a_part_share_a_column():
 def test_areas_are_the_parameters_of_the_plan(store):
     recipe = RECIPE.with_(method="svd_llm")
     figure = draw_network(store, BROWSER, *input_values(recipe))
-    plan, traces = store.plan(recipe), drawn(figure)
+    plan, traces = store.plan(recipe), traces_by_name(figure)
     account = plan.account
     share = sum(traces["kept"]["x"]) / sum(traces["removed"]["x"])
     slots = account.dense.decoder_parameters - network_of(plan).uncompressed * plan.shape.layers
-    kept = account.model.decoder_parameters - account.dense.decoder_parameters + slots
-    assert share == pytest.approx(kept / slots)
+    kept_parameters = account.model.decoder_parameters - account.dense.decoder_parameters + slots
+    assert share == pytest.approx(kept_parameters / slots)
     assert json.loads(figure)["caption"].startswith("svd_llm, uniform, 30.0% of decoder")
     assert len(traces["kept"]["x"]) == len(plan.ranks)
 
@@ -68,34 +68,39 @@ def test_areas_are_the_parameters_of_the_plan(store):
 def test_a_budget_of_the_cache_counts_the_cache(store):
     recipe = RECIPE.with_(method="care")
     plan = store.plan(recipe)
-    own = network_of(plan)
-    assert set(own.columns) == {"k", "v"}
-    assert "KV cache" in own.unit
-    kept = [block.retained for blocks in own.columns.values() for block in blocks.values()]
-    assert sum(kept) == plan.account.model.kv_bytes_per_token
-    assert "not compressed" not in drawn(network(own))
+    cache_network = network_of(plan)
+    assert set(cache_network.columns) == {"k", "v"}
+    assert "KV cache" in cache_network.unit
+    kept_bytes = [
+        block.retained for blocks in cache_network.columns.values() for block in blocks.values()
+    ]
+    assert sum(kept_bytes) == plan.account.model.kv_bytes_per_token
+    assert "not compressed" not in traces_by_name(network(cache_network))
 
 
 def test_what_no_rank_is_chosen_for_stands_beside_the_slots():
     half = {0: Block(2, 8, 30, 60), 1: Block(8, 8, 60, 60)}
-    own = Network({"mlp": half}, 2, "parameters", uncompressed=40.0)
-    traces = drawn(network(own))
-    (slot, rest), (mlp, whole) = [*columns_of(own)], (traces["kept"], traces["not compressed"])
-    assert rest[0] > slot["mlp"][1]
-    assert whole["x"][0] / mlp["x"][1] == pytest.approx(40 / 60)
+    network_data = Network({"mlp": half}, 2, "parameters", uncompressed=40.0)
+    traces = traces_by_name(network(network_data))
+    (slot, uncompressed_span), (mlp, uncompressed_trace) = (
+        [*columns_of(network_data)],
+        (traces["kept"], traces["not compressed"]),
+    )
+    assert uncompressed_span[0] > slot["mlp"][1]
+    assert uncompressed_trace["x"][0] / mlp["x"][1] == pytest.approx(40 / 60)
     assert mlp["x"][0] / mlp["x"][1] == 0.5
     middles = [base + width / 2 for base, width in zip(mlp["base"], mlp["x"], strict=True)]
     assert middles[0] == pytest.approx(middles[1])
 
 
 def test_a_latent_larger_than_its_matrix_stays_in_its_column():
-    traces = drawn(network(Network({"k": {0: Block(4, 8, 120, 100)}}, 1, "parameters")))
+    traces = traces_by_name(network(Network({"k": {0: Block(4, 8, 120, 100)}}, 1, "parameters")))
     assert traces["kept"]["x"] == traces["removed"]["x"]
     assert traces["removed"]["customdata"][0][-1] == 1.2
 
 
 def test_until_its_policy_has_measured_the_ranks_before_are_drawn_pale(store):
     values = input_values(RECIPE.with_(method="svd_llm", policy="probed"))
-    traces = drawn(draw_network(store, BROWSER, *values))
+    traces = traces_by_name(draw_network(store, BROWSER, *values))
     assert traces["kept"]["opacity"] < 1
     assert draw_network(store, BROWSER, *input_values(RECIPE.with_(method="svd"))) == gr.skip()

@@ -21,7 +21,7 @@ def formats(path: Path) -> Iterator[str]:
     """The formats of numbers in a file, in f-strings and in templates for `format`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
-            yield from (one.value for one in ast.walk(node.format_spec) if is_text(one))
+            yield from (literal.value for literal in ast.walk(node.format_spec) if is_text(literal))
         elif is_text(node):
             yield from IN_TEMPLATE.findall(node.value)
 
@@ -31,20 +31,23 @@ def is_text(node: ast.AST) -> bool:
 
 
 def files() -> list[Path]:
-    found = [
+    paths = [
         path
         for path in WORKBENCH.rglob("*.py")
         if path.name not in ("numbers.py", "export.py", "job_markup.py")
         and not (path.parent.parent.name == "tabs" and path.parent.name in OTHERS)
         and path.name != "comparison.py"
     ]
-    assert len(found) > 90
-    return found
+    assert len(paths) > 90
+    return paths
 
 
 def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
-    stray = {path.name: [one for one in formats(path) if STRAY.match(one)] for path in files()}
-    assert {name: found for name, found in stray.items() if found} == {}
+    stray = {
+        path.name: [number_format for number_format in formats(path) if STRAY.match(number_format)]
+        for path in files()
+    }
+    assert {name: matches for name, matches in stray.items() if matches} == {}
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ def test_other_hosts_and_origins_are_refused_before_gradio(guest):
 
 def test_every_address_of_the_server_is_behind_the_gate(app, guest):
     """Uploads, streams of answers, agents' tools and what a later Gradio adds."""
-    known = sorted(routes(app.app))
-    assert {"/gradio_api/upload", "/gradio_api/queue/data"} <= {path for path, _ in known}
-    for path, methods in known:
+    served_routes = sorted(routes(app.app))
+    assert {"/gradio_api/upload", "/gradio_api/queue/data"} <= {path for path, _ in served_routes}
+    for path, methods in served_routes:
         address = re.sub(r"\{[^}]*\}", "x", path)
         for method in sorted(methods):
             for header in (
@@ -154,22 +154,26 @@ def test_files_of_the_server_are_not_served(guest, path):
 def test_a_file_of_the_server_does_not_pass_for_an_upload(guest):
     config = guest.get("/config").json()
     button = next(
-        one["id"] for one in config["components"] if one["props"].get("elem_id") == "load-recipe"
+        component["id"]
+        for component in config["components"]
+        if component["props"].get("elem_id") == "load-recipe"
     )
     number = next(
-        one["id"] for one in config["dependencies"] if any(t[0] == button for t in one["targets"])
+        dependency["id"]
+        for dependency in config["dependencies"]
+        if any(t[0] == button for t in dependency["targets"])
     )
     secret = {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}
-    asked = {"data": [secret], "fn_index": number, "session_hash": "attack"}
-    assert guest.post("/gradio_api/queue/join", json=asked).status_code == 200
-    told = ""
+    request = {"data": [secret], "fn_index": number, "session_hash": "attack"}
+    assert guest.post("/gradio_api/queue/join", json=request).status_code == 200
+    stream_text = ""
     with guest.stream("GET", "/gradio_api/queue/data?session_hash=attack") as lines:
         for line in lines.iter_lines():
-            told += line
+            stream_text += line
             if "process_completed" in line:
                 break
-    assert "root:" not in told
-    assert '"success":false' in told.replace(" ", "")
+    assert "root:" not in stream_text
+    assert '"success":false' in stream_text.replace(" ", "")
 
 
 def endpoint(guest, name, *data):
@@ -200,11 +204,11 @@ def endpoint(guest, name, *data):
 def test_paths_and_addresses_in_recipes_lead_nowhere(guest, confined, recipe):
     (confined / "out").symlink_to("/etc")
     (confined / "out.txt").symlink_to("/etc/passwd")
-    told = endpoint(guest, "analyze", recipe, 0.9)
-    assert "event: error" in told
+    answer = endpoint(guest, "analyze", recipe, 0.9)
+    assert "event: error" in answer
     for secret in ("root:", str(confined), os.getcwd(), str(confined.parent)):
-        assert secret not in told, told
-    assert "No such file" not in told
+        assert secret not in answer, answer
+    assert "No such file" not in answer
 
 
 def test_what_is_in_the_folder_is_read(guest, confined, tiny_llama, story_text):
@@ -226,18 +230,18 @@ def test_messages_name_no_folder_and_no_value_of_the_environment(
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.internal:8080")
     (confined / "broken").mkdir()
     (confined / "broken" / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    told = endpoint(guest, "analyze", {"model": "broken"}, 0.9)
-    assert "broken" in told
-    assert str(confined) not in told
-    log = "".join("".join(one.log) + one.error + one.title for one in store.jobs.all())
+    answer = endpoint(guest, "analyze", {"model": "broken"}, 0.9)
+    assert "broken" in answer
+    assert str(confined) not in answer
+    log = "".join("".join(record.log) + record.error + record.title for record in store.jobs.all())
     assert str(confined) not in log
-    told = strip_paths(
+    message = strip_paths(
         "Cannot read '/data/my models/x.txt' (hf_verysecret at http://mirror.internal:8080/a), "
         f"see {os.getcwd()}/runs, C:\\Users\\me\\x.txt and https://huggingface.co/docs/hub."
     )
     for secret in ("/data", "verysecret", "mirror.internal", os.getcwd(), "Users"):
-        assert secret not in told, told
-    assert "https://huggingface.co/docs/hub." in told
+        assert secret not in message, message
+    assert "https://huggingface.co/docs/hub." in message
 
 
 def test_one_request_and_one_file_are_so_large_at_most(guest):

@@ -52,7 +52,7 @@ EVENTS = (
         {"run": {}},
         {"action": "fly", "job": "nobody"},
     ),
-    *({"action": what, "job": "nobody", "file": "x"} for what in ("table", "open", "cancel")),
+    *({"action": action, "job": "nobody", "file": "x"} for action in ("table", "open", "cancel")),
 )
 PRESSED = {"select", "edit", "open", "choose", "compare", "wake"}
 # What holds what a person or a script gives; the rest is what the server keeps or only shows.
@@ -98,8 +98,8 @@ def prepared(url, store, recipe):
     """A client of the page whose fields hold what a person would choose."""
     client = PageClient(url)
     run = store.runs.all()[0].id
-    for one in client.components.values():
-        props, name = one["props"], one["props"].get("elem_id")
+    for component in client.components.values():
+        props, name = component["props"], component["props"].get("elem_id")
         if name == "compare-runs":
             props["value"] = [run]
         elif name == "prompt":
@@ -107,7 +107,7 @@ def prepared(url, store, recipe):
         elif isinstance(props.get("value"), list) and len(props["value"]) == len(FIELD_NAMES):
             props["value"] = input_values(recipe)[0]
     opened = next(number for number, name in named(client).items() if name == "on_open_row")
-    ((_, answer),) = client.ask([Question(opened, [], {"run": run})])
+    ((_, answer),) = client.answer_all([Question(opened, [], {"run": run})])
     assert answer.error is None
     yield client
     client.http.close()
@@ -115,7 +115,11 @@ def prepared(url, store, recipe):
 
 def named(page: PageClient) -> dict[int, str]:
     """The names of the listeners that this project has in Python."""
-    return {number: one["api_name"] for number, one in page.listeners.items() if one["backend_fn"]}
+    return {
+        number: listener["api_name"]
+        for number, listener in page.listeners.items()
+        if listener["backend_fn"]
+    }
 
 
 def usual(page: PageClient, listener: int, run: str) -> list:
@@ -131,33 +135,37 @@ def usual(page: PageClient, listener: int, run: str) -> list:
     return of_scripts.get(named(page)[listener]) or page.at_first(listener)
 
 
-def places(page: PageClient) -> list[tuple[int, int]]:
+def typed_inputs(page: PageClient) -> list[tuple[int, int]]:
     """(listener, place of the input) of all that is typed, of every listener."""
     return [
-        (number, place)
+        (number, position)
         for number in named(page)
-        for place, one in enumerate(page.listeners[number]["inputs"])
-        if page.components[one]["type"] in TYPED
+        for position, component_id in enumerate(page.listeners[number]["inputs"])
+        if page.components[component_id]["type"] in TYPED
     ]
 
 
 def questions(
-    page: PageClient, listener: int, place: int, run: str, each: Sequence
+    page: PageClient, listener: int, position: int, run: str, field_values: Sequence
 ) -> list[Question]:
-    """One input of a listener with all that nobody says, and each field of a form with `each`."""
+    """One input of a listener with all that nobody says; fields of a form with `field_values`."""
     good = usual(page, listener, run)
-    kind = page.components[page.listeners[listener]["inputs"][place]]["type"]
+    kind = page.components[page.listeners[listener]["inputs"][position]]["type"]
     values = list(NOBODY_SAYS)
-    if kind == "json" and isinstance(good[place], list):
-        fields = range(len(good[place]))
-        values += [_with(good[place], field, one) for field in fields for one in each]
+    if kind == "json" and isinstance(good[position], list):
+        fields = range(len(good[position]))
+        values += [
+            _with(good[position], field, field_value)
+            for field in fields
+            for field_value in field_values
+        ]
     if kind in ("file", "uploadbutton"):
         values += [page.upload(name, content) for name, content in NO_FILES.items()]
-    return [Question(listener, _with(good, place, value)) for value in values]
+    return [Question(listener, _with(good, position, value)) for value in values]
 
 
-def _with(values: list, place: int, value: object) -> list:
-    return [*values[:place], value, *values[place + 1 :]]
+def _with(values: list, position: int, value: object) -> list:
+    return [*values[:position], value, *values[position + 1 :]]
 
 
 def wrong(page: PageClient, answers: Sequence[tuple[Question, Answer]]) -> list[str]:
@@ -178,47 +186,55 @@ def is_sentence(error: str) -> bool:
 
 def files(store: Store) -> list[str]:
     """The files of the runs; records of jobs and texts that are dropped come besides."""
-    inside = (one.relative_to(store.runs.folder) for one in store.runs.folder.rglob("*"))
-    kept = (one for one in inside if one.parts[0][0] != "." and ".sqlite" not in one.name)
-    return sorted(map(str, kept))
+    inside = (path.relative_to(store.runs.folder) for path in store.runs.folder.rglob("*"))
+    run_files = (path for path in inside if path.parts[0][0] != "." and ".sqlite" not in path.name)
+    return sorted(map(str, run_files))
 
 
-def check(page, store, capfd, caplog, asked):
+def check(page, store, capfd, caplog, batch):
     """Ask, and look at the answers, the log, the runs and whether the server goes on."""
     before = files(store)
-    assert wrong(page, list(page.ask(asked))) == []
-    shown = capfd.readouterr()
-    assert "Traceback" not in shown.out + shown.err
+    assert wrong(page, list(page.answer_all(batch))) == []
+    output = capfd.readouterr()
+    assert "Traceback" not in output.out + output.err
     assert [record.getMessage() for record in caplog.records if record.levelno >= 40] == []
     assert files(store) == before
     assert page.http.get("/config").status_code == 200
 
 
 def test_every_component_that_is_typed_into_is_an_event_s_input(page):
-    asked = {page.listeners[number]["inputs"][place] for number, place in places(page)}
+    input_ids = {
+        page.listeners[number]["inputs"][position] for number, position in typed_inputs(page)
+    }
     in_forms = {
         part
-        for one in page.listeners.values()
-        if not one["backend_fn"] and one["outputs"]
-        for part in one["inputs"]
+        for listener in page.listeners.values()
+        if not listener["backend_fn"] and listener["outputs"]
+        for part in listener["inputs"]
     }
     typed = {
         number
-        for number, one in page.components.items()
-        if one["type"] in {*TYPED} - {"api"} and one["props"].get("interactive", True)
+        for number, component in page.components.items()
+        if component["type"] in {*TYPED} - {"api"} and component["props"].get("interactive", True)
     }
-    left = [page.components[one]["props"] for one in typed - asked - in_forms]
-    assert [one.get("elem_id") or one.get("label") for one in left] == []
-    assert len(asked) > 70
+    untested = [
+        page.components[component_id]["props"] for component_id in typed - input_ids - in_forms
+    ]
+    assert [properties.get("elem_id") or properties.get("label") for properties in untested] == []
+    assert len(input_ids) > 70
 
 
 def test_what_nobody_says_is_answered_with_a_sentence(page, store, capfd, caplog):
     """Every input, through the first event that takes it; a third of the values."""
     run, first = store.runs.all()[0].id, {}
-    for listener, place in places(page):
-        first.setdefault(page.listeners[listener]["inputs"][place], (listener, place))
-    asked = [one for place in first.values() for one in questions(page, *place, run, FEW)]
-    check(page, store, capfd, caplog, random.Random(0).sample(asked, len(asked) // 3))
+    for listener, position in typed_inputs(page):
+        first.setdefault(page.listeners[listener]["inputs"][position], (listener, position))
+    batch = [
+        question
+        for first_input in first.values()
+        for question in questions(page, *first_input, run, FEW)
+    ]
+    check(page, store, capfd, caplog, random.Random(0).sample(batch, len(batch) // 3))
 
 
 def test_events_that_say_something_else_are_answered_with_a_sentence(page, store, capfd, caplog):
@@ -229,10 +245,10 @@ def test_events_that_say_something_else_are_answered_with_a_sentence(page, store
     ]
     assert len(pressed) > 10
     run = store.runs.all()[0].id
-    asked = [
+    batch = [
         Question(number, usual(page, number, run), event) for number in pressed for event in EVENTS
     ]
-    check(page, store, capfd, caplog, asked)
+    check(page, store, capfd, caplog, batch)
 
 
 BODIES = (
@@ -253,7 +269,9 @@ def test_bodies_that_a_route_does_not_take_are_no_fault(route, page, store, capf
         page.http.post(f"/gradio_api/{route}", content=body.encode("latin-1"), headers=kind).text
         for body in BODIES
     ]
-    assert [one for one in answers if "Internal Server Error" in one or FAULT.search(one)] == []
+    assert [
+        answer for answer in answers if "Internal Server Error" in answer or FAULT.search(answer)
+    ] == []
     check(page, store, capfd, caplog, [])
 
 
@@ -266,12 +284,17 @@ SENT = (
 @pytest.mark.parametrize("name", ["runs-table runs_listed", "heartbeat version_now"])
 def test_what_a_function_of_a_component_is_sent_is_no_fault(name, page, store, capfd, caplog):
     elem_id, function = name.split()
-    (at,) = [k for k, one in page.components.items() if one["props"].get("elem_id") == elem_id]
-    asked = {"component_id": at, "fn_name": function, "session_hash": "page"}
-    answers = [
-        page.http.post("/gradio_api/component_server", json=asked | {"data": one}) for one in SENT
+    (at,) = [
+        k
+        for k, component in page.components.items()
+        if component["props"].get("elem_id") == elem_id
     ]
-    assert {one.status_code for one in answers} == {200}
+    request = {"component_id": at, "fn_name": function, "session_hash": "page"}
+    answers = [
+        page.http.post("/gradio_api/component_server", json=request | {"data": value})
+        for value in SENT
+    ]
+    assert {answer.status_code for answer in answers} == {200}
     check(page, store, capfd, caplog, [])
 
 
@@ -279,5 +302,5 @@ def test_what_a_function_of_a_component_is_sent_is_no_fault(name, page, store, c
 def test_what_nobody_says_to_any_event(page, store, capfd, caplog):
     """Every input of every event."""
     run = store.runs.all()[0].id
-    for place in places(page):
-        check(page, store, capfd, caplog, questions(page, *place, run, NOBODY_SAYS))
+    for typed_input in typed_inputs(page):
+        check(page, store, capfd, caplog, questions(page, *typed_input, run, NOBODY_SAYS))

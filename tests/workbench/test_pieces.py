@@ -112,17 +112,17 @@ def test_the_object_cache_makes_once_and_drops_the_least_used():
 def test_run_ids_cannot_leave_the_folder(tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "report.json").write_text("{}")
-    kept = lrcore.Runs(tmp_path / "runs")
+    runs = lrcore.Runs(tmp_path / "runs")
     for wrong in ("../secret", "", "..", "a/b", "missing"):
         with pytest.raises(lrcore.InputError, match="No run"):
-            kept.get(wrong)
+            runs.get(wrong)
 
 
 def test_strange_folders_are_left_out(tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "report.json").write_text("no json")
-    kept = lrcore.Runs(tmp_path)
-    assert kept.all() == []
+    runs = lrcore.Runs(tmp_path)
+    assert runs.all() == []
 
 
 def test_runs_go_elsewhere_and_say_so_when_the_folder_cannot_be_written(
@@ -134,9 +134,9 @@ def test_runs_go_elsewhere_and_say_so_when_the_folder_cannot_be_written(
     folder = runs_folder()
     assert folder.is_dir()
     assert runs_folder() == folder
-    told = capsys.readouterr().err
-    assert told.count(f"'{blocked / 'runs'}' is not writable") == 1
-    assert f"'{folder}'" in told
+    error_output = capsys.readouterr().err
+    assert error_output.count(f"'{blocked / 'runs'}' is not writable") == 1
+    assert f"'{folder}'" in error_output
 
 
 @pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
@@ -169,9 +169,9 @@ def test_figures_are_plain_json_without_backgrounds():
 def test_the_forms_of_a_part_share_a_plot_side_by_side():
     narrowed = [Bar(0, "ov", 3, 4, "narrowed"), Bar(1, "ov", 2, 4, "narrowed")]
     pairs = [Bar(1, "v", 6, 8, "pairs", 0, 2), Bar(1, "o", 2, 8, "pairs", 1, 2)]
-    drawn = json.loads(rank_bars(RankBars({"ov": [narrowed[0], *pairs]}, {"ov": narrowed})))
-    gray, ov, v, o, inside, above = drawn["data"]
-    assert {trace["yaxis"] for trace in drawn["data"]} == {"y"}
+    figure = json.loads(rank_bars(RankBars({"ov": [narrowed[0], *pairs]}, {"ov": narrowed})))
+    gray, ov, v, o, inside, above = figure["data"]
+    assert {trace["yaxis"] for trace in figure["data"]} == {"y"}
     assert gray["y"] == [0.75, 0.5]
     assert (ov["x"], v["x"], o["x"]) == ([0], [1], [1])
     assert v["offset"] < v["offset"] + v["width"] < o["offset"]
@@ -181,7 +181,7 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
     assert v["marker"]["color"] == o["marker"]["color"] != ov["marker"]["color"]
     assert (ov["name"], v["name"]) == ("this allocation: narrowed", "this allocation: pairs")
     assert (v["showlegend"], o["showlegend"]) == (True, False)
-    assert drawn["layout"]["meta"]["axes"] == {
+    assert figure["layout"]["meta"]["axes"] == {
         "ov": ["y", -0.5, 1.0],
         "v": ["y", -0.5, 0.5],
         "o": ["y", 0.0, 0.5],
@@ -191,15 +191,15 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
 @pytest.mark.parametrize(("parts", "tick"), [(3, 0), (7, 0.5)])
 def test_every_number_stands_in_its_bar_or_above_a_low_one(parts, tick):
     bars = [Bar(0, "ov", 32, 32), Bar(1, "ov", 2, 32)]
-    drawn = json.loads(rank_bars(RankBars({f"part {i}": bars for i in range(parts)}, {})))
-    numbers = [trace for trace in drawn["data"] if trace.get("text")]
+    figure = json.loads(rank_bars(RankBars({f"part {i}": bars for i in range(parts)}, {})))
+    numbers = [trace for trace in figure["data"] if trace.get("text")]
     assert len(numbers) == 2 * parts
     for inside, above in zip(numbers[::2], numbers[1::2], strict=True):
         assert (inside["x"], inside["y"], inside["text"]) == ([0], [0.5], ["32"])
         assert (above["x"], above["y"], above["text"]) == ([1], [2 / 32], ["2"])
         assert inside["textposition"] == "middle center"
         assert above["textposition"] == "top center"
-    axis = drawn["layout"]["yaxis2"]
+    axis = figure["layout"]["yaxis2"]
     # of a low plot the name stands beside it, where else the numbers of its axis are
     assert axis["tickvals"][0] == tick
     assert ("part 1" in axis.get("ticktext", [])) == (axis["title"]["text"] == "")
@@ -257,8 +257,13 @@ def test_the_chosen_policy_stands_out_in_every_method_and_is_drawn_last():
     shares = {method: {name: [0.5, 0.6] for name in names} for method in ("a3", "svd")}
     traces = json.loads(allocation_figures.policy_curves(shares, "softmax"))["data"]
     blue = [trace["line"] == allocation_figures.CHOSEN_LINE for trace in traces]
-    assert {trace["name"] for trace, one in zip(traces, blue, strict=True) if one} == {"softmax"}
-    assert [i for i, one in enumerate(blue) if one] == [len(names) - 1, 2 * len(names) - 1]
+    assert {trace["name"] for trace, is_chosen in zip(traces, blue, strict=True) if is_chosen} == {
+        "softmax"
+    }
+    assert [i for i, is_chosen in enumerate(blue) if is_chosen] == [
+        len(names) - 1,
+        2 * len(names) - 1,
+    ]
     assert [trace["showlegend"] for trace in traces].count(True) == 1
 
 

@@ -31,44 +31,48 @@ def store(tmp_path_factory, recipe):
     return store
 
 
-def drawn(store, recipe):
+def draw_traces(store, recipe):
     bars, caption, summary, *_ = handlers.draw_plan(store, BROWSER, *input_values(recipe))
     return json.loads(bars)["data"], caption, summary
 
 
 def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
-    other, values = recipe.with_(ratio=0.5), input_values(recipe)
-    assert drawn(store, other)[0][0]["name"] == "uniform"
+    other_recipe, values = recipe.with_(ratio=0.5), input_values(recipe)
+    assert draw_traces(store, other_recipe)[0][0]["name"] == "uniform"
     assert measured_cells.toggle_pin(store, BROWSER, *values).value == words.allocation.UNPIN
-    data, caption, summary = drawn(store, other)
-    (gray, own), plan, pinned = data[:2], store.plan(other), store.plan(recipe)
-    layer, component, rank, full = own["customdata"][0]
+    data, caption, summary = draw_traces(store, other_recipe)
+    (gray, current_bars), plan, pinned = data[:2], store.plan(other_recipe), store.plan(recipe)
+    layer, component, rank, full = current_bars["customdata"][0]
     before = pinned.ranks[layer, component]
     assert gray["name"] == "pinned"
-    assert str(rank) in [one for trace in data[2:4] for one in trace["text"]]
+    assert str(rank) in [text for trace in data[2:4] for text in trace["text"]]
     assert gray["y"][0] == before / pinned.spectra[layer, component].cost.full
-    delta = next(one for one in data if one["name"] == f"Δ {component}")
+    delta = next(trace for trace in data if trace["name"] == f"Δ {component}")
     assert delta["y"][0] == (rank - before) / full
     assert delta["hovertext"][0] == numbers.signed(rank - before)
-    changes = [change for one in data for change in one.get("hovertext", ())]
-    assert sorted(data[-1]["text"]) == sorted(one for one in changes if one != "+0")
-    assert {one["name"][2:] for one in data if "Δ" in one["name"]} == {n for _, n in plan.ranks}
-    assert min(y for one in data if "Δ" in one["name"] for y in one["y"]) < 0  # less is kept
+    changes = [change for trace in data for change in trace.get("hovertext", ())]
+    assert sorted(data[-1]["text"]) == sorted(
+        change_text for change_text in changes if change_text != "+0"
+    )
+    assert {trace["name"][2:] for trace in data if "Δ" in trace["name"]} == {
+        n for _, n in plan.ranks
+    }
+    assert min(y for trace in data if "Δ" in trace["name"] for y in trace["y"]) < 0  # less is kept
     assert "svd, probed, 20.0%" in caption
     change = plan.predicted.perplexity / pinned.predicted.perplexity - 1
     assert numbers.relative_change(change, 2) in summary
     assert words.allocation.PINNED_MEASURED in summary
     assert "with uniform ranks" not in summary
-    assert words.allocation.SAME_RANKS in drawn(store, recipe)[1]
+    assert words.allocation.SAME_RANKS in draw_traces(store, recipe)[1]
     assert measured_cells.toggle_pin(store, BROWSER, *values).value == words.allocation.PIN
-    assert drawn(store, other)[0][0]["name"] == "uniform"
+    assert draw_traces(store, other_recipe)[0][0]["name"] == "uniform"
 
 
 def test_a_pinned_plan_of_other_components_or_another_text_is_no_ghost(store, recipe):
     a3 = recipe.with_(method="a3", policy="uniform")
     store.factors(a3)
     measured_cells.toggle_pin(store, BROWSER, *input_values(recipe))
-    data, caption, _ = drawn(store, a3)
+    data, caption, _ = draw_traces(store, a3)
     assert data[0]["name"] == "uniform"
     assert "different components" in caption
     assert store.browsers.comparable_pin(BROWSER.session_hash, recipe.with_(seed=1)) is None
@@ -88,14 +92,17 @@ def test_the_measured_change_is_said_and_beyond_two_standard_errors_is_a_verdict
 
 
 def test_pinned_plans_of_many_browsers_are_forgotten(recipe):
-    shown = BrowserState()
+    browser_state = BrowserState()
     for browser in range(MAX_BROWSERS + 1):
-        shown.pin(browser, recipe)
-    assert (shown.pinned_recipe(0), shown.pinned_recipe(MAX_BROWSERS)) == (None, recipe)
+        browser_state.pin(browser, recipe)
+    assert (browser_state.pinned_recipe(0), browser_state.pinned_recipe(MAX_BROWSERS)) == (
+        None,
+        recipe,
+    )
 
 
 def test_predicted_and_measured_changes_from_dense_are_for_as_many_tokens(store, recipe):
-    plan, summary = store.plan(recipe), drawn(store, recipe)[2]
+    plan, summary = store.plan(recipe), draw_traces(store, recipe)[2]
     dense = plan.dense_perplexity
     few = plan.predicted_for(LiveFigure().tokens)
     assert few.perplexity == plan.predicted.perplexity

@@ -38,7 +38,7 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "excerpt"),
     [
         ({"method": "svdllm"}, "svd_llm"),
         ({"policy": "nosuch"}, "policy"),
@@ -50,11 +50,11 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
         ({"rank_multiple": 5000 * "9"}, "5\u202f000 characters"),
     ],
 )
-def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, said) -> None:
+def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, excerpt) -> None:
     plan = linked(query | {"rounding": "nearest"})
     assert plan.recipe.rounding == "nearest"
     (sentence,) = plan.messages
-    assert said in sentence
+    assert excerpt in sentence
     assert len(sentence) < 600
 
 
@@ -65,8 +65,8 @@ def test_a_parameter_that_python_cannot_nest_is_refused() -> None:
 
 def test_an_address_without_a_plan_leaves_the_form_as_it_is() -> None:
     query = {"tab": "Allocation", "layer": "3", "runs": "abc"}
-    kept = open_plan(query)
-    assert kept["__type__"] == "update"
+    unchanged = open_plan(query)
+    assert unchanged["__type__"] == "update"
     filled = open_plan(query | {"ratio": "0.4", "method": "svd"})
     assert filled[NAMES.index("ratio")] == 0.4
     assert filled[NAMES.index("method")] == "svd"

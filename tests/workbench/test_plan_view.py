@@ -50,8 +50,8 @@ def test_plan_view_needs_no_gradio():
 
 
 def test_without_factors_there_is_no_plan_and_no_error(store, recipe):
-    other = recipe.with_(seed=1)
-    assert plan_view(store, other) == PlanView(other, other)
+    unfactorized = recipe.with_(seed=1)
+    assert plan_view(store, unfactorized) == PlanView(unfactorized, unfactorized)
 
 
 def test_a_plan_with_its_size_and_messages(store, recipe):

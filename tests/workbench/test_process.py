@@ -1,5 +1,5 @@
-"""What threads free goes back to the system, in processes of their own: the C library's settings
-are those of a whole process.
+"""Memory that threads free: it goes back to the system. Each test starts a process, since the C
+library's settings hold for a process.
 """
 
 import subprocess
@@ -87,9 +87,9 @@ def printed(*program: str) -> list[float]:
 
 
 def test_free_memory_of_all_threads_goes_back():
-    kept, left = printed(BLOCKS)
-    assert kept > 100  # MB, of 125: else there was nothing to give back
-    assert left < 20
+    held_megabytes, remaining_megabytes = printed(BLOCKS)
+    assert held_megabytes > 100  # MB, of 125: else there was nothing to give back
+    assert remaining_megabytes < 20
 
 
 def test_threads_share_two_heaps():

@@ -18,7 +18,7 @@ LOOPBACK, LAN = HostNames(), HostNames("0.0.0.0")
 PROXY = HostNames("127.0.0.1", ("bench.example",))
 
 
-def ask(names, method="GET", path="/", body=b"", kind="http", **headers):
+def send_request(names, method="GET", path="/", body=b"", kind="http", **headers):
     """The status and the body of the answer; 200 where the request passed the gate."""
     passed, sent = [], []
     listed = [
@@ -34,12 +34,12 @@ def ask(names, method="GET", path="/", body=b"", kind="http", **headers):
         return {"type": "http.request", "body": first, "more_body": bool(parts)}
 
     async def page(scope, receive, send):
-        whole, more = b"", scope["type"] == "http"
-        while more:
+        received, is_incomplete = b"", scope["type"] == "http"
+        while is_incomplete:
             message = await receive()
-            whole += message["body"]
-            more = message["more_body"]
-        passed.append(whole)
+            received += message["body"]
+            is_incomplete = message["more_body"]
+        passed.append(received)
 
     async def send(message):
         sent.append(message)
@@ -74,8 +74,8 @@ def ask(names, method="GET", path="/", body=b"", kind="http", **headers):
     ],
 )
 def test_the_page_answers_to_its_names(names, host):
-    assert ask(names, host=host) == (200, "")
-    assert ask(names, "POST", host=host, body=b"{}", origin=f"http://{host}") == (200, "")
+    assert send_request(names, host=host) == (200, "")
+    assert send_request(names, "POST", host=host, body=b"{}", origin=f"http://{host}") == (200, "")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_page_answers_to_its_names(names, host):
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
     """DNS rebinding: the browser of a reader asks here in the name of another site."""
-    status, sentence = ask(names, host=host, kind=kind)
+    status, sentence = send_request(names, host=host, kind=kind)
     assert status == 403
     assert kind == "websocket" or sentence.startswith("This server does not answer to ")
 
@@ -144,32 +144,35 @@ def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "DELETE"])
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_page_of_another_site_is_refused(origin, method, kind):
-    assert ask(LOOPBACK, method, origin=origin, kind=kind)[0] == 403
-    assert ask(LOOPBACK, method, origin=origin)[0] == 403
-    assert ask(LAN, method, host="192.168.1.7:7860", origin=origin)[0] == 403
+    assert send_request(LOOPBACK, method, origin=origin, kind=kind)[0] == 403
+    assert send_request(LOOPBACK, method, origin=origin)[0] == 403
+    assert send_request(LAN, method, host="192.168.1.7:7860", origin=origin)[0] == 403
 
 
 def test_a_form_of_another_site_that_hides_its_origin_is_refused():
     for where in ("cross-site", "same-site"):
-        assert ask(LOOPBACK, "POST", sec_fetch_site=where)[0] == 403
+        assert send_request(LOOPBACK, "POST", sec_fetch_site=where)[0] == 403
         for mode, status in (("navigate", 200), ("no-cors", 403), ("cors", 403)):
             # a link that leads here, a picture or script, a stream of answers
-            assert ask(LOOPBACK, sec_fetch_site=where, sec_fetch_mode=mode)[0] == status
-        assert ask(LOOPBACK, sec_fetch_site=where)[0] == 403
-    assert ask(LOOPBACK, "POST", sec_fetch_site="same-origin", origin="null")[0] == 200
-    assert ask(LOOPBACK, "POST")[0] == 200  # a script, which sends neither
+            assert send_request(LOOPBACK, sec_fetch_site=where, sec_fetch_mode=mode)[0] == status
+        assert send_request(LOOPBACK, sec_fetch_site=where)[0] == 403
+    assert send_request(LOOPBACK, "POST", sec_fetch_site="same-origin", origin="null")[0] == 200
+    assert send_request(LOOPBACK, "POST")[0] == 200  # a script, which sends neither
 
 
 def test_a_proxy_that_rewrites_the_host_needs_its_name():
-    assert ask(PROXY, "POST", origin="https://bench.example")[0] == 200
-    assert ask(LOOPBACK, "POST", origin="https://bench.example")[0] == 403
-    assert ask(PROXY, "POST", host="bench.example", origin="https://bench.example:443")[0] == 200
+    assert send_request(PROXY, "POST", origin="https://bench.example")[0] == 200
+    assert send_request(LOOPBACK, "POST", origin="https://bench.example")[0] == 403
+    assert (
+        send_request(PROXY, "POST", host="bench.example", origin="https://bench.example:443")[0]
+        == 200
+    )
 
 
 def test_a_request_holds_so_much_at_most():
-    assert ask(LOOPBACK, "POST", body=bytes(MAX_BODY))[0] == 200
-    assert ask(LOOPBACK, "POST", body=bytes(MAX_BODY + 1))[0] == 413
-    claimed = ask(LOOPBACK, "POST", body=b"x", content_length=str(10**12))
+    assert send_request(LOOPBACK, "POST", body=bytes(MAX_BODY))[0] == 200
+    assert send_request(LOOPBACK, "POST", body=bytes(MAX_BODY + 1))[0] == 413
+    claimed = send_request(LOOPBACK, "POST", body=b"x", content_length=str(10**12))
     assert claimed == (413, "A request can hold at most 8 MB.")
 
 
@@ -184,7 +187,7 @@ def upload(name: str) -> bytes:
 def test_files_of_other_types_are_not_taken():
     path = "/gradio_api/upload"
     for good in ('filename="recipe.json"', 'filename="a.b.YAML"', "filename=texts.parquet"):
-        assert ask(LOOPBACK, "POST", path, upload(good))[0] == 200
+        assert send_request(LOOPBACK, "POST", path, upload(good))[0] == 200
     for bad in (
         'filename="page.html"',
         'filename="recipe.json.exe"',
@@ -196,10 +199,10 @@ def test_files_of_other_types_are_not_taken():
         'filename=""',
         "FILENAME=shell.sh",
     ):
-        status, sentence = ask(LOOPBACK, "POST", path, upload(bad))
+        status, sentence = send_request(LOOPBACK, "POST", path, upload(bad))
         assert (status, sentence[:20]) == (415, "An uploaded file mus"), bad
     many = upload('filename="a.json"') + upload('filename="b.html"')
-    assert ask(LOOPBACK, "POST", path + "/", many)[0] == 415
+    assert send_request(LOOPBACK, "POST", path + "/", many)[0] == 415
 
 
 def failing(module, error):

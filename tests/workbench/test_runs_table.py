@@ -18,8 +18,8 @@ from workbench.widgets.page import MAX_RUNS
 PICTURE = '<img src="http://other.example/x.png">'
 
 
-def measured(name, perplexity, **more):
-    run = replace(run_of(name, lrcore.Recipe()), **more)
+def measured(name, perplexity, **fields):
+    run = replace(run_of(name, lrcore.Recipe()), **fields)
     if perplexity:
         figures = {"perplexity": perplexity, "dense_perplexity": 2.0, "protocol": {"source": "s"}}
         run.evaluations.append(figures)
@@ -27,10 +27,10 @@ def measured(name, perplexity, **more):
 
 
 def store_of(runs):
-    known = {run.id: run for run in runs}
+    stored = {run.id: run for run in runs}
     return SimpleNamespace(
-        runs=SimpleNamespace(all=lambda: runs, ids=lambda: [*known], get=known.get),
-        runs_by_id=lambda ids: [known[one] for one in ids if one in known],
+        runs=SimpleNamespace(all=lambda: runs, ids=lambda: [*stored], get=stored.get),
+        runs_by_id=lambda ids: [stored[run_id] for run_id in ids if run_id in stored],
     )
 
 
@@ -49,23 +49,21 @@ def test_order_and_words_and_columns_are_the_browsers():
     runs = [measured("b", 3.0, tags=("paper",)), measured("a", None), measured("c", 2.5)]
     assert [run.id for run in sort_runs(runs, View(sort="perplexity", falling=False))] == [*"cba"]
     assert [run.id for run in sort_runs(runs, View(sort="perplexity", falling=True))] == [*"bca"]
-    found = table_page(
-        runs, View.read({"words": "PAPER b", "columns": ["name", "perplexity", "x"]})
-    )
-    assert found["rows"] == "1 run"
-    assert ">3.0000</td>" in found["html"]
+    page = table_page(runs, View.read({"words": "PAPER b", "columns": ["name", "perplexity", "x"]}))
+    assert page["rows"] == "1 run"
+    assert ">3.0000</td>" in page["html"]
     runs[0].evaluations[-1]["delta_error"] = 0.01
     assert ">3.0000 ± 0.0300</td>" in table_page(runs, View.read({}))["html"]
-    assert "Tags" not in found["html"]
+    assert "Tags" not in page["html"]
     assert (
         words.compare_and_runs.NO_MATCHING_RUNS
         in table_page(runs, View.read({"words": "none"}))["html"]
     )
 
 
-@pytest.mark.parametrize("kept", [{"sort": "x", "page": "1"}, {"columns": 3, "words": None}])
-def test_a_view_that_an_earlier_version_kept_is_read_as_far_as_it_goes(kept):
-    assert View.read(kept) == View.read({})
+@pytest.mark.parametrize("stored_view", [{"sort": "x", "page": "1"}, {"columns": 3, "words": None}])
+def test_a_view_that_an_earlier_version_kept_is_read_as_far_as_it_goes(stored_view):
+    assert View.read(stored_view) == View.read({})
 
 
 def test_what_people_type_is_escaped_and_long_bases_lose_their_middle():
@@ -81,9 +79,9 @@ def test_what_people_type_is_escaped_and_long_bases_lose_their_middle():
 def test_ticks_choose_runs_and_the_seventh_is_refused():
     runs = [measured(str(i), 2.0) for i in range(300)]
     store = store_of(runs)
-    one = select_runs(store, click(runs=["2"]))
-    assert one["value"] == ["2"]
-    assert len(one["choices"]) == chosen.MAX_LISTED + 1  # the newest, and run 2
+    selection = select_runs(store, click(runs=["2"]))
+    assert selection["value"] == ["2"]
+    assert len(selection["choices"]) == chosen.MAX_LISTED + 1  # the newest, and run 2
     assert select_runs(store, click(runs=["1", "gone", "1"]))["value"] == ["1"]
     assert chosen.toggle(store, ["1"], "2")["value"] == ["1", "2"]
     assert chosen.toggle(store, ["1", "2"], "1")["value"] == ["2"]

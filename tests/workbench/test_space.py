@@ -41,8 +41,8 @@ def test_it_asks_for_storage_and_says_what_it_is(front) -> None:
 def test_a_space_with_storage_keeps_runs_there(tmp_path) -> None:
     environment = dict(IN_SPACE)
     keep_in_storage(environment, tmp_path)
-    kept = {name: str(tmp_path / folder) for name, folder in STORED.items()}
-    assert environment == IN_SPACE | kept
+    storage_variables = {name: str(tmp_path / folder) for name, folder in STORED.items()}
+    assert environment == IN_SPACE | storage_variables
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,11 @@ assert "demo" in runpy.run_path("app.py", run_name="page")
 from huggingface_hub.constants import HF_HOME
 assert Path(HF_HOME).parent == Path({str(tmp_path)!r}), HF_HOME
 """
-    own = {name: value for name, value in os.environ.items() if name not in STORED} | IN_SPACE
+    environment = {
+        name: value for name, value in os.environ.items() if name not in STORED
+    } | IN_SPACE
     call = [sys.executable, "-c", script]
-    done = subprocess.run(call, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        call, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]

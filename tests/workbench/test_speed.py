@@ -31,7 +31,9 @@ def dense_is_faster(monkeypatch):
     monkeypatch.setattr(
         merging,
         "_seconds",
-        lambda modules, inputs: [float(not isinstance(one, torch.nn.Linear)) for one in modules],
+        lambda modules, inputs: [
+            float(not isinstance(module, torch.nn.Linear)) for module in modules
+        ],
     )
 
 
@@ -42,7 +44,7 @@ def measured(store):
     record = JobRecord(job)
     assert job.run(store, record) == [run.id for run in runs]
     (table,) = tables(runs, None, Results(speeds(store, runs)))
-    return {one.title: one for one in table.runs}, table, record.log
+    return {column.title: column for column in table.runs}, table, record.log
 
 
 def test_a_run_in_factors_is_measured_merged_too(store, dense_is_faster) -> None:
@@ -59,7 +61,7 @@ def test_factors_that_are_faster_have_one_speed(store, monkeypatch) -> None:
     monkeypatch.setattr(
         merging,
         "_seconds",
-        lambda modules, inputs: [float(isinstance(one, torch.nn.Linear)) for one in modules],
+        lambda modules, inputs: [float(isinstance(module, torch.nn.Linear)) for module in modules],
     )
     columns, table, _ = measured(store)
     assert not columns["svd_llm"].values.keys() & MERGED

@@ -53,10 +53,10 @@ def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monke
     assert store.plan(recipe) is None
     assert store.plan(None) is None
     factors = store.factors(recipe)
-    for wanted in (recipe, recipe.with_(policy="softmax"), recipe.with_(ratio=0.4)):
-        plan = store.plan(wanted)
-        assert plan is store.plan(wanted)
-        assert plan.ranks == allocate(factors, wanted).ranks
+    for variant in (recipe, recipe.with_(policy="softmax"), recipe.with_(ratio=0.4)):
+        plan = store.plan(variant)
+        assert plan is store.plan(variant)
+        assert plan.ranks == allocate(factors, variant).ranks
     by_hand = recipe.with_(policy="softmax", rank_overrides={"0.mlp": 3})
     assert store.plan(by_hand).ranks[0, "mlp"] == 3
     assert store.policy_plan(by_hand) is store.plan(recipe.with_(policy="softmax"))
@@ -65,13 +65,13 @@ def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monke
 
 
 def test_a_plan_says_why_no_ranks_would_run_in_the_target(store, recipe, tiny_opt):
-    there = recipe.with_(model=str(tiny_opt), target="llama.cpp", method="a3")
-    assert store.plan(there) is None
-    store.factors(there)
+    target_recipe = recipe.with_(model=str(tiny_opt), target="llama.cpp", method="a3")
+    assert store.plan(target_recipe) is None
+    store.factors(target_recipe)
     for _ in range(2):
         with pytest.raises(lrcore.InputError, match="family is opt"):
-            store.plan(there)
-    assert store.plan(there.with_(target="transformers")) is not None
+            store.plan(target_recipe)
+    assert store.plan(target_recipe.with_(target="transformers")) is not None
 
 
 def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
@@ -131,13 +131,13 @@ def test_a_job_makes_a_run_that_a_restart_finds(store, recipe, tmp_path):
     settings = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=32)
     record = ended(store.jobs.submit(CompressJob(recipe, "mine", settings)))
     assert record.state == "done", record.error
-    again = Store(tmp_path / "runs", KINDS)
-    (run,) = again.runs_by_id([*record.result, "gone"])
+    reopened = Store(tmp_path / "runs", KINDS)
+    (run,) = reopened.runs_by_id([*record.result, "gone"])
     assert (run.name, run.recipe) == ("mine", recipe)
     assert run.evaluations[0]["same_base"]
-    assert again.jobs.get(record.id).job == CompressJob(recipe, "mine", settings)
-    again.delete(run.id)
-    assert again.runs_by_id(record.result) == []
+    assert reopened.jobs.get(record.id).job == CompressJob(recipe, "mine", settings)
+    reopened.delete(run.id)
+    assert reopened.runs_by_id(record.result) == []
 
 
 def test_a_job_that_is_canceled_while_it_evaluates_leaves_no_run(store, recipe, monkeypatch):
@@ -169,10 +169,13 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     assert len(everything.shares["svd"]["uniform"]) == 3
     figures = measurements(store, recipe)
     assert figures == sorted(figures)
-    assert [one.is_displayed for one in figures].count(True) == 1
+    assert [figure.is_displayed for figure in figures].count(True) == 1
     # several policies choose the same ranks here: the same plan is one row
-    own = recipe.policy
-    assert sorted((one.method, one.policy) for one in figures) == [("a3", own), ("svd", own)]
+    policy = recipe.policy
+    assert sorted((figure.method, figure.policy) for figure in figures) == [
+        ("a3", policy),
+        ("svd", policy),
+    ]
     assert measurements(store, recipe.with_(rank_overrides={"0.mlp": 3})) == []
 
 

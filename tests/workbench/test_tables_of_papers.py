@@ -59,13 +59,15 @@ def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path
     assert "2 rows; lowest perplexity" in record.outcome
     assert "table.csv" in job_markup.ended_actions(record)
     pressed = click(action="table", job=record.id, file="table.csv")
-    given = json.loads(polling.act(store, [], pressed)[0])["text"]
+    downloaded = json.loads(polling.act(store, [], pressed)[0])["text"]
     rows = lrcore.run_sweep(lrcore.load(recipe.model), record.job.sweep, tmp_path / "sweep")
     expected = sweep_tables(rows, record.job.sweep.to_dict())["table.csv"]
-    assert list(csv.DictReader(io.StringIO(given))) == list(csv.DictReader(io.StringIO(expected)))
-    again = JobRecord(record.job)
-    record.job.run(store, again)
-    assert sum("already saved" in line for line in again.log) == 3  # with the dense model
+    assert list(csv.DictReader(io.StringIO(downloaded))) == list(
+        csv.DictReader(io.StringIO(expected))
+    )
+    repeated = JobRecord(record.job)
+    record.job.run(store, repeated)
+    assert sum("already saved" in line for line in repeated.log) == 3  # with the dense model
     assert not store.runs.all()
 
 
@@ -81,10 +83,10 @@ def test_a_table_that_was_cancelled_goes_on_after_the_rows_it_has(recipe, sweep,
 
     with pytest.raises(Cancelled):
         job.run(store, Stopped(job))
-    again = JobRecord(job)
-    job.run(store, again)
-    assert sum("already saved" in line for line in again.log) == 2  # the dense model and row 1
-    assert set(table_files(store, again.id, job)) == {"table.csv", "table.json", "report.html"}
+    repeated = JobRecord(job)
+    job.run(store, repeated)
+    assert sum("already saved" in line for line in repeated.log) == 2  # the dense model and row 1
+    assert set(table_files(store, repeated.id, job)) == {"table.csv", "table.json", "report.html"}
 
 
 def test_a_table_that_is_not_chosen_or_cannot_be_made_is_refused(recipe, sweep, tmp_path):

@@ -26,24 +26,28 @@ def store(recipe, tmp_path_factory) -> Store:
 
 
 def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> None:
-    there, anywhere = recipe.with_(target="llama.cpp", ratio=0.15), recipe.with_(ratio=0.15)
-    store.factors(there)
-    here, other = (store.plan(one).predicted.perplexity for one in (there, anywhere))
-    assert here != other
-    said = status_message(store, there, store.plan(there))
-    assert words.allocation.describe_target("llama.cpp") in said
-    change = numbers.relative_change(here / other - 1)
-    costs = words.allocation.TARGET_COST.format(*map(numbers.perplexity, (here, other)), change)
-    assert costs in said
+    target_recipe, anywhere = recipe.with_(target="llama.cpp", ratio=0.15), recipe.with_(ratio=0.15)
+    store.factors(target_recipe)
+    target_perplexity, free_perplexity = (
+        store.plan(variant).predicted.perplexity for variant in (target_recipe, anywhere)
+    )
+    assert target_perplexity != free_perplexity
+    message = status_message(store, target_recipe, store.plan(target_recipe))
+    assert words.allocation.describe_target("llama.cpp") in message
+    change = numbers.relative_change(target_perplexity / free_perplexity - 1)
+    costs = words.allocation.TARGET_COST.format(
+        *map(numbers.perplexity, (target_perplexity, free_perplexity)), change
+    )
+    assert costs in message
 
 
 def test_where_nothing_is_predicted_it_says_how_to_learn_the_cost(store, recipe) -> None:
     even = recipe.with_(policy="uniform", ratio=0.15, seed=73)  # no probes on disk
-    there = even.with_(target="llama.cpp")
-    store.factors(there)
-    said = target_message(store, there, store.plan(there))
+    target_recipe = even.with_(target="llama.cpp")
+    store.factors(target_recipe)
+    message = target_message(store, target_recipe, store.plan(target_recipe))
     assert (
-        said
+        message
         == f"{words.allocation.describe_target('llama.cpp')} {words.allocation.TARGET_COST_UNKNOWN}"
     )
     assert not target_message(store, even, store.plan(even))

@@ -32,7 +32,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def other(tmp_path):
+def other_server(tmp_path):
     """A server whose job runs, in a process of its own."""
     script, begun = tmp_path / "other.py", tmp_path / "begun"
     script.write_text(OTHER)
@@ -57,31 +57,31 @@ def opened(folder: Path) -> JobQueue:
     return JobQueue(folder, KINDS, lambda record: [])
 
 
-def test_a_job_that_another_server_runs_is_not_interrupted(other, tmp_path):
+def test_a_job_that_another_server_runs_is_not_interrupted(other_server, tmp_path):
     record = next((tmp_path / "jobs").glob("*.json"))
     wait_for(lambda: '"running"' in record.read_text())
     before = record.read_text()
     assert opened(tmp_path / "jobs").all() == []
     assert record.read_text() == before
-    other.send_signal(signal.SIGKILL)
-    other.wait(PATIENCE)
-    left = opened(tmp_path / "jobs").all()
-    assert [one.state for one in left] == ["interrupted"]
-    assert left[0].job == CompressJob(lrcore.Recipe())
+    other_server.send_signal(signal.SIGKILL)
+    other_server.wait(PATIENCE)
+    records = opened(tmp_path / "jobs").all()
+    assert [listed.state for listed in records] == ["interrupted"]
+    assert records[0].job == CompressJob(lrcore.Recipe())
 
 
-def test_what_another_server_has_ended_is_listed(other, tmp_path):
-    own = opened(tmp_path / "jobs")
-    done = own.submit(CompressJob(lrcore.Recipe(ratio=0.3)))
-    wait_for(lambda: own.get(done.id).state == "done")
-    assert [one.state for one in opened(tmp_path / "jobs").all()] == ["done"]
+def test_what_another_server_has_ended_is_listed(other_server, tmp_path):
+    queue = opened(tmp_path / "jobs")
+    done = queue.submit(CompressJob(lrcore.Recipe(ratio=0.3)))
+    wait_for(lambda: queue.get(done.id).state == "done")
+    assert [listed.state for listed in opened(tmp_path / "jobs").all()] == ["done"]
 
 
-def test_a_server_that_was_killed_leaves_no_lock_behind(other, tmp_path):
+def test_a_server_that_was_killed_leaves_no_lock_behind(other_server, tmp_path):
     servers = tmp_path / "jobs" / SERVERS
     assert len([*servers.glob("*.lock")]) == 1
-    other.send_signal(signal.SIGKILL)
-    other.wait(PATIENCE)
-    own = opened(tmp_path / "jobs")
-    own.submit(CompressJob(lrcore.Recipe()))
-    assert [lock.stem for lock in servers.glob("*.lock")] == [own._server()]
+    other_server.send_signal(signal.SIGKILL)
+    other_server.wait(PATIENCE)
+    queue = opened(tmp_path / "jobs")
+    queue.submit(CompressJob(lrcore.Recipe()))
+    assert [lock.stem for lock in servers.glob("*.lock")] == [queue._server()]

@@ -64,18 +64,18 @@ class Quiet:
         pass
 
 
-def drawn(store, recipe):
+def draw_bars(store, recipe):
     widgets = handlers.draw_plan(store, BROWSER, *input_values(recipe))
     return json.loads(widgets.bars)["data"][1], widgets.summary, widgets.plan_key
 
 
 @pytest.mark.parametrize("policy", ["probed", "fisher", "mix"])
 def test_choosing_a_policy_queues_nothing_and_says_how_long_it_takes(store, recipe, policy):
-    drawn(store, recipe.with_(policy="softmax"))
+    draw_bars(store, recipe.with_(policy="softmax"))
     chosen = recipe.with_(policy=policy)
     handlers.queue_factors(store, BROWSER, *input_values(chosen))
     assert store.jobs.waiting() == []
-    bars, summary, key = drawn(store, chosen)
+    bars, summary, key = draw_bars(store, chosen)
     assert bars["opacity"] < 1
     assert bars["name"] == "softmax, not chosen"
     assert "Run (about 5 s)" in summary
@@ -84,13 +84,13 @@ def test_choosing_a_policy_queues_nothing_and_says_how_long_it_takes(store, reci
 
 
 def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe):
-    drawn(store, recipe)
+    draw_bars(store, recipe)
     chosen = recipe.with_(policy="probed")
     before = polling.factors_state(store, chosen)
     handlers.measure(store, BROWSER, *input_values(chosen))
     (record,) = store.jobs.waiting()
     assert record.job == AnalyzeJob(analysis_recipe(chosen))
-    bars, summary, _ = drawn(store, chosen)
+    bars, summary, _ = draw_bars(store, chosen)
     assert markup.escape(words.allocation.MEASURES_NOW.format("probed", "uniform")) in summary
     assert polling.factors_state(store, chosen) != before
     handlers.queue_factors(store, BROWSER, *input_values(chosen.with_(ratio=0.3)))
@@ -98,7 +98,7 @@ def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe
     handlers.queue_factors(store, BROWSER, *input_values(recipe.with_(policy="softmax")))
     assert record.canceled.is_set()
     store.factors(chosen)
-    bars, summary, key = drawn(store, chosen)
+    bars, summary, key = draw_bars(store, chosen)
     assert (bars["opacity"], bars["name"]) == (1, "this allocation")
     assert key == store.live_key(chosen)
     assert polling.factors_state(store, chosen) != before
@@ -106,8 +106,8 @@ def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe
 
 @pytest.mark.parametrize("hurt", [True, False])
 def test_the_ranks_on_show_are_those_that_start_gives(store, recipe, monkeypatch, hurt):
-    found = AgainstUniform(2.0 if hurt else 0.5, 1.0, 0.1)
-    monkeypatch.setattr(choose_plan, "against_uniform", lambda *_: found)
+    comparison = AgainstUniform(2.0 if hurt else 0.5, 1.0, 0.1)
+    monkeypatch.setattr(choose_plan, "against_uniform", lambda *_: comparison)
     chosen = recipe.with_(policy="probed", ratio=0.35 if hurt else 0.4)
     factors, values = store.factors(chosen), input_values(chosen)
     draft, state = store.plan(chosen), polling.factors_state(store, chosen)
@@ -115,8 +115,8 @@ def test_the_ranks_on_show_are_those_that_start_gives(store, recipe, monkeypatch
     assert markup.escape(words.allocation.DRAFT.format("probed")) in caption
     wait_until(lambda: not store.is_draft(chosen))
     assert polling.factors_state(store, chosen) != state
-    given = lrcore.compress(store.dense(chosen), chosen, factors).step(Compressed)
-    assert given.ranks == store.plan(chosen).slot_ranks
+    compressed = lrcore.compress(store.dense(chosen), chosen, factors).step(Compressed)
+    assert compressed.ranks == store.plan(chosen).slot_ranks
     assert (store.plan(chosen).ranks == draft.ranks) != hurt
     assert (store.uniform_plan(chosen).ranks == store.plan(chosen).ranks) == hurt
     caption = handlers.draw_plan(store, BROWSER, *values).caption
@@ -138,19 +138,19 @@ def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, rec
     store.objects.put("factors", factor_key(recipe), prepared.factors(recipe))
     store.objects.put("pace", model_key(recipe), 1.0)
     controls = [spectra.LOSS, 0.9, "aware"]
-    heat, scatter, note = spectra.draw_heatmap(store, controls, None, *values)
+    heat, scatter, message = spectra.draw_heatmap(store, controls, None, *values)
     assert heat == scatter == ""
-    assert "Run (" in note or "being measured" in note  # of the test before on disk
+    assert "Run (" in message or "being measured" in message  # of the test before on disk
     spectral = ["effective_rank", 0.9, "aware"]
     unchanged = spectra.redraw_loss(store, False, spectral, None, *values)
     assert all(value == gr.skip() for value in unchanged)
     factors = prepared.factors(probed_recipe(recipe))
     store.objects.put("factors", factor_key(probed_recipe(recipe)), factors)
-    heat, scatter, note = spectra.draw_heatmap(store, controls, None, *values)
+    heat, scatter, message = spectra.draw_heatmap(store, controls, None, *values)
     assert spectra.redraw_loss(store, False, spectral, None, *values) == unchanged
     by_probes = input_values(recipe.with_(policy="probed"))
     first = spectra.redraw_loss(store, False, spectral, None, *by_probes)
-    assert (first[0], *first[3:]) == (spectra.LOSS, heat, scatter, note)
+    assert (first[0], *first[3:]) == (spectra.LOSS, heat, scatter, message)
     assert spectra.redraw_loss(store, False, controls, None, *values) == first
     by_hand = spectra.redraw_loss(store, True, spectral, None, *by_probes)
     assert by_hand == unchanged
@@ -159,18 +159,18 @@ def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, rec
     slots = probed_slots(factors, recipe.ratio)
     assert len(slots) == len(factors.spectra)
     probes = factors.evidence.get("probes").points
-    for one in slots:
-        probe = next(p for p in probes[one.layer, one.name] if p.rank == one.rank)
-        assert (one.increase, one.error) == (probe.increase, probe.standard_error)
-        assert 0 <= one.energy_lost <= 1
-        assert abs(one.kept_share - 0.8) < 0.25
+    for slot in slots:
+        probe = next(p for p in probes[slot.layer, slot.name] if p.rank == slot.rank)
+        assert (slot.increase, slot.error) == (probe.increase, probe.standard_error)
+        assert 0 <= slot.energy_lost <= 1
+        assert abs(slot.kept_share - 0.8) < 0.25
     cells = json.loads(heat)["data"][0]["customdata"]
     assert {(layer, name): value for row in cells for layer, name, value, *_ in row} == {
-        (one.layer, one.name): one.increase for one in slots
+        (slot.layer, slot.name): slot.increase for slot in slots
     }
     points = [point for trace in json.loads(scatter)["data"] for point in trace["customdata"]]
     assert {(layer, name) for layer, name, *_ in points} == {*factors.spectra}
-    assert f"{agreement(slots):.2f}" in note
+    assert f"{agreement(slots):.2f}" in message
 
 
 def test_the_rank_correlation_is_spearmans():
@@ -187,17 +187,17 @@ def test_what_is_on_disk_is_read_without_asking(store, recipe, tmp_path):
     lrcore.measure_evidence(store.dense(recipe), store.peek_factors(recipe), chosen)
     record = start_analysis(store, chosen, "one", measure=False)
     assert record.job == AnalyzeJob(analysis_recipe(chosen))
-    other = Store(tmp_path / "other", KINDS)  # where that is not known yet, it waits
-    other.jobs._work = lambda record: []
-    first = start_analysis(other, chosen, "one", measure=False)
+    other_store = Store(tmp_path / "other", KINDS)  # where that is not known yet, it waits
+    other_store.jobs._work = lambda record: []
+    first = start_analysis(other_store, chosen, "one", measure=False)
     assert first.job == AnalyzeJob(analysis_recipe(recipe))
 
 
 def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
-    said = [
+    sentences = [
         words.allocation.approximate_time(seconds) for seconds in (0.2, 12, 49, 61, 700, 20_000)
     ]
-    assert said == [
+    assert sentences == [
         "about 5 s",
         "about 15 s",
         "about 50 s",
@@ -222,9 +222,11 @@ def test_probes_that_ship_are_read_when_their_map_is_asked_for(
     store.jobs._work = lambda record: []
     store.objects.put("factors", factor_key(recipe), prepared.factors(recipe))
     store.objects.put("pace", model_key(recipe), 1.0)
-    for tokens, asked in ((1000, []), (0, [probed_recipe(recipe)])):
+    for tokens, expected_recipes in ((1000, []), (0, [probed_recipe(recipe)])):
         monkeypatch.setattr(store_module, "evidence_tokens", lambda *_, tokens=tokens: tokens)
-        *_, note = spectra.draw_heatmap(store, [spectra.LOSS, 0.9, "aware"], None, *values)
-        assert ("being measured" in note) == bool(asked)
+        *_, message = spectra.draw_heatmap(store, [spectra.LOSS, 0.9, "aware"], None, *values)
+        assert ("being measured" in message) == bool(expected_recipes)
         jobs = [record.job.recipe for record in store.jobs.waiting()]
-        assert [factor_key(one) for one in jobs] == [factor_key(one) for one in asked]
+        assert [factor_key(queued_recipe) for queued_recipe in jobs] == [
+            factor_key(expected_recipe) for expected_recipe in expected_recipes
+        ]

@@ -14,7 +14,7 @@ from workbench.widgets.form import input_values
 
 
 @pytest.fixture
-def drawn(tiny_llama, story_file, tmp_path):
+def draw_table(tiny_llama, story_file, tmp_path):
     """The table of sizes for what stands in the accordion."""
     store = Store(tmp_path / "runs", KINDS)
     recipe = lrcore.Recipe(
@@ -29,30 +29,30 @@ def drawn(tiny_llama, story_file, tmp_path):
     return draw
 
 
-def test_sizes_stand_beside_the_dense_ones(drawn):
-    table = drawn()
+def test_sizes_stand_beside_the_dense_ones(draw_table):
+    table = draw_table()
     assert "6\u202f738\u202f415\u202f616" in table or "6 738 415 616" in table
     assert "<td>13.5 GB</td>" in table
     assert "<td>524 MB</td>" in table  # 1000 tokens of 524,288 bytes
     assert table.count("<td>no</td>") == 2  # in 8 GB, neither
-    assert drawn(ratio=0.6) != table
+    assert draw_table(ratio=0.6) != table
 
 
 @pytest.mark.parametrize("typed", [None, 0, -5, 1e12])
-def test_a_context_that_is_none_is_said_in_the_place_of_the_sizes(drawn, typed):
-    said = drawn(context=typed)
-    assert "note error" in said
-    assert words.allocation.CONTEXT in said
+def test_a_context_that_is_none_is_said_in_the_place_of_the_sizes(draw_table, typed):
+    table_html = draw_table(context=typed)
+    assert "note error" in table_html
+    assert words.allocation.CONTEXT in table_html
 
 
-def test_a_pasted_config_takes_the_place_of_the_shape(drawn):
+def test_a_pasted_config_takes_the_place_of_the_shape(draw_table):
     fields = MODEL_SHAPES["Qwen2.5-7B"]
-    assert "qwen2 (28 layers)" in drawn(config=json.dumps(fields))
+    assert "qwen2 (28 layers)" in draw_table(config=json.dumps(fields))
     for pasted, sentence in (
         ("{", "is not valid JSON"),
         ("[]", "is not a JSON object"),
         ('{"model_type": "<b>none</b>"}', "&lt;b&gt;none"),
         ('{"model_type": "llama", "hidden_size": -4}', "llama"),
     ):
-        assert sentence in drawn(config=pasted)
-        assert "note error" in drawn(config=pasted)
+        assert sentence in draw_table(config=pasted)
+        assert "note error" in draw_table(config=pasted)

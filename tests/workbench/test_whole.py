@@ -107,11 +107,11 @@ def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store,
     runs = [store.runs.get(small), store.runs.get(gone)]
     (table,) = metrics.tables(runs, None, metrics.results(store, runs))
     first, second = table.runs
-    found = contributions(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
-    alone = {row["parts"]: row["delta_nll"] for row in found.rows}
+    result = contributions(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
+    alone = {row["parts"]: row["delta_nll"] for row in result.rows}
     assert first.values["loss_mlp"] == pytest.approx(alone["mlp"], abs=1e-6)
     errors = local_errors(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
-    layers = [own["residual"] for own in errors.errors]
+    layers = [layer_errors["residual"] for layer_errors in errors.errors]
     assert first.values["error_residual"] == pytest.approx(sum(layers) / len(layers), rel=1e-4)
     score = lrcore.score_choices(store.dense(recipe), "stories", 4)
     assert (table.dense.values["accuracy"], table.dense.errors["accuracy"]) == (
@@ -144,8 +144,8 @@ def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, 
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     (gone,) = done(store, short(recipe, name="short one")).result
     runs = [store.runs.get(small), store.runs.get(gone)]
-    shown = comparison_table.html(metrics.tables(runs, None, metrics.Results()))
-    assert all(f"{run.evaluations[0]['perplexity']:.4f}" in shown for run in runs)
+    table_html = comparison_table.html(metrics.tables(runs, None, metrics.Results()))
+    assert all(f"{run.evaluations[0]['perplexity']:.4f}" in table_html for run in runs)
     points = chart.points(
         runs, chosen_runs.protocol_of(runs[0], runs[0].evaluations[0]), "megabytes", {}
     )
@@ -181,8 +181,8 @@ def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
     assert words.compare_and_runs.NO_RANKS in export.report_html(run)
     with pytest.raises(lrcore.InputError, match="no ranks"):
         ranks_of(run)
-    again = done(store, QuantizeJob(made, 8))
-    assert store.runs.get(again.result[0]).method == "prune-layers"
+    quantized = done(store, QuantizeJob(made, 8))
+    assert store.runs.get(quantized.result[0]).method == "prune-layers"
     healed = done(store, HealJob(made, lrcore.Healing(steps=1, samples=2, seq_len=16)))
     assert healed.state == "done", healed.error
     assert store.runs.get(healed.result[0]).step(Healed).train == "all"
@@ -230,17 +230,17 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
 
 def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, recipe):
     model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3)
-    left = shared_size(model, 0.3, 2)
-    said = sharing.describe(store, [0.3, 2], *input_values(recipe))
-    assert words.spectra.NOT_ANALYZED in said  # the model is not loaded yet
+    expected_size = shared_size(model, 0.3, 2)
+    description = sharing.describe(store, [0.3, 2], *input_values(recipe))
+    assert words.spectra.NOT_ANALYZED in description  # the model is not loaded yet
     job = done(store, ShareJob(requested, 2, evaluation=measured(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
     assert run.name == f"shared by 2 30% · {Path(recipe.model).name}"
     assert (run.method, run.policy) == ("share", "2")
-    assert store.run_model(run).size.decoder_linear == left
-    said = sharing.describe(store, [0.3, 2], *input_values(recipe))
-    assert f"to {numbers.count(left)} (" in said
+    assert store.run_model(run).size.decoder_linear == expected_size
+    description = sharing.describe(store, [0.3, 2], *input_values(recipe))
+    assert f"to {numbers.count(expected_size)} (" in description
     assert any("2 neighboring layers share a basis" in line for line in job.log)
     assert run.evaluations[0]["perplexity"] > 0
     with pytest.raises(lrcore.InputError, match="no ranks"):
