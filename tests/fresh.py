@@ -78,19 +78,19 @@ class Fresh:
         self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | str
     ) -> Process:
         """Start what `python *arguments` would run: "-c" and code, "-m" and a module, or a file."""
-        place = Path(self.folder.name) / str(next(self.numbers))
-        place.mkdir()
+        workspace = Path(self.folder.name) / str(next(self.numbers))
+        workspace.mkdir()
         job = {
             "arguments": [str(word) for word in arguments],
             "environment": dict(environment),
             "cwd": str(cwd),
-            "place": str(place),
+            "workspace": str(workspace),
         }
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         assert answer, "the process that others are forked from has ended"
-        return Process(int(answer), place / "status", place / "out", place / "err")
+        return Process(int(answer), workspace / "status", workspace / "out", workspace / "err")
 
     def run(
         self,
@@ -114,7 +114,7 @@ class Fresh:
         self.folder.cleanup()
 
 
-def _kept(fresh: Fresh) -> Fresh:
+def _closed_at_exit(fresh: Fresh) -> Fresh:
     atexit.register(fresh.close)
     return fresh
 
@@ -122,21 +122,25 @@ def _kept(fresh: Fresh) -> Fresh:
 @cache
 def outside() -> Fresh:
     """Where this project is not installed: torch and transformers, without a hub."""
-    own = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    hub_settings = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     modules = ("torch", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
-    return _kept(Fresh((*modules, "transformers.generation.utils"), os.environ | own))
+    return _closed_at_exit(
+        Fresh((*modules, "transformers.generation.utils"), os.environ | hub_settings)
+    )
 
 
 @cache
 def project() -> Fresh:
     """This project, as the environment of the tests has it."""
-    return _kept(Fresh(("lrcore", "lrcore.cli.commands"), os.environ, [str(ROOT)]))
+    return _closed_at_exit(Fresh(("lrcore", "lrcore.cli.commands"), os.environ, [str(ROOT)]))
 
 
 @cache
 def page() -> Fresh:
     """This project's page, on one thread: the browser needs a core too."""
-    return _kept(Fresh(("lrcore", "workbench"), os.environ | {"OMP_NUM_THREADS": "1"}, [str(ROOT)]))
+    return _closed_at_exit(
+        Fresh(("lrcore", "workbench"), os.environ | {"OMP_NUM_THREADS": "1"}, [str(ROOT)])
+    )
 
 
 def serve() -> None:
@@ -157,20 +161,20 @@ def serve() -> None:
     while True:
         ready, _, _ = select.select([0], [], [], POLL)
         if ready:
-            more = os.read(0, 65536)
-            if not more:
+            chunk = os.read(0, 65536)
+            if not chunk:
                 return
-            *whole, lines = (lines + more).split(b"\n")
-            for line in whole:
+            *complete_lines, lines = (lines + chunk).split(b"\n")
+            for line in complete_lines:
                 job = json.loads(line)
                 if not (pid := os.fork()):
                     child(job)
-                running[pid] = Path(job["place"])
+                running[pid] = Path(job["workspace"])
                 print(pid, file=answers, flush=True)
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            place = running.pop(ended[0])
-            (place / "ending").write_text(str(os.waitstatus_to_exitcode(ended[1])))
-            (place / "ending").rename(place / "status")
+            workspace = running.pop(ended[0])
+            (workspace / "ending").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+            (workspace / "ending").rename(workspace / "status")
 
 
 def child(job: dict) -> None:
@@ -202,11 +206,11 @@ def become(job: dict) -> None:
     """Streams, folder and environment as the job has them."""
     if sys.platform == "linux":  # ended with the process that it is forked from
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    place = Path(job["place"])
+    workspace = Path(job["workspace"])
     for number, path, flags in (
         (0, Path(os.devnull), os.O_RDONLY),
-        (1, place / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
-        (2, place / "err", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        (1, workspace / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        (2, workspace / "err", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
     ):
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, number)
@@ -224,8 +228,12 @@ def read_hub_settings() -> None:
     if (settings := sys.modules.get("huggingface_hub.constants")) is None:
         return
     before = dict(vars(settings))
-    now = vars(importlib.reload(settings))
-    changed = {name: now[name] for name in now if name.isupper() and now[name] != before.get(name)}
+    reloaded = vars(importlib.reload(settings))
+    changed = {
+        name: reloaded[name]
+        for name in reloaded
+        if name.isupper() and reloaded[name] != before.get(name)
+    }
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("huggingface_hub", "transformers"):
             for setting in changed.keys() & vars(module).keys():
@@ -239,16 +247,16 @@ def main(arguments: Sequence[str]) -> None:
     import runpy
     import types
 
-    kind, *rest = arguments
+    kind, *command = arguments
     if kind == "-m":
         sys.path.insert(0, "")
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        sys.argv = command
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.path.insert(0, "")
-        sys.argv = ["-c", *rest[1:]]
+        sys.argv = ["-c", *command[1:]]
         module = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), module.__dict__)
+        exec(compile(command[0], "<string>", "exec"), module.__dict__)
     else:
         sys.argv = list(arguments)
         sys.path.insert(0, str(Path(kind).resolve().parent))

@@ -1,4 +1,4 @@
-"""What the tests of healing share: a quick healing, and the logits of a model."""
+"""Shared parts of the tests of healing: a quick healing, and the logits of a model."""
 
 import torch
 

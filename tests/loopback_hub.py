@@ -74,11 +74,12 @@ class Hub(BaseHTTPRequestHandler):
                 }
             )
         if path.endswith("/info/lfs/objects/batch"):
-            places = [
-                one | {"actions": {"upload": {"href": f"{self.endpoint}/lfs/{one['oid']}"}}}
-                for one in requested[0]["objects"]
+            uploads = [
+                lfs_object
+                | {"actions": {"upload": {"href": f"{self.endpoint}/lfs/{lfs_object['oid']}"}}}
+                for lfs_object in requested[0]["objects"]
             ]
-            return self.json({"transfer": "basic", "objects": places})
+            return self.json({"transfer": "basic", "objects": uploads})
         repository = path.removeprefix("api/models/").removesuffix("/commit/main")
         for entry in requested[1:]:
             value = entry["value"]
@@ -125,19 +126,19 @@ class Hub(BaseHTTPRequestHandler):
         self.file(f"{owner}/{name}", where[1], "/".join(where[2:]), body)
 
     def api(self, parts):
-        repository, rest = "/".join(parts[:2]), parts[2:]
+        repository, remainder = "/".join(parts[:2]), parts[2:]
         if repository == "owner/gated":
             return self.refuse(401, "GatedRepo")
         if repository in ("owner/forbidden", "owner/down"):
             return self.refuse(403 if repository == "owner/forbidden" else 500, "")
         if repository not in self.repositories:
             return self.refuse(401, "RepoNotFound")
-        revision = rest[1] if len(rest) > 1 else "main"
+        revision = remainder[1] if len(remainder) > 1 else "main"
         commit = COMMIT.get(revision, revision)
         if commit not in COMMIT.values():
             return self.refuse(404, "RevisionNotFound")
         files = [path for path in sorted(self.repositories[repository].iterdir()) if path.is_file()]
-        if rest[:1] == ["tree"]:
+        if remainder[:1] == ["tree"]:
             return self.json(
                 [
                     {
@@ -204,7 +205,7 @@ def serve(repositories, store=None, writers=()):
     """A running hub as its handler class, with `endpoint`; what is set on the class while it
     runs holds at once.
     """
-    own = {
+    attributes = {
         "repositories": repositories,
         "store": store,
         "writers": dict(writers),
@@ -212,7 +213,7 @@ def serve(repositories, store=None, writers=()):
         "tokens": set(),
         "created": {},
     }
-    handler = type("Here", (Hub,), own)
+    handler = type("Here", (Hub,), attributes)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     handler.endpoint = f"http://127.0.0.1:{server.server_port}"

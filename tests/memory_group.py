@@ -22,16 +22,16 @@ sys.exit(main(sys.argv[2:]))
 def group_of(size: int) -> Iterator[Path]:
     """The folder of a control group that may take so many bytes; skips the test elsewhere."""
     for root, name in ((GROUPS_V1, "memory.limit_in_bytes"), (GROUPS_V2, "memory.max")):
-        own = root / f"lrcore-test-{os.getpid()}"
+        folder = root / f"lrcore-test-{os.getpid()}"
         if not (root / "cgroup.procs").exists() or not os.access(root, os.W_OK):
             continue
-        own.mkdir()
-        if (own / name).exists():
-            (own / name).write_text(str(size))
-            yield own
-            own.rmdir()
+        folder.mkdir()
+        if (folder / name).exists():
+            (folder / name).write_text(str(size))
+            yield folder
+            folder.rmdir()
             return
-        own.rmdir()
+        folder.rmdir()
     pytest.skip("needs a memory control group that may be changed, as root has it")
 
 

@@ -64,11 +64,17 @@ def served(page: Any, names: HostNames | None = None, password: str = "") -> Ite
 
 class Server:
     """`app.py`, or another script that serves the page, on a free loopback port with folders of
-    its own; `log` is what it printed. begin: start it at once. more: of its environment.
+    its own; `log` is what it printed. begin: start it at once. environment: added to
+    its environment.
     """
 
     def __init__(
-        self, folder: Path, cache: Path, script: str = "app.py", begin: bool = True, **more: str
+        self,
+        folder: Path,
+        cache: Path,
+        script: str = "app.py",
+        begin: bool = True,
+        **environment: str,
     ) -> None:
         self.folder, self.script, self.started = folder, script, []
         self.port = free_port()
@@ -76,7 +82,7 @@ class Server:
         self.env = os.environ | {
             "LRCORE_RUNS": str(folder / "runs"),
             "LRCORE_CACHE": str(cache),
-            **more,
+            **environment,
         }
         if begin:
             self.start()

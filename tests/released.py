@@ -1,5 +1,5 @@
-"""What this version leaves on disk, made small: caches of every kind, cells of a sweep, the state
-of a healing.
+"""Small files in the formats of this version: caches of every kind, cells of a sweep, the state of
+a healing.
 
 python tests/released.py: writes tests/fixtures/released anew, by the code as it is. To be done
 where a format has changed; tests/test_upgrades.py reads it.
@@ -131,8 +131,8 @@ def write() -> None:
     lrcore.save(lrcore.compress(lrcore.load("dense"), RECIPE), "small")
     with suppress(Cancelled):
         heals(stops)
-    for left in Path("cache").glob("offloaded*"):
-        shutil.rmtree(left)
+    for offloaded_folder in Path("cache").glob("offloaded*"):
+        shutil.rmtree(offloaded_folder)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ def requirements(name: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
-PINNED = {one.name: one.specifier for one in requirements("constraints.txt")}
+PINNED = {
+    requirement.name: requirement.specifier for requirement in requirements("constraints.txt")
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -27,9 +29,11 @@ def test_every_requirement_has_one_version_in_its_range(name):
 
 
 def test_the_tests_run_with_these_versions():
-    other = {
+    different_versions = {
         name: importlib.metadata.version(name)
         for name, pin in PINNED.items()
         if not pin.contains(importlib.metadata.version(name))
     }
-    assert not other, f"{other}: after all tests passed, run scripts/constraints.py"
+    assert not different_versions, (
+        f"{different_versions}: after all tests passed, run scripts/constraints.py"
+    )

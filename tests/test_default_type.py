@@ -27,12 +27,12 @@ def unnamed(tree: ast.AST) -> Iterator[ast.Call]:
 
 def test_what_makes_numbers_in_the_core_names_their_type() -> None:
     folder = Path(lrcore.__file__).parent
-    found = [
+    unnamed_calls = [
         f"{path.relative_to(folder)}:{call.lineno}"
         for path in folder.rglob("*.py")
         for call in unnamed(ast.parse(path.read_text(encoding="utf-8")))
     ]
-    assert not found
+    assert not unnamed_calls
 
 
 def test_the_programme_of_duo_svd_gives_the_same_ranks_meanwhile() -> None:

@@ -1,4 +1,4 @@
-"""What the documents say is there: prose wrapped, generated pages current."""
+"""Checks of the documents: wrapped prose, current generated pages, links and terms."""
 
 import json
 import re

@@ -73,8 +73,8 @@ def commands() -> dict[str, set[str]]:
     """The flags of every command, `runs ...` by their second part, too."""
 
     def walk(command, path):
-        for part, own in getattr(command, "commands", {}).items():
-            yield from walk(own, f"{path} {part}".strip())
+        for part, subcommand in getattr(command, "commands", {}).items():
+            yield from walk(subcommand, f"{path} {part}".strip())
         yield path, {flag for parameter in command.params for flag in parameter.opts}
 
     return dict(walk(typer.main.get_command(app), ""))
@@ -98,17 +98,19 @@ def defined(path: str) -> set[str]:
 @pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
 def test_names_of_lrcore_exist(path: Path) -> None:
     named = set(re.findall(r"\blrcore(?:\.[a-zA-Z_]\w*)+", text(path))) - {"lrcore.json"}  # a file
-    assert not {own for own in named if not exists(own)}
+    assert not {dotted_name for dotted_name in named if not exists(dotted_name)}
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
 def test_files_that_are_named_exist(path: Path) -> None:
     named = set(re.findall(r"[\w./-]*\w/[\w.-]+\.(?:py|md|json|js|css)\b(?!\w)", text(path)))
     missing = {
-        own
-        for own in named
-        if "://" not in own
-        and not any(f"/{file}".endswith(f"/{own.strip('./')}") for file in [*FILES, *EXAMPLES])
+        file_name
+        for file_name in named
+        if "://" not in file_name
+        and not any(
+            f"/{file}".endswith(f"/{file_name.strip('./')}") for file in [*FILES, *EXAMPLES]
+        )
     }
     assert not missing
 
@@ -124,7 +126,9 @@ def test_functions_named_by_module_exist(path: Path) -> None:
         if files and not any(function in defined(file) for file in files):
             missing.add(f"{module}.{function}")
     assert not {
-        own for own in missing if not own.endswith((".py", ".json", ".md", ".csv", ".html"))
+        dotted_name
+        for dotted_name in missing
+        if not dotted_name.endswith((".py", ".json", ".md", ".csv", ".html"))
     }
 
 
@@ -136,13 +140,15 @@ def test_commands_and_their_flags_exist(path: Path) -> None:
     for span in spans:
         words = span.replace("python -m lrcore ", "").replace("lrcore ", "").split()
         flags = {flag for flag in words if re.match(r"--[a-z]", flag)}
-        known = set().union(*commands().values(), ALSO_FLAGS)
+        known_flags = set().union(*commands().values(), ALSO_FLAGS)
         if words and words[0] in commands() and "scripts/" not in span:
-            both = " ".join(words[:2])
-            known = commands()[both if both in commands() else words[0]] | {"--help"}
+            subcommand = " ".join(words[:2])
+            known_flags = commands()[subcommand if subcommand in commands() else words[0]] | {
+                "--help"
+            }
         elif span.startswith("python -m lrcore "):
             pytest.fail(f"no such command: {span}")
-        assert flags <= known, span
+        assert flags <= known_flags, span
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if "lrcore" in path.parts], ids=name)
@@ -152,5 +158,5 @@ def test_flags_in_messages_exist(path: Path) -> None:
         for node in ast.walk(ast.parse(text(path)))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    flags = {flag for own in strings for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", own)}
+    flags = {flag for string in strings for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", string)}
     assert flags <= set().union(*commands().values(), ALSO_FLAGS)

@@ -33,14 +33,14 @@ class Stop:
     def source(self) -> str:
         """Of the function, or of every method of that name in the file."""
         tree = ast.parse((ROOT / self.path).read_text(encoding="utf-8"))
-        own = [
+        sources = [
             ast.unparse(node)
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.name == self.function
         ]
-        assert own, f"{self.path} has no function {self.function}"
-        return "\n".join(own)
+        assert sources, f"{self.path} has no function {self.function}"
+        return "\n".join(sources)
 
 
 def read_walks() -> list[list[Stop]]:

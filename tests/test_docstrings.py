@@ -26,12 +26,15 @@ def functions(tree: ast.Module) -> Iterator[tuple[Function, str]]:
         if isinstance(node, Function) and not node.name.startswith("_"):
             yield node, ast.get_docstring(node) or ""
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            own = ast.get_docstring(node) or ""
+            class_docstring = ast.get_docstring(node) or ""
             for part in node.body:
                 if isinstance(part, Function) and part.name == "__post_init__":
-                    yield part, own
+                    yield part, class_docstring
                 elif isinstance(part, Function) and not part.name.startswith("_"):
-                    yield part, (ast.get_docstring(part) or "") + own * is_property(part)
+                    yield (
+                        part,
+                        (ast.get_docstring(part) or "") + class_docstring * is_property(part),
+                    )
 
 
 def is_property(node: Function) -> bool:
@@ -54,9 +57,11 @@ def raises(node: Function) -> bool:
 def has_tensors(node: Function) -> bool:
     """Whether arguments or result are annotated as tensors, alone or inside another type."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    notes = [part.annotation for part in arguments if part.annotation is not None]
-    notes += [node.returns] if node.returns is not None else []
-    words = {word for note in notes for word in re.findall(r"\w+", ast.unparse(note))}
+    annotations = [part.annotation for part in arguments if part.annotation is not None]
+    annotations += [node.returns] if node.returns is not None else []
+    words = {
+        word for annotation in annotations for word in re.findall(r"\w+", ast.unparse(annotation))
+    }
     return bool(words & {"Tensor", "LongTensor"})
 
 

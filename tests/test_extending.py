@@ -29,10 +29,10 @@ def tables(tmp_path, monkeypatch) -> Iterator[None]:
     """The tables and modules as they were, afterwards."""
     monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
     monkeypatch.setattr(workbench.app.app, "TABS", workbench.app.app.TABS)
-    kept = [(table, dict(table)) for table in (METHODS, POLICIES, EVIDENCE, ARCHITECTURES)]
+    saved_tables = [(table, dict(table)) for table in (METHODS, POLICIES, EVIDENCE, ARCHITECTURES)]
     modules = set(sys.modules)
     yield
-    for table, rows in kept:
+    for table, rows in saved_tables:
         table.clear()
         table.update(rows)
     for name in set(sys.modules) - modules:

@@ -40,9 +40,9 @@ def test_files_of_another_format_in_the_cache_are_not_read(
         recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
         dense, ranks = lrcore.load(str(tiny_llama)), []
         for policy in ("probed", "fisher", "lems"):
-            one = recipe.with_(policy=policy, method="svd_llm", ratio=0.3)
-            factors = lrcore.prepare(dense, one)
-            ranks.append(lrcore.choose_plan(dense, factors, one).ranks)
+            variant = recipe.with_(policy=policy, method="svd_llm", ratio=0.3)
+            factors = lrcore.prepare(dense, variant)
+            ranks.append(lrcore.choose_plan(dense, factors, variant).ranks)
         table = lrcore.analyze(dense, lrcore.calibrate(dense, recipe)).table(0.9)
         return [*ranks, table.round(6).to_dict()]
 

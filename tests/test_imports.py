@@ -29,20 +29,20 @@ def test_every_module_has_a_row_and_every_row_a_module():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_imports_only_lower_levels_or_its_own_package(name):
-    own = row_of(name)
+    package = row_of(name)
     higher = {
-        other: TABLE.get(row_of(other))
-        for other in GRAPH[name]
-        if row_of(other) != own and TABLE.get(row_of(other), 99) >= TABLE.get(own, -1)
+        imported: TABLE.get(row_of(imported))
+        for imported in GRAPH[name]
+        if row_of(imported) != package and TABLE.get(row_of(imported), 99) >= TABLE.get(package, -1)
     }
-    assert not higher, f"{own} is on level {TABLE.get(own)} and imports {higher}; {MEND}"
+    assert not higher, f"{package} is on level {TABLE.get(package)} and imports {higher}; {MEND}"
 
 
 @pytest.mark.parametrize("package", ["lrcore", "workbench"])
 def test_no_module_imports_itself_by_way_of_others(package):
     needs = {
-        name: {other for other in others if other.startswith(package)}
-        for name, others in GRAPH.items()
+        name: {imported for imported in imported_modules if imported.startswith(package)}
+        for name, imported_modules in GRAPH.items()
         if name.startswith(package)
     }
     circular = sorted(needs.keys() - levels(needs).keys())

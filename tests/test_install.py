@@ -61,7 +61,7 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     assert about["Version"] == lrcore.__version__
     extras = {"cluster", "dev", "gguf", "lora", "mcp", "search", "serve", "tasks", "trackio"}
     assert set(about.get_all("Provides-Extra")) == extras
-    assert any(one.startswith("torch") for one in about.get_all("Requires-Dist"))
+    assert any(requirement.startswith("torch") for requirement in about.get_all("Requires-Dist"))
     commands = (info / "entry_points.txt").read_text()
     assert "lrcore = lrcore.__main__:run" in commands
     assert "low-rank-workbench = low_rank_workbench.app.start:main" in commands
@@ -91,8 +91,10 @@ def test_what_the_container_copies_and_starts_is_there() -> None:
         for line in re.findall(r"^COPY (.+) \S+$", steps, re.MULTILINE)
         for name in line.split()
     ]
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
-    assert all(list(ROOT.glob(name)) and name in kept for name in copied)
+    included = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    }
+    assert all(list(ROOT.glob(name)) and name in included for name in copied)
     installed = re.findall(r"-r (\S+)", steps)
     assert installed
     assert all((ROOT / name).is_file() for name in installed)

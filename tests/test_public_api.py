@@ -84,16 +84,20 @@ def test_the_public_names_are_few_and_each_is_in_a_guide():
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("variables", "expected"),
     [({}, ("PASSIVE", "5000")), ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None))],
 )
-def test_threads_give_up_their_core_where_they_wait_for_long(given, wanted):
+def test_threads_give_up_their_core_where_they_wait_for_long(variables, expected):
     """With another process on the machine a decomposition would take up to thirty times as long."""
     code = "import os, lrcore; print([os.environ.get(f'{n}') for n in ('OMP_WAIT_POLICY', "
     code += "'GOMP_SPINCOUNT')])"
     named = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    own = {name: value for name, value in os.environ.items() if name not in named}
+    environment = {name: value for name, value in os.environ.items() if name not in named}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=own | given, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.strip() == str(list(wanted))
+    assert done.stdout.strip() == str(list(expected))

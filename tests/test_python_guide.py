@@ -12,5 +12,5 @@ def test_the_code_blocks_run(tmp_path, monkeypatch) -> None:
     variables: dict = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), variables)
-    small, again = variables["small"], variables["again"]
-    assert again.size.parameters == small.size.parameters < variables["dense"].size.parameters
+    small, reloaded = variables["small"], variables["again"]
+    assert reloaded.size.parameters == small.size.parameters < variables["dense"].size.parameters

@@ -85,9 +85,9 @@ def test_what_examples_write_is_ignored_in_a_clone() -> None:
 
 def test_the_readme_names_no_other_commands() -> None:
     assert {line.split()[0] for line in lines("bash")} == {"make", "python"}
-    shown = [line for line in lines("bash") if line.startswith("python")]
-    assert shown
-    assert shown == [line for line in lines("bash", COMMANDS) if line in shown]
+    commands = [line for line in lines("bash") if line.startswith("python")]
+    assert commands
+    assert commands == [line for line in lines("bash", COMMANDS) if line in commands]
 
 
 def test_the_readme_is_what_the_first_minutes_need() -> None:

@@ -61,7 +61,7 @@ def test_uniform_compression(road, perplexity, method: str, ratio: float, expect
 
 @pytest.mark.parametrize(
     ("method", "component", "expected"),
-    [(m, *pair) for m, own in ALONE.items() for pair in own.items()],
+    [(m, *pair) for m, components in ALONE.items() for pair in components.items()],
 )
 def test_one_component_at_thirty_percent(
     road, perplexity, method: str, component: str, expected: float
@@ -69,7 +69,7 @@ def test_one_component_at_thirty_percent(
     model, recipe, factors = road
     recipe = recipe.with_(method=method, ratio=0.3)
     plan = lrcore.allocate(factors[method], recipe)
-    others = {
+    full_ranks = {
         f"{layer}.{name}": s.cost.full
         for (layer, name), s in plan.spectra.items()
         if name != component
@@ -80,6 +80,6 @@ def test_one_component_at_thirty_percent(
     # every rank is given, so the budget decides nothing; it only has to be one that the given ranks
     # meet
     small = lrcore.compress(
-        model, recipe.with_(ratio=0.001, rank_overrides=others | ranks), factors[method]
+        model, recipe.with_(ratio=0.001, rank_overrides=full_ranks | ranks), factors[method]
     )
     assert perplexity(small) == pytest.approx(expected, rel=1e-2)

@@ -77,9 +77,9 @@ def test_what_the_shared_folder_takes_follows_from_sizes() -> None:
     large, joined = MODEL_SHAPES[1:], []
     weights = [s.layers * s.layer for s in large for _ in (8, 64)]
     moments = [s.layers * s.stored for s in large for _ in (8, 64)]
-    both = zip(weights, moments, strict=True)
+    transfers = zip(weights, moments, strict=True)
     read = row("calibration: weights and moments of a share")
-    assert_rounded(read, [(own + 2 * share) / MINUTE for own, share in both])
+    assert_rounded(read, [(weight_bytes + 2 * share) / MINUTE for weight_bytes, share in transfers])
     for workers, share in zip((8, 64, 8, 64), moments, strict=True):
         joined.append((2 * share + share / workers) / MINUTE)
     assert_rounded(row("merging of moments"), joined)

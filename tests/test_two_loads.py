@@ -22,15 +22,15 @@ CHANGED = [
 def test_models_loaded_at_once_leave_the_libraries_as_they_were(
     tiny_llama, care, tmp_path, compressed
 ):
-    before = [getattr(*one) for one in CHANGED], logging.get_verbosity()
+    before = [getattr(*attribute) for attribute in CHANGED], logging.get_verbosity()
     small = lrcore.save(care, tmp_path / "small") if compressed else tiny_llama
     folders = [tiny_llama, small] * 8
     with ThreadPoolExecutor(4) as threads:
         models = list(threads.map(lambda folder: lrcore.load(str(folder)), folders))
     try:
-        assert ([getattr(*one) for one in CHANGED], logging.get_verbosity()) == before
+        assert ([getattr(*attribute) for attribute in CHANGED], logging.get_verbosity()) == before
     finally:  # else every test after this one would fail
-        for (owner, name), own in zip(CHANGED, before[0], strict=True):
-            setattr(owner, name, own)
+        for (owner, name), original in zip(CHANGED, before[0], strict=True):
+            setattr(owner, name, original)
     for model in models[::2]:
         assert model.network.lm_head.weight is model.network.get_input_embeddings().weight

@@ -58,8 +58,8 @@ def defined(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            commands = [ast.unparse(own) for own in node.decorator_list]
-            if not any(".command(" in own or ".callback(" in own for own in commands):
+            commands = [ast.unparse(decorator) for decorator in node.decorator_list]
+            if not any(".command(" in command or ".callback(" in command for command in commands):
                 names.add(node.name)
     for node in tree.body:
         if isinstance(node, ast.Assign):

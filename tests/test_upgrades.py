@@ -1,5 +1,6 @@
-"""What was released before is read, and what another version wrote is made again without a word:
-caches of every kind, cells of a sweep, the state of a healing. tests/released.py wrote the fixture.
+"""Files of other versions: released formats are read, files of other formats are made again without
+a message. Caches of every kind, cells of a sweep, the state of a healing; tests/released.py wrote
+the fixture.
 """
 
 import importlib
@@ -88,7 +89,7 @@ def test_a_cache_of_another_format_is_made_again_and_equal(released, kind, chang
     assert made
     for path in made:
         if path.suffix == ".safetensors":
-            (old,) = [one for one in before if one.name == path.name] or before
+            (old,) = [earlier for earlier in before if earlier.name == path.name] or before
             assert_nearly_equal(load_file(old), load_file(path))
 
 
@@ -123,8 +124,8 @@ def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
 ):
     before = files(released / "cache" / kind)
     for path in before:
-        own = DAMAGES[path.suffix]
-        path.write_bytes(own[at % len(own)])
+        damages = DAMAGES[path.suffix]
+        path.write_bytes(damages[at % len(damages)])
     (CACHED | {"moments": prepares("uniform")})[kind]()  # which writes what is beside them, too
     for path, held in files(released / "cache" / kind).items():
         if path.suffix == ".safetensors":
@@ -136,11 +137,11 @@ def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
 def poorer(value: object) -> object:
     """JSON with an item less in every list that holds no lists, or else in a mapping."""
     if isinstance(value, dict):
-        less = {name: poorer(one) for name, one in value.items()}
+        less = {name: poorer(entry) for name, entry in value.items()}
         return less if less != value else dict(list(value.items())[1:])
     if not isinstance(value, list) or not value:
         return value
-    nested = [poorer(one) for one in value]
+    nested = [poorer(entry) for entry in value]
     return nested if nested != value else value[1:]
 
 
@@ -196,9 +197,9 @@ def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_named_and_not_waited_for(
 def shape_of(values: object) -> object:
     """JSON without its numbers."""
     if isinstance(values, dict):
-        return {name: shape_of(one) for name, one in values.items()}
+        return {name: shape_of(value) for name, value in values.items()}
     if isinstance(values, list):
-        return [shape_of(one) for one in values]
+        return [shape_of(value) for value in values]
     return type(values)
 
 
@@ -244,16 +245,16 @@ def test_cells_of_another_format_are_made_again_and_stay(released, change, monke
 def test_a_cell_that_cannot_be_read_is_made_again(released, how):
     rows = sweeps()
     for path in (released / "sweep" / "cells").iterdir():
-        kept = json.loads(path.read_text())
+        cell = json.loads(path.read_text())
         if how == "a column more":
-            kept["rows"] = [row | {"of_a_later_version": 1} for row in kept["rows"]]
+            cell["rows"] = [row | {"of_a_later_version": 1} for row in cell["rows"]]
         elif how == "a column less":
-            for row in kept["rows"]:
+            for row in cell["rows"]:
                 del row["method"]
         elif how == "no rows":
-            del kept["rows"]
-        whole = json.dumps(kept)
-        path.write_text({"cut": whole[: len(whole) // 2], "empty": ""}.get(how, whole))
+            del cell["rows"]
+        content = json.dumps(cell)
+        path.write_text({"cut": content[: len(content) // 2], "empty": ""}.get(how, content))
     assert_same_figures(sweeps(), rows)
 
 
@@ -262,8 +263,8 @@ def assert_same_figures(new: list[dict], old: list[dict]) -> None:
     assert [(row["method"], row["ratio"]) for row in new] == [
         (row["method"], row["ratio"]) for row in old
     ]
-    for one, other in zip(new, old, strict=True):
-        assert one["perplexity"] == pytest.approx(other["perplexity"], rel=1e-3)
+    for new_row, old_row in zip(new, old, strict=True):
+        assert new_row["perplexity"] == pytest.approx(old_row["perplexity"], rel=1e-3)
 
 
 def test_a_healing_goes_on_from_the_state_that_was_kept_before(released):

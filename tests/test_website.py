@@ -76,8 +76,8 @@ def test_the_advice_is_made_of_the_record() -> None:
     record = json.loads((ROOT / "benchmarks" / "record.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     # those with every column: of a real model a part is measured, and fresh ones advise nothing
-    measured = {title: own for title, own in record.items() if title in SUBJECTS}
+    measured = {title: measurements for title, measurements in record.items() if title in SUBJECTS}
     assert page.count("<!-- begin choice ") == len(measured) > 2
-    for title, own in measured.items():
+    for title, measurements in measured.items():
         block = page.split(f"<!-- begin choice {title} -->\n")[1].split("<!-- end")[0]
-        assert block == wrap(choice_block(title, own)) + "\n"
+        assert block == wrap(choice_block(title, measurements)) + "\n"
