@@ -61,13 +61,13 @@ def first_sight(models: list[str]) -> None:
     counted = ("words", "words in figures", "controls")
     header = ["tab", *counted, *(f"{name}, with a run" for name in counted)]
     log(str(rows))
-    within = sum(
+    tabs_within_limits = sum(
         max(row[1], row[4]) <= MOST_WORDS and max(row[3], row[6]) <= MOST_CONTROLS for row in rows
     )
     caption = (
-        f"demo-llama, a window of {VIEWPORT['width']} x {VIEWPORT['height']} pixels. {within} of "
-        f"{len(rows)} tabs show at most {MOST_WORDS} words and {MOST_CONTROLS} controls, with and "
-        "without a run."
+        f"demo-llama, a window of {VIEWPORT['width']} x {VIEWPORT['height']} pixels. "
+        f"{tabs_within_limits} of {len(rows)} tabs show at most {MOST_WORDS} words and "
+        f"{MOST_CONTROLS} controls, with and without a run."
     )
     write_section("first_sight", f"{caption}\n\n{table(header, rows)}")
 

@@ -61,11 +61,14 @@ def write_model(folder: Path, shape: dict[str, int], **fields: Any) -> None:
 def parts(config: LlamaConfig, generator: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors of each file: embeddings and head, then layer by layer."""
     wide, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-    neurons, ones = config.intermediate_size, torch.ones(config.hidden_size, dtype=torch.bfloat16)
+    neurons, norm_weight = (
+        config.intermediate_size,
+        torch.ones(config.hidden_size, dtype=torch.bfloat16),
+    )
     embeddings = {"model.embed_tokens.weight", "lm_head.weight"}
     yield {
         name: gaussian(config.vocab_size, wide, generator).bfloat16() for name in sorted(embeddings)
-    } | {"model.norm.weight": ones}
+    } | {"model.norm.weight": norm_weight}
     matrices = {
         "self_attn.q_proj": (wide, wide),
         "self_attn.k_proj": (kv, wide),
@@ -80,7 +83,7 @@ def parts(config: LlamaConfig, generator: torch.Generator) -> Iterator[dict[str,
         prefix = f"model.layers.{layer}."
         yield {
             f"{prefix}{name}.weight": power_law(*size, generator) for name, size in matrices.items()
-        } | {f"{prefix}{name}.weight": ones.clone() for name in norms}
+        } | {f"{prefix}{name}.weight": norm_weight.clone() for name in norms}
 
 
 def power_law(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:

@@ -58,7 +58,7 @@ def _story(seed: str, closing: bool = True) -> tuple[str, World]:
 def _opening(w: World) -> None:
     w.met.append(w.hero)
     w.at[w.hero] = w.place
-    trait, other = w.rng.sample(words.TRAITS, 2)
+    trait, second_trait = w.rng.sample(words.TRAITS, 2)
     home = (
         "[near|not far from] {place}" if w.place.outdoors else "in a [small|big|quiet|white] house"
     )
@@ -70,7 +70,7 @@ def _opening(w: World) -> None:
         "lived " + home + ". |]",
         trait=trait,
         art="an" if trait[0] in "aeiou" or trait == "honest" else "a",
-        other=other,
+        other=second_trait,
     )
     if w.chance(0.3):
         w.meet(w.pet)
@@ -82,10 +82,10 @@ def _opening(w: World) -> None:
 def _ending(w: World) -> None:
     # About two thirds of the stories say again what is true at the end, in the words in which
     # probes ask for it.
-    known = recalls(w)
-    kinds = sorted({recall.kind for recall in known})
+    available = recalls(w)
+    kinds = sorted({recall.kind for recall in available})
     for kind in w.rng.sample(kinds, min(len(kinds), w.pick((0, 1, 1, 2, 2, 3)))):
-        recall = w.pick([recall for recall in known if recall.kind == kind])
+        recall = w.pick([recall for recall in available if recall.kind == kind])
         w.paragraphs[-1].append(recall.stem + recall.answer)
     w.say(
         "[{h} went [home with a smile|to bed and dreamed of the day|home and told {h.his} family "
@@ -103,9 +103,9 @@ def _probe(seed: str) -> dict:
     text, w = _story(seed, closing=False)
     # One kind first, then one recall of it: otherwise "place", of which every story has several,
     # would be most of the probes.
-    known = [recall for recall in recalls(w) if recall.wrong]
-    kind = w.pick(sorted({recall.kind for recall in known}))
-    recall = w.pick([recall for recall in known if recall.kind == kind])
+    available = [recall for recall in recalls(w) if recall.wrong]
+    kind = w.pick(sorted({recall.kind for recall in available}))
+    recall = w.pick([recall for recall in available if recall.kind == kind])
     choices = [recall.answer, *recall.wrong]
     w.rng.shuffle(choices)
     return {

@@ -115,17 +115,17 @@ def counting(w: World) -> None:
             break
     if number > 2 and w.chance(0.4):
         number -= 1
-        if kind.one in _EATEN:
+        if kind.singular in _EATEN:
             w.say(
                 "{h} ate one [{k}|of the {ks}], so {h.he} had {n}.",
-                k=kind.one,
+                k=kind.singular,
                 ks=kind,
                 n=kind.count(number),
             )
         else:
             w.say(
                 "One {k} [got lost|fell out of {h.his} pocket], so {h} had {n}.",
-                k=kind.one,
+                k=kind.singular,
                 n=kind.count(number),
             )
     w.left[w.hero, kind] = number
@@ -241,8 +241,12 @@ def shop(w: World) -> None:
         t=thing,
     )
     w.holder[thing] = w.hero
-    rest = coins - price
-    w.say("Now {h} had {n} {k} left.", n=words.NUMBERS[rest], k="coin" if rest == 1 else "coins")
+    coins_left = coins - price
+    w.say(
+        "Now {h} had {n} {k} left.",
+        n=words.NUMBERS[coins_left],
+        k="coin" if coins_left == 1 else "coins",
+    )
     if w.chance(0.5):
         w.meet(w.friend)
         w.say(
@@ -266,14 +270,14 @@ def storing(w: World) -> None:
     )
     if w.chance(0.5):
         w.meet(w.friend)
-        other = w.pick([other for other in place.spots if other != spot])
+        second_spot = w.pick([candidate for candidate in place.spots if candidate != spot])
         w.say(
             "But {f} [saw it|was watching], and {f.he} [took {t} and put it {s}|moved {t}. Now it "
             "was {s}].",
             t=thing,
-            s=other,
+            s=second_spot,
         )
-        w.holder[thing] = other
+        w.holder[thing] = second_spot
 
 
 MOVES = (lost_and_found, giving, counting, travel, delivery, hide_and_seek, shop, storing)

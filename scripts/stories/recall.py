@@ -24,7 +24,7 @@ def recalls(w: World) -> list[Recall]:
     """Everything the final state of ``w`` lets one ask, in the order in which the story made it
     true.
     """
-    return [*_holders(w), *_spots(w), *_places(w), *_counts(w), *_agreement(w)]
+    return [*_holders(w), *_spots(w), *_locations(w), *_counts(w), *_agreement(w)]
 
 
 def _names(w: World) -> list[Person]:
@@ -34,10 +34,12 @@ def _names(w: World) -> list[Person]:
 def _holders(w: World) -> list[Recall]:
     items = []
     for thing, holder in w.holder.items():
-        others = tuple(f" {person}." for person in _names(w) if person is not holder)
-        if isinstance(holder, Person) and others:
+        wrong_names = tuple(f" {person}." for person in _names(w) if person is not holder)
+        if isinstance(holder, Person) and wrong_names:
             items.append(
-                Recall("holder", f"At the end, the one who had {thing} was", f" {holder}.", others)
+                Recall(
+                    "holder", f"At the end, the one who had {thing} was", f" {holder}.", wrong_names
+                )
             )
     return items
 
@@ -57,10 +59,10 @@ def _spots(w: World) -> list[Recall]:
     return items
 
 
-def _places(w: World) -> list[Recall]:
+def _locations(w: World) -> list[Recall]:
     items = []
     for person, place in w.at.items():
-        seen = {f" {other.at}." for other in w.at.values()} | {f" {w.other_place(place).at}."}
+        seen = {f" {location.at}." for location in w.at.values()} | {f" {w.other_place(place).at}."}
         if person in _names(w):
             items.append(
                 Recall(

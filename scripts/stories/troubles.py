@@ -122,10 +122,12 @@ def rescue(w: World) -> None:
 
 
 def building(w: World) -> None:
-    what, material, way, result = w.pick(words.PROJECTS)
+    project, material, way, result = w.pick(words.PROJECTS)
     w.meet(w.friend)
     w.say(
-        "{h} and {f} decided to make {x}. They [needed|collected|brought] {m}.", x=what, m=material
+        "{h} and {f} decided to make {x}. They [needed|collected|brought] {m}.",
+        x=project,
+        m=material,
     )
     w.say(
         "{a} {y}, while {b} [held everything in place|sang a song|read the plan aloud|cleaned up].",

@@ -1,16 +1,16 @@
 """The vocabulary of the stories: plain tuples, so that a new word is one more entry."""
 
 
-def _each(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-GIRLS = _each(
+GIRLS = _split_words(
     "Lily Anna Mia Rosa Nora Clara Ella Sara Ruth Ivy Hana Maya Zoe Lucy Emma Grace Tess Wendy "
     "Olga Priya Amina Freya Molly "
     "Daisy Alice Beth Carmen Dina Elsa Flora Gina Holly Iris Jane Kate Leila Mary Nina Pearl Sophie"
 )
-BOYS = _each(
+BOYS = _split_words(
     "Tom Ben Sam Max Leo Jack Omar Finn Hugo Ivan Noah Oscar Peter Raj Theo Will Adam Carl David "
     "Erik Felix George Henry "
     "Isaac Jonas Karim Luke Marco Nick Otto Paul Quinn Ralph Simon Toby Victor Walter Yusuf Zack "
@@ -138,16 +138,20 @@ PLACES = (
     ),
 )
 
-TOYS = _each(
+TOYS = _split_words(
     "ball kite doll truck drum puppet robot balloon yo-yo boat train whistle puzzle top bear "
     "scooter trumpet"
 )
-TREASURES = _each(
+TREASURES = _split_words(
     "key ring map shell feather stone watch letter book hat scarf lantern bell basket box button "
     "mirror necklace cup"
 )
-TOOLS = (*_each("hammer rope ladder shovel needle brush bucket saw"), "pot of glue", "roll of tape")
-LOOKS = _each(
+TOOLS = (
+    *_split_words("hammer rope ladder shovel needle brush bucket saw"),
+    "pot of glue",
+    "roll of tape",
+)
+LOOKS = _split_words(
     "red blue green yellow purple orange white black brown pink golden silver shiny little big "
     "tiny old new wooden striped soft round heavy"
 )
@@ -224,12 +228,12 @@ WEATHERS = (
         "the fog lifted and the road was clear again",
     ),
 )
-TRAITS = _each(
+TRAITS = _split_words(
     "kind brave shy curious clever careful cheerful quiet honest gentle patient funny stubborn "
     "hard-working"
 )
-FEELINGS_GOOD = _each("happy proud glad excited thankful calm delighted")
-FEELINGS_BAD = _each("sad worried upset afraid angry lonely tired")
+FEELINGS_GOOD = _split_words("happy proud glad excited thankful calm delighted")
+FEELINGS_BAD = _split_words("sad worried upset afraid angry lonely tired")
 
 # (skill, what goes wrong, what goes right)
 SKILLS = (

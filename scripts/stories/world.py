@@ -64,16 +64,16 @@ class Place:
 class Kind:
     """Something that is counted."""
 
-    one: str
-    many: str
+    singular: str
+    plural: str
     outdoors: bool
     gathered: str
 
     def __str__(self) -> str:
-        return self.many
+        return self.plural
 
     def count(self, number: int) -> str:
-        return f"{words.NUMBERS[number]} {self.one if number == 1 else self.many}"
+        return f"{words.NUMBERS[number]} {self.singular if number == 1 else self.plural}"
 
 
 PLACES = tuple(Place(*row) for row in words.PLACES)
@@ -130,18 +130,18 @@ class World:
 
     def thing(self, nouns: tuple[str, ...]) -> Thing:
         """A thing whose noun is not yet in the story, so that "the ball" always means one ball."""
-        used = {thing.noun for thing in self.holder} | {kind.one for _, kind in self.left}
+        used = {thing.noun for thing in self.holder} | {kind.singular for _, kind in self.left}
         return Thing(
             self.pick([noun for noun in nouns if noun not in used]), self.pick(words.LOOKS)
         )
 
     def kind(self) -> Kind:
-        used = {kind.one for _, kind in self.left} | {thing.noun for thing in self.holder}
+        used = {kind.singular for _, kind in self.left} | {thing.noun for thing in self.holder}
         return self.pick(
             [
                 kind
                 for kind in KINDS
-                if kind.outdoors == self.place.outdoors and kind.one not in used
+                if kind.outdoors == self.place.outdoors and kind.singular not in used
             ]
         )
 
