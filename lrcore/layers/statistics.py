@@ -64,7 +64,9 @@ GRADIENTS = frozenset(
 CROSS = "cross"
 ATTENDED_KEYS: Need = ("attended_keys", "softmax")
 STREAM_TAPS = ("block", "attention", "mlp")  # taps with the statistics "influence" and "angle"
+# the inputs of all matrices of usual layers: the needs of a method that solves all matrices
 COMMON_TAPS = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_hidden"})
+# collected together with "attn_in" if a layer has latents, so methods do not list them
 LATENT_TAPS = frozenset({"q_latent", "kv_latent"})
 
 
