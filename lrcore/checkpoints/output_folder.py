@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 
 from ..system.errors import InputError
-from ..system.files import MARK, check_text
+from ..system.files import MARK, check_utf8
 from ..system.path_access import expanded
 
 
 def check_output_folder(folder: str | Path, overwrite: bool = False) -> None:
     """Raise InputError if `save` would refuse the folder."""
     folder = expanded(folder).absolute()
-    check_text(folder)
+    check_utf8(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"'{folder}' is a file. Give a folder to write the compressed model to.")
     if (

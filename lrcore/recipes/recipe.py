@@ -271,7 +271,7 @@ class Recipe:
         """Return the fields of some groups: "source" (model), "windows" (calibration text),
         "passes", "methods" (with policy and options), "plan" (budget and ranks).
         """
-        return tuple(name for name, about in settings_of(cls).items() if about.group in groups)
+        return tuple(name for name, entry in settings_of(cls).items() if entry.group in groups)
 
     @classmethod
     def choices_of(cls, name: str) -> tuple[str, ...]:
@@ -383,4 +383,4 @@ def read_values(path: Path) -> Any:
 
 
 # Flags of the mappings among the fields; other flags are the names of their fields.
-MAPPINGS = {name: f"--{about.flag}" for name, about in settings_of(Recipe).items() if about.flag}
+MAPPINGS = {name: f"--{entry.flag}" for name, entry in settings_of(Recipe).items() if entry.flag}

@@ -50,7 +50,7 @@ def cache_folder() -> Path:
     """
     variables = (os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
     folder = Path(os.environ.get("LRCORE_CACHE") or _default_cache(variables))
-    check_text(folder)
+    check_utf8(folder)
     return folder
 
 
@@ -92,7 +92,7 @@ def cache_key(*parts: Any) -> str:
 # --- atomic writes ---
 
 
-def check_text(path: Path) -> None:
+def check_utf8(path: Path) -> None:
     """Raise InputError for a path that is not UTF-8: libraries for weights and tokenizers could not
     read the file again.
     """
@@ -110,7 +110,7 @@ def check_file(path: Path) -> None:
     """Raise InputError if no file can be written at a path: it names a folder or a device, or a
     file is above it. Called before a long computation.
     """
-    check_text(path)
+    check_utf8(path)
     _check_replaceable(path)
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():

@@ -169,9 +169,16 @@ def options_of(kind: type) -> tuple[Option, ...]:
     """Return the options of a dataclass of options."""
     described = settings_of(kind)
     return tuple(
-        Option(f.name, cast(Value, f.default), about.about, about.choices, about.low, about.high)
+        Option(
+            f.name,
+            cast(Value, f.default),
+            entry.about,
+            entry.choices,
+            entry.low,
+            entry.high,
+        )
         for f in fields(kind)
-        if (about := described.get(f.name)) is not None
+        if (entry := described.get(f.name)) is not None
     )
 
 
@@ -212,13 +219,13 @@ def check_settings(settings: Any) -> None:
     A None that is the default of the field passes. Raises InputError for the first wrong value.
     """
     described = settings_of(type(settings))
-    for name, about in described.items():
+    for name, entry in described.items():
         value = getattr(settings, name)
-        if about.choices and value not in about.choices and not _is_omitted(settings, name):
-            raise unknown(name, as_name(value), about.choices)
-    for name, about in described.items():
-        if about.low is not None and not _is_omitted(settings, name):
-            check_least(name, getattr(settings, name), about.low)
+        if entry.choices and value not in entry.choices and not _is_omitted(settings, name):
+            raise unknown(name, as_name(value), entry.choices)
+    for name, entry in described.items():
+        if entry.low is not None and not _is_omitted(settings, name):
+            check_least(name, getattr(settings, name), entry.low)
     for name, kind, is_optional in _checked_types(settings.__class__):
         value = getattr(settings, name)
         if not _has_type(value, kind) and not (is_optional and value is None):
