@@ -40,10 +40,11 @@ class Texts:
 
     documents: at least one is not blank. source: such as "stories/calibration". join: separator of
     the documents in the tokenized text. fingerprint: sha256 (hex) of documents and `join`. part:
-    description of the part of a file, "" for the complete file. whole: fingerprint of the complete
-    file. images: files of images, by the key in the marker "<image:KEY>" (see questions.py).
-    skipped: number of rows of the source without a text, which are left out. conversations: for
-    each document, the JSON list of its messages (see conversations.py); empty for plain text.
+    description of the part of a file; file_fingerprint: fingerprint of the complete file; both are
+    "" unless the text is a part. images: files of images, by the key in the marker "<image:KEY>"
+    (see questions.py). skipped: number of rows of the source without a text, which are left out.
+    conversations: for each document, the JSON list of its messages (see conversations.py); empty
+    for plain text.
     Raises InputError if all documents are blank.
     """
 
@@ -51,7 +52,7 @@ class Texts:
     source: str
     join: str = "\n\n"
     part: str = ""
-    whole: str = ""
+    file_fingerprint: str = ""
     fingerprint: str = ""
     images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     skipped: int = 0
@@ -281,7 +282,7 @@ def overlapping(texts: Texts) -> frozenset[str]:
     return frozenset(
         (
             texts.fingerprint,
-            texts.whole or texts.fingerprint,
+            texts.file_fingerprint or texts.fingerprint,
             *(part.fingerprint for part in parts or ()),
         )
     )
@@ -329,20 +330,20 @@ def _parts(texts: Texts) -> tuple[Texts, Texts] | None:
     conversations = (texts.conversations[:count], texts.conversations[count:])
     head, tail = (sum(map(len, part)) for part in parts)
     share = f"{tail / (head + tail):.0%}"
-    names = (f"without its last {share}, held out", f"its last {share}, held out")
+    descriptions = (f"without its last {share}, held out", f"its last {share}, held out")
     calibration, test = (
         Texts(
-            part,
+            documents,
             f"{texts.source}:{split}",
             texts.join,
-            name,
-            texts.fingerprint,
+            part=description,
+            file_fingerprint=texts.fingerprint,
             images=texts.images,
             skipped=texts.skipped,
             conversations=part_conversations,
         )
-        for part, split, name, part_conversations in zip(
-            parts, ("calibration", "test"), names, conversations, strict=True
+        for documents, split, description, part_conversations in zip(
+            parts, ("calibration", "test"), descriptions, conversations, strict=True
         )
     )
     return calibration, test
