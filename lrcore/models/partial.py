@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # further arguments of a layer
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a layer
 # The argument in which layers pass keys and values to later layers, in some families
 SHARED = "shared_kv_states"
 

@@ -116,11 +116,11 @@ def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]
             modules[name] = _matrix_module(matrix, value.bias)
             continue
         parts = [value.down] if isinstance(value.down, Tensor) else tensors_of(value.down).values()
-        same = tuple((part.data_ptr(), part.shape) for part in parts)
-        if same not in downs:
-            downs[same] = _matrix_module(value.down)
+        tensors = tuple((part.data_ptr(), part.shape) for part in parts)
+        if tensors not in downs:
+            downs[tensors] = _matrix_module(value.down)
         sparse = None if value.sparse is None else StoredLinear(value.sparse)
-        modules[name] = LowRankLinear(downs[same], _matrix_module(value.up, value.bias), sparse)
+        modules[name] = LowRankLinear(downs[tensors], _matrix_module(value.up, value.bias), sparse)
     return modules
 
 
@@ -148,7 +148,11 @@ def _read_bias(module: Any) -> Tensor | None:
 
 
 def describe(modules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return JSON-able shapes and forms by name, from which `rebuild` makes empty modules."""
+    """Return JSON-able shapes and forms by name, from which `rebuild` makes empty modules.
+
+    "down_of" names the projection that has the same `down`. For a projection of an earlier layer,
+    lrcore/models/structure.py adds its path as "down_at".
+    """
     described: dict[str, dict[str, Any]] = {}
     owners: dict[int, str] = {}
     for name, module in modules.items():

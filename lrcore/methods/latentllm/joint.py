@@ -26,10 +26,12 @@ MIN_MAP = 1e-3
 class JointHeads:
     """Two projections, each with a common A for all heads and a B per head.
 
-    kind "qk" or "vo": the left side is q or o, the right side k or v. A rank r gives the larger
-    side r directions and the smaller side the same fraction of its directions. The result of
-    alternating depends on the rank, so `truncate` runs the rounds, starting from the eigenvectors
-    that `factor` computed.
+    kind "qk" or "vo": the left side is q or o, the right side k or v. pair: the eigenvectors of
+    both sides, see hosvd.py. junction: the form in which A and B are stored, see junction.py. A
+    rank r gives the larger side r directions and the smaller side the same fraction of its
+    directions. The result of
+    alternating depends on the rank, so `truncate` runs the rounds, starting from
+    these eigenvectors.
 
     values: the bound `tail_l + tail_r` on the loss; the eigenvectors of `factor` attain at most
     this loss. per_head: whether an identity block is also omitted from each head of k or v, not
