@@ -36,103 +36,6 @@ UNCONSTRAINED = Constraints()
 Kind = tuple[str, bool]  # (component, True for the experts of a layer)
 
 
-def available_forms(
-    spectra: Spectra, prices: Prices, constraints: Constraints, all_forms: bool
-) -> Spectra:
-    """Return the slots that a plan may use.
-
-    If a slot of a part has a fixed rank or a ratio, the part takes the form of that slot. Otherwise
-    it may take any form that the budget counts if `all_forms` is true, else only the first of these
-    forms. If the budget counts no form of the part, its first form is used.
-
-    all_forms: True for policies that choose between forms.
-
-    Raises InputError if slots of two forms of a part have fixed ranks or ratios.
-    """
-    available: dict[Slot, Spectrum] = {}
-    for (layer, part), forms in by_part(spectra).items():
-        reasons = {form: _constraint_on(slots, constraints) for form, slots in forms.items()}
-        constrained = {form: reason for form, reason in reasons.items() if reason}
-        if len(constrained) > 1:
-            first, second, *_ = (f"{reason} ({form})" for form, reason in constrained.items())
-            raise InputError(
-                f"The {part} of layer {layer} takes one form: {first} and {second} exclude each "
-                "other. Remove one of them."
-            )
-        counted = [
-            form
-            for form, slots in forms.items()
-            if any(prices.counts(spectrum.cost) for spectrum in slots.values())
-        ]
-        candidates = list(constrained) or counted or list(forms)
-        for form in candidates if all_forms and counted else candidates[:1]:
-            available |= forms[form]
-    return available
-
-
-def _constraint_on(slots: Spectra, constraints: Constraints) -> str:
-    """Return the first constraint on slots of a form, in words; "" if there is none."""
-    fixed = [f"the rank of {name}" for layer, name in slots if (layer, name) in constraints.fixed]
-    ratios = [f"the ratio of {name}" for _, name in slots if name in constraints.ratios]
-    return next(iter(fixed + ratios), "")
-
-
-def round_to_ranks(
-    spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False
-) -> dict[Slot, int]:
-    """Return integer ranks for the targets.
-
-    Targets are rounded down. Then the slot furthest below its target takes one step, as long as a
-    step fits. The result never exceeds the budget, and no further step fits. With nearest, targets
-    are only rounded, and the result may exceed the budget.
-    """
-    ranks = {slot: rank_for(s.cost, targets[slot], budget, nearest) for slot, s in spectra.items()}
-    if nearest:
-        return ranks
-    _shrink(spectra, ranks, budget)
-
-    def next_step(slot: Slot) -> tuple[float, int] | None:
-        cost = spectra[slot].cost
-        rank = budget.next_rank(cost, ranks[slot])
-        if rank is None:
-            return None
-        price, next_price = budget.price(cost, ranks[slot]), budget.price(cost, rank)
-        shortfall = targets[slot] * budget.price(cost, cost.full) - price
-        return -shortfall / (next_price - price), next_price - price
-
-    def advance(slot: Slot) -> None:
-        rank = budget.next_rank(spectra[slot].cost, ranks[slot])
-        assert rank is not None  # `next_step` returned a step
-        ranks[slot] = rank
-
-    take_steps(spectra, budget.limit - _price(spectra, ranks, budget), next_step, advance)
-    return ranks
-
-
-def _shrink(spectra: Spectra, ranks: dict[Slot, int], budget: Budget) -> None:
-    """Lower ranks until the plan fits the budget.
-
-    Ranks of rounded-down targets can exceed the budget because targets below a slot's smallest rank
-    are raised to it, and because policies clip targets. The slot with the largest share of its full
-    rank is lowered first.
-    """
-    excess = _price(spectra, ranks, budget) - budget.limit
-    while excess > 0:
-        slot = max(
-            (s for s in spectra if ranks[s] > budget.smallest_rank(spectra[s].cost)),
-            key=lambda s: ranks[s] / spectra[s].cost.full,
-        )
-        cost = spectra[slot].cost
-        lower = ranks[slot] - cost.step if ranks[slot] < cost.full else budget.cap(cost)
-        excess -= budget.price(cost, ranks[slot]) - budget.price(cost, lower)
-        ranks[slot] = lower
-
-
-def _price(spectra: Spectra, ranks: Mapping[Slot, int], budget: Prices) -> int:
-    """Return the price of the slots that have ranks."""
-    return sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if slot in ranks)
-
-
 def plan_ranks(
     policy: Policy,
     options: Any,
@@ -208,6 +111,83 @@ def _budget_of(free: Spectra, limit: int, budget: Budget) -> Budget:
     return Budget(budget.kind, limit, dense)
 
 
+def component_pools(
+    counted: Spectra, ratios: Mapping[str, float], budget: Budget
+) -> dict[str, Spectra]:
+    """Return the counted slots of each component with a ratio.
+
+    Raises InputError for an unknown component.
+    """
+    components = sorted({component for _, component in counted})
+    for component in ratios:
+        if component not in components:
+            raise unknown(
+                f"component of this method that the budget '{budget.kind}' counts",
+                component,
+                components,
+            )
+    return {
+        component: {slot: s for slot, s in counted.items() if slot[1] == component}
+        for component in ratios
+    }
+
+
+def round_to_ranks(
+    spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False
+) -> dict[Slot, int]:
+    """Return integer ranks for the targets.
+
+    Targets are rounded down. Then the slot furthest below its target takes one step, as long as a
+    step fits. The result never exceeds the budget, and no further step fits. With nearest, targets
+    are only rounded, and the result may exceed the budget.
+    """
+    ranks = {slot: rank_for(s.cost, targets[slot], budget, nearest) for slot, s in spectra.items()}
+    if nearest:
+        return ranks
+    _shrink(spectra, ranks, budget)
+
+    def next_step(slot: Slot) -> tuple[float, int] | None:
+        cost = spectra[slot].cost
+        rank = budget.next_rank(cost, ranks[slot])
+        if rank is None:
+            return None
+        price, next_price = budget.price(cost, ranks[slot]), budget.price(cost, rank)
+        shortfall = targets[slot] * budget.price(cost, cost.full) - price
+        return -shortfall / (next_price - price), next_price - price
+
+    def advance(slot: Slot) -> None:
+        rank = budget.next_rank(spectra[slot].cost, ranks[slot])
+        assert rank is not None  # `next_step` returned a step
+        ranks[slot] = rank
+
+    take_steps(spectra, budget.limit - _price(spectra, ranks, budget), next_step, advance)
+    return ranks
+
+
+def _shrink(spectra: Spectra, ranks: dict[Slot, int], budget: Budget) -> None:
+    """Lower ranks until the plan fits the budget.
+
+    Ranks of rounded-down targets can exceed the budget because targets below a slot's smallest rank
+    are raised to it, and because policies clip targets. The slot with the largest share of its full
+    rank is lowered first.
+    """
+    excess = _price(spectra, ranks, budget) - budget.limit
+    while excess > 0:
+        slot = max(
+            (s for s in spectra if ranks[s] > budget.smallest_rank(spectra[s].cost)),
+            key=lambda s: ranks[s] / spectra[s].cost.full,
+        )
+        cost = spectra[slot].cost
+        lower = ranks[slot] - cost.step if ranks[slot] < cost.full else budget.cap(cost)
+        excess -= budget.price(cost, ranks[slot]) - budget.price(cost, lower)
+        ranks[slot] = lower
+
+
+def _price(spectra: Spectra, ranks: Mapping[Slot, int], budget: Prices) -> int:
+    """Return the price of the slots that have ranks."""
+    return sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if slot in ranks)
+
+
 def even_ranks(spectra: Spectra, budget: Budget) -> dict[Slot, int]:
     """Return a common rank for all slots of a component; MLPs and experts are separate components.
 
@@ -265,22 +245,42 @@ def _check_even(ranks: Mapping[Slot, int], spectra: Spectra) -> None:
             )
 
 
-def component_pools(
-    counted: Spectra, ratios: Mapping[str, float], budget: Budget
-) -> dict[str, Spectra]:
-    """Return the counted slots of each component with a ratio.
+def available_forms(
+    spectra: Spectra, prices: Prices, constraints: Constraints, all_forms: bool
+) -> Spectra:
+    """Return the slots that a plan may use.
 
-    Raises InputError for an unknown component.
+    If a slot of a part has a fixed rank or a ratio, the part takes the form of that slot. Otherwise
+    it may take any form that the budget counts if `all_forms` is true, else only the first of these
+    forms. If the budget counts no form of the part, its first form is used.
+
+    all_forms: True for policies that choose between forms.
+
+    Raises InputError if slots of two forms of a part have fixed ranks or ratios.
     """
-    components = sorted({component for _, component in counted})
-    for component in ratios:
-        if component not in components:
-            raise unknown(
-                f"component of this method that the budget '{budget.kind}' counts",
-                component,
-                components,
+    available: dict[Slot, Spectrum] = {}
+    for (layer, part), forms in by_part(spectra).items():
+        reasons = {form: _constraint_on(slots, constraints) for form, slots in forms.items()}
+        constrained = {form: reason for form, reason in reasons.items() if reason}
+        if len(constrained) > 1:
+            first, second, *_ = (f"{reason} ({form})" for form, reason in constrained.items())
+            raise InputError(
+                f"The {part} of layer {layer} takes one form: {first} and {second} exclude each "
+                "other. Remove one of them."
             )
-    return {
-        component: {slot: s for slot, s in counted.items() if slot[1] == component}
-        for component in ratios
-    }
+        counted = [
+            form
+            for form, slots in forms.items()
+            if any(prices.counts(spectrum.cost) for spectrum in slots.values())
+        ]
+        candidates = list(constrained) or counted or list(forms)
+        for form in candidates if all_forms and counted else candidates[:1]:
+            available |= forms[form]
+    return available
+
+
+def _constraint_on(slots: Spectra, constraints: Constraints) -> str:
+    """Return the first constraint on slots of a form, in words; "" if there is none."""
+    fixed = [f"the rank of {name}" for layer, name in slots if (layer, name) in constraints.fixed]
+    ratios = [f"the ratio of {name}" for _, name in slots if name in constraints.ratios]
+    return next(iter(fixed + ratios), "")
