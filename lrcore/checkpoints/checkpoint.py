@@ -228,7 +228,7 @@ def load_checkpoint(
     assert isinstance(stored, torch.dtype)  # a checkpoint never has "auto"
     new_dtype = None if isinstance(requested, str) or requested == stored else requested
     if offload:
-        _check_apart(folder, described)
+        _check_separate_layers(folder, described)
         return_freed_memory()
     try:
         network = empty_compressed(config, stored, described.structure)
@@ -279,7 +279,7 @@ def read_provenance(folder: Path) -> Provenance:
     return Provenance.from_dict(read_json(report)) if report.is_file() else Provenance()
 
 
-def _check_apart(folder: Path, described: Description) -> None:
+def _check_separate_layers(folder: Path, described: Description) -> None:
     """Raise InputError if layers share tensors, which offloading does not support."""
     entries = (
         entry for layer in described.structure.values() for entry in layer["projections"].values()

@@ -34,6 +34,7 @@ from .evaluate import model_details, window_losses
 from .evaluation_settings import TaskSettings
 from .protocols import prefix_token
 
+LM_EVAL = "lm-eval:"  # prefix of the tasks of lm-eval
 MAX_SHOTS, MAX_ITEMS = 1000, 100_000  # built-in tasks generate any number of items
 NEEDLE_TASK = re.compile(r"needle-(\d+)")
 NEEDLE_ITEMS = 20  # default number of items
@@ -109,10 +110,10 @@ def score_choices(
     questions = few_shot_items(model, task, items, shots)
     pairs = [pair for item in questions for pair in continuations(item)]
     encoder = text_encoder(model, images_of(questions))
-    encoded = [encode_pair(model, *pair, encoder) for pair in pairs]
-    context = model.context or max(len(ids) for ids, _ in encoded)
+    tokenized = [encode_pair(model, *pair, encoder) for pair in pairs]
+    context = model.context or max(len(ids) for ids, _ in tokenized)
     # one token more than the context: the last token is predicted, not read
-    rows = [(ids[-(context + 1) :], scored) for ids, scored in encoded]
+    rows = [(ids[-(context + 1) :], scored) for ids, scored in tokenized]
     if any(scored >= len(ids) for ids, scored in rows):
         raise InputError(
             f"A choice is longer than the context of '{model.name}' ({context} tokens). Use a "
@@ -120,7 +121,7 @@ def score_choices(
         )
     scores = iter(likelihoods(model, rows, batch, progress, encoder))
     results = [_item_result(item, list(islice(scores, len(item["choices"])))) for item in questions]
-    is_truncated = iter([len(ids) > context + 1 for ids, _ in encoded])
+    is_truncated = iter([len(ids) > context + 1 for ids, _ in tokenized])
     count, overall = len(questions), Accuracy.of([result.is_correct for result in results])
     protocol = {"task": task, "items": count, "shots": shots, "special_tokens": False}
     return TaskResult(
@@ -327,9 +328,6 @@ def measure_task(
         "accuracy_error": figures.get("acc_stderr,none"),
         "protocol": asdict(settings) | model_details(model),
     }
-
-
-LM_EVAL = "lm-eval:"  # prefix of the tasks of lm-eval
 
 
 def lm_eval(
