@@ -65,6 +65,7 @@ def flags(**chosen: Iterable[str]) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _group(kind: Any, chosen: frozenset[str]) -> _Group:
+    """Return the options of a dataclass. chosen: fields or groups of fields; empty for all."""
     described = [f for f in fields(kind) if "setting" in f.metadata]
     if chosen:
         described = [f for f in described if {f.name, f.metadata["setting"].group} & chosen]

@@ -68,7 +68,7 @@ def points(rows: Rows, axis: str) -> list[report.Point]:
     """
     result = []
     for row in rows:
-        x = _along(row, axis)
+        x = _axis_value(row, axis)
         if x is not None and row.perplexity is not None:
             result.append(report.Point(row.title, _series(row), float(x), row.perplexity))
     return result
@@ -82,7 +82,7 @@ def _series(row: SweepRow) -> str:
     return f"{first} > {row.then}" if row.then else first
 
 
-def _along(row: SweepRow, axis: str) -> float | None:
+def _axis_value(row: SweepRow, axis: str) -> float | None:
     if axis == "time":
         return 1 / row.decode_speedup if row.decode_speedup else None
     value: float | None = getattr(row, axis)

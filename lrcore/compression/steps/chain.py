@@ -88,10 +88,10 @@ class ChainStep:
 
         None if all options have their defaults.
         """
-        read: Any = self.recipe if self.settings is None else self.settings
+        source: Any = self.recipe if self.settings is None else self.settings
         defaults, words = TRANSFORMS[self.kind].unlabeled(), []
         for name, default in defaults.items():
-            value = getattr(read, name)
+            value = getattr(source, name)
             if value != default:
                 inner = value if isinstance(value, Mapping) else {name: value}
                 words += [f"{key}={entry}" for key, entry in inner.items()]

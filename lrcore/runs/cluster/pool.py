@@ -75,7 +75,7 @@ class Pool:
     """The workers of an engine, as an implementation of `units.Workers`."""
 
     engine: Engine
-    apart = True
+    apart = True  # see `units.Workers`
 
     @property
     def count(self) -> int:
