@@ -219,7 +219,7 @@ class LiveMeasurements:
         dense: a model that no other thread modifies. Passes on Cancelled from `progress`.
         """
         if self.peek(request.key) is None:
-            self._store_figure(request.key, self._figure(request, dense, progress)[0])
+            self._store_figure(request.key, self._figure_or_error(request, dense, progress)[0])
 
     def count(self) -> int:
         """Return the number of figures measured so far, by which the page detects new figures."""
@@ -285,7 +285,7 @@ class LiveMeasurements:
         """Measure the figure, then continue the prompt with the same compressed model."""
         small = None
         if request.checks or self._lacks_figure(request):
-            figure, small = self._figure(request, None, progress)
+            figure, small = self._figure_or_error(request, None, progress)
             self._store_figure(request.key, figure)
         if self._lacks_text(request):
             self._store_text(request, self._continue(request, small, progress))
@@ -327,15 +327,15 @@ class LiveMeasurements:
                     None if oldest is None else oldest + SETTLE_SECONDS - current_time
                 )
 
-    def _figure(
+    def _figure_or_error(
         self, request: LiveRequest, dense: lrcore.LoadedModel | None, progress: Progress
     ) -> tuple[LiveFigure, lrcore.LoadedModel | None]:
-        """Return the figure, possibly with an error, and the compressed model.
+        """Return the figure and the compressed model; after an exception, a figure with the error.
 
         dense: None for the dense model of the worker.
         """
         try:
-            return self._measure(request, dense or self._dense(request), progress)
+            return self._figure(request, dense or self._dense(request), progress)
         except Exception as error:
             return LiveFigure(error=_error_message(error), windows=request.windows), None
 
@@ -364,7 +364,7 @@ class LiveMeasurements:
     ) -> lrcore.LoadedModel:
         return lrcore.compress(dense, request.recipe, request.factors, request.plan, progress)
 
-    def _measure(
+    def _figure(
         self, request: LiveRequest, dense: lrcore.LoadedModel, progress: Progress
     ) -> tuple[LiveFigure, lrcore.LoadedModel | None]:
         recipe, windows = request.recipe, request.windows

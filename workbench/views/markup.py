@@ -119,8 +119,8 @@ def measure_button(sentence: str, label: str) -> str:
 def summary(account: dict[str, Any], perplexities: str = "", context: int = 0) -> str:
     """Return cells with the size, the cost and the quality of a plan or a model.
 
-    perplexities: cells with predicted and measured perplexities. context: tokens of the cache for
-    the displayed size; 0 for no such cell.
+    account: as `RankPlan.summary` returns it. perplexities: cells with predicted and measured
+    perplexities. context: tokens of the cache for the displayed size; 0 for no such cell.
     """
     decoder = account["decoder_parameters"]
     quality = []

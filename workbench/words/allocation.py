@@ -105,15 +105,16 @@ TOO_LARGE = f"This model is too large to measure at every move. Press '{MEASURE_
 MEASURES_MORE = f"measuring {MORE_TOKENS} tokens…"
 
 # Evidence that is measured on request
+# {0}: policy or budget that needs the measurements, {1}: policy of the displayed ranks
 MEASURE_FIRST = (
-    "{} assigns ranks from measurements of this model. Until they are available, the ranks of {} "
+    "{0} assigns ranks from measurements of this model. Until they are available, the ranks of {1} "
     "are drawn pale."
 )
 TIME_FIRST = (
     "A latency budget needs the time of each layer at each rank on this machine. Until it is "
     "measured, the budget counts parameters, and the ranks of {1} are drawn pale."
 )
-MEASURES_NOW = "Measurements for {} are running (see above). Until they end: the ranks of {}."
+MEASURES_NOW = "Measurements for {0} are running (see above). Until they end: the ranks of {1}."
 
 # The bars
 BARS = "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({})."
@@ -233,7 +234,6 @@ TARGET_COST_UNKNOWN = (
     "The cost in perplexity is predicted once the slots are probed: choose the policy probed. Or "
     "compress with and without the target and compare the runs."
 )
-
 TARGET_COST_UNPREDICTED = (
     "The cost in perplexity cannot be predicted: these ranks are too far from the measured plans."
 )
