@@ -30,7 +30,7 @@ def head_grid(heads: Sequence[Values], plot: Curves) -> str:
     for i in range(len(heads)):
         row, column = divmod(i, columns)
         edges = column == 0, i + columns >= len(heads)
-        domains = grid_place(row, column, columns, rows)
+        domains = panel_domains(row, column, columns, rows)
         axes |= panel_axes(i, domains, edges, plot, bounds)
         axes[f"xaxis{axis_suffix(i)}"]["range"] = [1, max(2, ranks)]
     return figure(
@@ -62,7 +62,9 @@ def titles(y: str) -> list[dict[str, Any]]:
     return [common | x_title | {"font": {"size": 12}}, common | y_title | {"font": {"size": 12}}]
 
 
-def grid_place(row: int, column: int, columns: int, rows: int) -> tuple[list[float], list[float]]:
+def panel_domains(
+    row: int, column: int, columns: int, rows: int
+) -> tuple[list[float], list[float]]:
     """Return the domains of a panel on the x axis and on the y axis."""
     width, height = 1 / columns, 1 / rows
     x_start, top = column * width, 1 - row * height

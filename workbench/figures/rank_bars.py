@@ -129,15 +129,15 @@ def rank_bars(plot: RankBars) -> str:
 
 def axes_of(plot: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
     """Return the y axes from top to bottom, changes last, and the total height in pixels."""
-    part = part_height(plot)
-    rows = [(part, part_axis(name, part)) for name in plot.parts]
+    height_of_part = part_height(plot)
+    rows = [(height_of_part, part_axis(name, height_of_part)) for name in plot.parts]
     if plot.is_pinned:
         rows.append((CHANGES_HEIGHT, change_axis(plot)))
-    total = sum(high for high, _ in rows) + sum(PLOT_GAP * high for high, _ in rows[1:])
+    total = sum(height for height, _ in rows) + sum(PLOT_GAP * height for height, _ in rows[1:])
     axes, below = {}, 0.0
-    for i, (high, axis) in enumerate(rows):
-        top = below + (PLOT_GAP * high if i else 0)
-        below = top + high
+    for i, (height, axis) in enumerate(rows):
+        top = below + (PLOT_GAP * height if i else 0)
+        below = top + height
         domain = [max(0.0, 1 - below / total), 1 - top / total]
         axes[f"yaxis{axis_suffix(i)}"] = axis | {"domain": domain}
     return axes, round(total)
@@ -145,15 +145,15 @@ def axes_of(plot: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
 
 def part_height(plot: RankBars) -> float:
     """Return the height of the plot of a part, in pixels."""
-    part: float = min(
+    height: float = min(
         MAX_PART_HEIGHT, max(MIN_PART_HEIGHT, TOTAL_HEIGHT // max(len(plot.parts), 1))
     )
-    return part * (PART_SCALE if plot.is_pinned else 1)
+    return height * (PART_SCALE if plot.is_pinned else 1)
 
 
-def part_axis(name: str, high: float) -> dict[str, Any]:
+def part_axis(name: str, height: float) -> dict[str, Any]:
     """Return the y axis of a part. In a low plot, its only label is the name, at 50 %."""
-    if high < LOW_PLOT:
+    if height < LOW_PLOT:
         return share_axis("") | {"tickvals": [0.5], "ticktext": [name]}
     return share_axis(name) | {"tickvals": [0, 0.5]}  # further labels would overlap
 
@@ -168,7 +168,7 @@ def change_axis(plot: RankBars) -> dict[str, Any]:
 def most_change(plot: RankBars) -> float:
     """Return the limit of the axis of changes, with space for numbers beyond the bars."""
     full = {(b.layer, b.component): b.full for bars in plot.parts.values() for b in bars}
-    shares = [abs(by) / max(full[slot], 1) for slot, by in plot.change.items()]
+    shares = [abs(change) / max(full[slot], 1) for slot, change in plot.change.items()]
     return 2 * max([MIN_CHANGE, *shares])
 
 
@@ -181,7 +181,7 @@ def by_component(bars: Sequence[Bar]) -> list[list[Bar]]:
 
 
 def placed(bars: Sequence[Bar], width: float) -> dict[str, Any]:
-    """Return a trace of the bars of a component."""
+    """Return a trace with position and size of the bars of a component."""
     offset, width_per_bar = bars[0].span(width)
     return {
         "type": "bar",
@@ -225,10 +225,10 @@ def of_plan(plot: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
 
 def numbered(plot: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
     """Return the ranks as text: inside bars, or above bars that are lower than a number."""
-    high = part_height(plot)
-    size = SMALL_FONT if high < LOW_PLOT else MEDIUM_FONT
-    short = [bar for bar in bars if bar.share * high <= size]
-    tall = [bar for bar in bars if bar.share * high > size]
+    height = part_height(plot)
+    size = SMALL_FONT if height < LOW_PLOT else MEDIUM_FONT
+    short = [bar for bar in bars if bar.share * height <= size]
+    tall = [bar for bar in bars if bar.share * height > size]
     # numbers on pale bars have the text color of the page
     ink = {} if plot.other_policy else {"color": BLACK}
     return [

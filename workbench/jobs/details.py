@@ -19,6 +19,7 @@ from ..state.store import Store
 from .measuring import load_dense
 
 TASK = BUILTIN_TASKS[0]
+Result = tuple[str, dict[str, Any], dict[str, Any]]  # kind, protocol, figures
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,6 @@ class DetailsJob(Job):
             if has_bounds(pair[1]):
                 store.runs.add_result(run.id, *error_bounds(store, run.recipe, pair[1], reporter))
         return list(self.runs)
-
-
-Result = tuple[str, dict[str, Any], dict[str, Any]]  # kind, protocol, figures
 
 
 def contributions(

@@ -51,7 +51,7 @@ class Form:
 
     @property
     def inputs(self) -> list[gr.components.Component | FormData]:
-        """The inputs of a listener that calls `read_recipe`."""
+        """The inputs of a handler that calls `read_recipe`; attach it with `listen`."""
         return [self.collected, *(self.parts[name] for name in MAPPINGS)]
 
 
