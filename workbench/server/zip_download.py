@@ -60,6 +60,9 @@ class _WrittenPieces:
     def flush(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def drain(self) -> bytes:
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)

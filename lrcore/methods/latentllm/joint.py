@@ -29,9 +29,8 @@ class JointHeads:
     kind "qk" or "vo": the left side is q or o, the right side k or v. pair: the eigenvectors of
     both sides, see hosvd.py. junction: the form in which A and B are stored, see junction.py. A
     rank r gives the larger side r directions and the smaller side the same fraction of its
-    directions. The result of
-    alternating depends on the rank, so `truncate` runs the rounds, starting from
-    these eigenvectors.
+    directions. The result of alternating depends on the rank, so `truncate` runs the rounds,
+    starting from these eigenvectors.
 
     values: the bound `tail_l + tail_r` on the loss; the eigenvectors of `factor` attain at most
     this loss. per_head: whether an identity block is also omitted from each head of k or v, not
