@@ -1,6 +1,4 @@
-"""Clients that are slow, that vanish, or that open connections and say nothing: the others are
-answered, and what a client does not use is taken back.
-"""
+"""Slow, idle and disconnected clients, which must not block other clients."""
 
 import asyncio
 import socket
@@ -21,7 +19,7 @@ from workbench.server.request_checks import BUSY, TIMED_OUT, RequestChecks
 from workbench.server.web_app import page_server
 from workbench.state.store import Store
 
-PATIENCE = 60  # seconds until a wait gives up; one that is met costs nothing
+PATIENCE = 60  # seconds until a test fails
 POST = b"POST /gradio_api/upload HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 PART = POST + b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000\r\n\r\n--b"
 READ = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -29,7 +27,7 @@ READ = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The page, and its port."""
+    """Serve the page, and return its address."""
     app = build_app(Store(tmp_path_factory.mktemp("slow") / "runs", KINDS))
     with served(app) as url:
         yield url
@@ -37,7 +35,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def connected():
-    """Opens connections that say something and then nothing, and closes them at the end."""
+    """Return a function that opens connections and sends bytes; close them at the end."""
     with ExitStack() as held:
 
         def connect(url, sent=b"", count=1):
@@ -61,11 +59,11 @@ def connected():
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 50),
         (PART, 50),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n", 50),
-        (READ * 20, 5),  # and reads none of the answers
+        (READ * 20, 5),  # without reading the responses
     ],
-    ids=("idle", "half a head", "a stalled upload", "no chunk", "answers that nobody reads"),
+    ids=("idle", "incomplete header", "stalled upload", "no chunk", "unread responses"),
 )
-def test_others_are_answered_beside_clients_that_wait(page, connected, sent, count):
+def test_other_clients_are_served_while_connections_stall(page, connected, sent, count):
     held = connected(page, sent, count)
     with httpx.Client(base_url=page, timeout=PATIENCE) as client:
         assert client.get("/config").status_code == 200
@@ -73,12 +71,12 @@ def test_others_are_answered_beside_clients_that_wait(page, connected, sent, cou
         uploaded = client.post("/gradio_api/upload", files={"files": ("a.json", b"{}")})
         assert uploaded.status_code == 200
     assert len(held) == count
-    if not sent:  # who waited is still taken
+    if not sent:  # an idle connection can still be used
         held[0].sendall(READ)
         assert held[0].recv(12) == b"HTTP/1.1 200"
 
 
-def test_the_page_is_served_with_these_limits(page):
+def test_the_page_has_these_limits(page):
     config = page_server(lambda: None, "127.0.0.1", 0).config
     config.load()
     assert config.http_protocol_class is connections.LimitedConnection
@@ -86,7 +84,7 @@ def test_the_page_is_served_with_these_limits(page):
 
 @pytest.fixture
 def limited(monkeypatch):
-    """The address of a server of nothing but the gate, whose limits are those of a moment."""
+    """Yield the address of a server that only has the request checks, with short timeouts."""
     monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.2)
     monkeypatch.setattr(request_checks, "BODY_TIMEOUT", 0.2)
 
@@ -116,7 +114,7 @@ def limited(monkeypatch):
 
 
 def drip(connection, seconds: float) -> None:
-    """Send a byte again and again."""
+    """Send a byte repeatedly."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         connection.sendall(b"a")
@@ -124,45 +122,45 @@ def drip(connection, seconds: float) -> None:
 
 
 def receive_all(connection) -> bytes:
-    """All that comes until the server closes a connection."""
+    """Return all bytes received until the server closes the connection."""
     received = b""
-    with suppress(ConnectionResetError):  # where something that was sent is not read any more
+    with suppress(ConnectionResetError):  # if the server does not read all sent bytes
         while part := connection.recv(65536):
             received += part
     return received
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: ", READ, READ + b"GET / HT"])
-def test_a_connection_on_which_no_request_begins_is_closed(limited, connected, sent):
+def test_a_connection_without_a_complete_request_is_closed(limited, connected, sent):
     (connection,) = connected(limited, sent)
     answer = receive_all(connection)
     assert answer.startswith(b"HTTP/1.1 200") if READ in sent else answer == b""
 
 
-def test_a_head_that_comes_byte_by_byte_is_given_up(limited, connected):
-    """However many bytes come: what counts is the whole head."""
+def test_a_header_sent_byte_by_byte_times_out(limited, connected):
+    """The timeout is for the complete header."""
     (connection,) = connected(limited, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         drip(connection, PATIENCE)
 
 
 @pytest.mark.parametrize("sent", [PART, POST + b"Transfer-Encoding: chunked\r\n\r\n"])
-def test_a_body_that_stalls_is_refused_in_a_sentence(limited, connected, sent):
+def test_a_stalled_body_is_refused_with_an_error_message(limited, connected, sent):
     (connection,) = connected(limited, sent)
     answer = receive_all(connection)
     assert answer.startswith(b"HTTP/1.1 408")
     assert answer.endswith(TIMED_OUT.encode())
 
 
-def test_a_head_is_no_longer_than_it_may_be(limited, connected, monkeypatch):
+def test_the_length_of_a_header_is_limited(limited, connected, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_TIMEOUT", PATIENCE)
     (connection,) = connected(limited)
-    with suppress(OSError):  # the server closes as soon as it is too long
+    with suppress(OSError):  # the server closes the connection at the limit
         connection.sendall(READ[:-2] + b"X: " + b"a" * 2**20)
     assert b"HTTP/1.1 200" not in receive_all(connection)
 
 
-def test_beyond_so_many_connections_the_next_is_closed(limited, connected, monkeypatch):
+def test_the_number_of_connections_is_limited(limited, connected, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_TIMEOUT", PATIENCE)
     monkeypatch.setattr(connections, "connection_limit", lambda: 3)
     held = connected(limited, b"", 3)
@@ -172,8 +170,8 @@ def test_beyond_so_many_connections_the_next_is_closed(limited, connected, monke
     assert held[0].recv(12) == b"HTTP/1.1 200"
 
 
-def test_the_bodies_of_all_requests_together_have_a_limit(monkeypatch):
-    """Each within its own; one waits while the other comes."""
+def test_the_total_size_of_pending_bodies_is_limited(monkeypatch):
+    """Each body is within its limit; the first is incomplete while the second arrives."""
     monkeypatch.setattr(request_checks, "MAX_PENDING", 100)
     sent, passed = [], []
 
@@ -214,4 +212,4 @@ def test_the_bodies_of_all_requests_together_have_a_limit(monkeypatch):
     assert asyncio.run(talk()) == 0
     assert [message.get("status") for message in sent] == [503, None]
     assert sent[1]["body"] == BUSY.encode()
-    assert len(passed) == 1  # the first, which its client left
+    assert len(passed) == 1  # the first request; its client disconnected

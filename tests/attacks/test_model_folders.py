@@ -1,4 +1,4 @@
-"""Model folders that name code, or places elsewhere: no code is run, and no other place is read."""
+"""Model folders that refer to code or to other folders, which must not be run or read."""
 
 import json
 import shutil
@@ -15,16 +15,16 @@ ESCAPES = (
     "{{% for x in range(10**12) %}}x{{% endfor %}}",
     "{{% include '/etc/passwd' %}}",
 )
-LEADING = {
+CODE_REFERENCES = {
     "auto_map in config.json": (
         "config.json",
         {"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}},
     ),
-    "auto_map of a family of its own": (
+    "auto_map of an unknown family": (
         "config.json",
         {"model_type": "mine", "auto_map": {"AutoConfig": "own.Own"}},
     ),
-    "auto_map of another repository": (
+    "auto_map of a repository": (
         "config.json",
         {"auto_map": {"AutoModelForCausalLM": "owner/name--own.Own"}},
     ),
@@ -32,21 +32,21 @@ LEADING = {
         "tokenizer_config.json",
         {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}, "tokenizer_class": "Own"},
     ),
-    "code that generates": ("generation_config.json", {"custom_generate": "own.py"}),
+    "custom_generate": ("generation_config.json", {"custom_generate": "own.py"}),
     "a processor": ("processor_config.json", {"auto_map": {"AutoProcessor": "own.Own"}}),
 }
 
 
 @pytest.fixture
 def marker(tmp_path):
-    """A folder that hostile code would make; once the test ends it must not be there."""
+    """Return a folder that hostile code would create, and check that it does not exist."""
     yield tmp_path / "executed"
     assert not (tmp_path / "executed").exists()
 
 
 @pytest.fixture
 def folder(tmp_path, tiny_llama, marker):
-    """A model with a file of code."""
+    """Return a model folder with files of code."""
     made = tmp_path / "model"
     shutil.copytree(tiny_llama, made)
     for name in ("own.py", "generate.py", "model.py"):
@@ -61,8 +61,8 @@ def change(file, **fields):
     file.write_text(json.dumps(values | fields))
 
 
-def used_or_refused(path):
-    """Load a model and let it write: what cannot be loaded is refused in one sentence."""
+def load_or_refuse(path):
+    """Load a model and generate text; an error must be an error message of one line."""
     message = ""
     try:
         lrcore.generate(lrcore.load(path), "Once", max_new_tokens=2)
@@ -71,33 +71,33 @@ def used_or_refused(path):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("case", LEADING)
-def test_code_that_a_model_names_is_not_run(case, folder, monkeypatch):
+@pytest.mark.parametrize("case", CODE_REFERENCES)
+def test_code_named_by_a_model_is_not_run(case, folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    name, fields = LEADING[case]
+    name, fields = CODE_REFERENCES[case]
     change(folder / name, **fields)
-    used_or_refused(str(folder))
+    load_or_refuse(str(folder))
 
 
-@pytest.mark.parametrize("case", LEADING)
-def test_code_that_a_checkpoint_names_is_not_run(case, care, folder, marker, tmp_path):
+@pytest.mark.parametrize("case", CODE_REFERENCES)
+def test_code_named_by_a_checkpoint_is_not_run(case, care, folder, marker, tmp_path):
     small = lrcore.save(care, tmp_path / "small")
     shutil.copy(folder / "own.py", small)
-    name, fields = LEADING[case]
+    name, fields = CODE_REFERENCES[case]
     change(small / name, **fields)
-    used_or_refused(str(small))
+    load_or_refuse(str(small))
 
 
-def test_an_export_loads_here_without_its_code(care, marker, tmp_path):
+def test_loading_an_export_does_not_run_its_code(care, marker, tmp_path):
     out = tmp_path / "export"
     lrcore.export(care, out)
     for code in out.glob("*.py"):
         code.write_text(CODE.format(marker=str(marker)))
-    used_or_refused(str(out))
+    load_or_refuse(str(out))
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_chat_template_is_carried_along_and_never_rendered(
+def test_a_chat_template_is_saved_and_never_rendered(
     template, folder, marker, tmp_path, story_file, monkeypatch
 ):
     def never(*_, **__):
@@ -108,7 +108,7 @@ def test_a_chat_template_is_carried_along_and_never_rendered(
     written = template.format(marker=str(marker))
     (folder / "chat_template.jinja").write_text(written)
     change(folder / "tokenizer_config.json", chat_template=written)
-    used_or_refused(str(folder))
+    load_or_refuse(str(folder))
     model = lrcore.load(str(folder))
     recipe = lrcore.Recipe(
         str(folder), data=str(story_file), method="care", samples=2, seq_len=16, ratio=0.3
@@ -116,12 +116,12 @@ def test_a_chat_template_is_carried_along_and_never_rendered(
     small = lrcore.compress(model, recipe)
     lrcore.evaluate(small, str(story_file), samples=2, seq_len=16)
     lrcore.export(small, tmp_path / "export")
-    used_or_refused(str(lrcore.save(small, tmp_path / "small")))
+    load_or_refuse(str(lrcore.save(small, tmp_path / "small")))
 
 
 @pytest.mark.parametrize("base", ["/etc", "owner/elsewhere"])
-def test_an_adapter_beside_a_model_is_refused(base, folder):
-    """transformers would put it in, and reads adapters of adapters wherever they are."""
+def test_a_model_folder_with_an_adapter_is_refused(base, folder):
+    """transformers would load the adapter, and adapters that it refers to, from any folder."""
     about = {"base_model_name_or_path": base, "peft_type": "LORA", "task_type": "CAUSAL_LM"}
     change(folder / "adapter_config.json", **about)
     for offload in (False, True):
@@ -133,18 +133,18 @@ TOKENIZERS = {
     "nested": "[" * 100_000 + "]" * 100_000,
     "nested objects": '{"a":' * 50_000 + "1" + "}" * 50_000,
     "a number": "1e999",
-    "of no model": "{}",
+    "empty": "{}",
 }
 
 
 @pytest.mark.parametrize("case", TOKENIZERS)
-def test_a_hostile_tokenizer_is_used_or_refused_in_a_sentence(case, folder):
+def test_a_hostile_tokenizer_is_refused_with_an_error_message(case, folder):
     (folder / "tokenizer.json").write_text(TOKENIZERS[case])
     with pytest.raises(lrcore.InputError):
         lrcore.load(str(folder))
 
 
-def test_an_id_that_the_embedding_lacks_is_refused(folder):
+def test_a_token_id_beyond_the_embedding_is_refused(folder):
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["vocab"] = {name: 2**20 - at for name, at in content["model"]["vocab"].items()}
@@ -153,8 +153,8 @@ def test_an_id_that_the_embedding_lacks_is_refused(folder):
         lrcore.generate(lrcore.load(str(folder)), "Once", max_new_tokens=2)
 
 
-def test_a_pattern_that_never_ends_is_refused(folder, tmp_path):
-    """The library panics, and what it raises then is no `Exception`."""
+def test_a_pattern_with_exponential_backtracking_is_refused(folder, tmp_path):
+    """The library panics and raises an exception that is not an `Exception`."""
     never = {"Regex": "(a+)+$"}
     split = {"type": "Split", "pattern": never, "behavior": "Isolated", "invert": False}
     change(folder / "tokenizer.json", pre_tokenizer=split)

@@ -1,4 +1,4 @@
-"""Files that run code when they are unpickled, wherever a file may be put: none is."""
+"""Pickle files that would run code, in place of all files that are read."""
 
 import pickle
 import shutil
@@ -18,27 +18,39 @@ from workbench.tabs.experiments import paper_table as table
 from workbench.widgets import calibration_text, sidebar
 
 NAMES = tuple(pickles("marker"))
-# What training leaves beside a model.
-BESIDE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.joblib")
-# Of a checkpoint of this project, what is read first to last.
-READ = ("lrcore.json", "report.json", "config.json", "tokenizer.json", "model.safetensors")
+# Files that training leaves in the folder of a model.
+TRAINING_FILES = (
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "scaler.joblib",
+)
+# Files of a checkpoint in the order of reading.
+CHECKPOINT_FILES = (
+    "lrcore.json",
+    "report.json",
+    "config.json",
+    "tokenizer.json",
+    "model.safetensors",
+)
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Files that hold pickles, by name. Once the test ends none of them must have been read."""
+    """Yield pickles by file name, and check that none was unpickled."""
     marker = tmp_path / "executed"
     yield pickles(marker)
     assert not marker.exists()
 
 
-def refused(read, *values):
+def assert_refused(read, *values):
     with pytest.raises(lrcore.InputError) as error:
         read(*values)
     assert "\n" not in str(error.value)
 
 
-def test_the_files_do_run_code_where_they_are_unpickled(tmp_path):
+def test_the_pickles_run_code_if_they_are_unpickled(tmp_path):
     marker = tmp_path / "executed"
     made = pickles(marker)
     for name in made:
@@ -51,7 +63,7 @@ def test_the_files_do_run_code_where_they_are_unpickled(tmp_path):
             torch.load(tmp_path / name, weights_only=False)
         else:
             pickle.loads(made[name])
-        marker.rmdir()  # which it made
+        marker.rmdir()  # made by the pickle
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,17 +72,17 @@ def test_a_model_that_is_a_pickle_is_refused(name, files, tiny_llama, tmp_path):
     shutil.copytree(tiny_llama, folder)
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(files[name])
-    refused(lrcore.load, str(folder))
-    refused(lrcore.load, str(folder / name))
-    for file_name in ("model.safetensors", "model.gguf"):  # whatever it is called
+    assert_refused(lrcore.load, str(folder))
+    assert_refused(lrcore.load, str(folder / name))
+    for file_name in ("model.safetensors", "model.gguf"):  # regardless of its name
         (folder / file_name).write_bytes(files[name])
-        refused(lrcore.load, str(folder if file_name.endswith("s") else folder / file_name))
+        assert_refused(lrcore.load, str(folder if file_name.endswith("s") else folder / file_name))
 
 
-def test_a_model_loads_beside_the_pickles_of_its_training(files, tiny_llama, tmp_path):
+def test_a_model_with_pickles_of_its_training_can_be_loaded(files, tiny_llama, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_llama, folder)
-    for name in (*BESIDE, *files):
+    for name in (*TRAINING_FILES, *files):
         (folder / name).write_bytes(files["pytorch_model.bin"])
     assert lrcore.load(str(folder)).history == ()
 
@@ -81,14 +93,14 @@ def test_texts_that_are_pickles_are_refused(name, files, tmp_path):
     for called in (name, "train.txt", "train.json", "train.jsonl", "train.parquet"):
         file = tmp_path / "texts" / called
         file.write_bytes(files[name])
-        refused(load_texts, str(file))
-        refused(load_texts, str(file.parent))
+        assert_refused(load_texts, str(file))
+        assert_refused(load_texts, str(file.parent))
         file.unlink()
 
 
 @pytest.mark.parametrize("made", ["file", "folder"])
-def test_a_type_of_parquet_that_is_a_pickle_is_not_made(made, tmp_path):
-    """Earlier versions of pyarrow unpickled the types of columns that Python had defined."""
+def test_a_pickled_column_type_of_a_parquet_file_is_not_unpickled(made, tmp_path):
+    """Earlier versions of pyarrow unpickled column types defined in Python."""
     marker = tmp_path / "executed"
     about = {
         b"ARROW:extension:name": b"arrow.py_extension_type",
@@ -103,28 +115,28 @@ def test_a_type_of_parquet_that_is_a_pickle_is_not_made(made, tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("name", READ)
-def test_a_checkpoint_with_a_pickle_in_the_place_of_a_file_is_refused(name, files, care, tmp_path):
+@pytest.mark.parametrize("name", CHECKPOINT_FILES)
+def test_a_checkpoint_with_a_pickle_in_place_of_a_file_is_refused(name, files, care, tmp_path):
     folder = lrcore.save(care, tmp_path / "small")
     for content in files.values():
         (folder / name).write_bytes(content)
-        refused(lrcore.load, str(folder))
+        assert_refused(lrcore.load, str(folder))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pickle_that_is_uploaded_is_refused(name, files, tmp_path):
-    """Under one of the names that the gate lets through."""
+def test_an_uploaded_pickle_is_refused(name, files, tmp_path):
+    """Its name has a file type that can be uploaded."""
     store = Store(tmp_path / "runs", KINDS)
     for called in ("recipe.json", "recipe.yaml", "text.txt", "rows.jsonl"):
         (tmp_path / called).write_bytes(files[name])
         path = str(tmp_path / called)
-        refused(sidebar.load_recipe, path)
-        refused(table.load_file, path)
-        refused(calibration_text.store_upload, store, path)
-    refused(calibration_text.store_upload, store, str(tmp_path / name))
+        assert_refused(sidebar.load_recipe, path)
+        assert_refused(table.load_file, path)
+        assert_refused(calibration_text.store_upload, store, path)
+    assert_refused(calibration_text.store_upload, store, str(tmp_path / name))
 
 
-def test_pickles_in_the_cache_are_passed_over(files, tiny_llama, story_file, tmp_path, monkeypatch):
+def test_pickles_in_the_cache_are_ignored(files, tiny_llama, story_file, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     recipe = lrcore.Recipe(
         str(tiny_llama), data=str(story_file), policy="probed", samples=2, seq_len=16, ratio=0.3
@@ -139,7 +151,7 @@ def test_pickles_in_the_cache_are_passed_over(files, tiny_llama, story_file, tmp
     assert lrcore.compress(lrcore.load(str(tiny_llama)), recipe).ranks == ranks
 
 
-def test_pickles_among_the_runs_are_no_runs(files, care, tmp_path):
+def test_pickles_among_the_runs_are_ignored(files, care, tmp_path):
     folder = tmp_path / "runs"
     saved_run = lrcore.Runs(folder).write("good", care.recipe, care)
     for name, content in files.items():

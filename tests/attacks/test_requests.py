@@ -1,4 +1,4 @@
-"""Requests to a hub: only for the repository that was named, and none for an invalid name."""
+"""Requests to a hub, which need a valid repository name."""
 
 import json
 import os
@@ -9,36 +9,36 @@ import fresh
 import pytest
 from loopback_hub import serve
 
-# Looks up names and connects as ever, and notes where to.
+# Records the hosts of name lookups and connections.
 WATCH = """
 import contextlib, io, json, socket, sys
 from lrcore import InputError
-asked = []
+hosts = []
 
-def noted(what):
-    def call(*given, **more):
-        place = next((one for one in given if isinstance(one, (tuple, str))), "")
-        asked.append(str(place[0] if isinstance(place, tuple) else place))
-        return what(*given, **more)
+def recorded(function):
+    def call(*arguments, **options):
+        address = next((value for value in arguments if isinstance(value, (tuple, str))), "")
+        hosts.append(str(address[0] if isinstance(address, tuple) else address))
+        return function(*arguments, **options)
     return call
 
-socket.getaddrinfo = noted(socket.getaddrinfo)
+socket.getaddrinfo = recorded(socket.getaddrinfo)
 class Watched(socket.socket):
-    connect, connect_ex = noted(socket.socket.connect), noted(socket.socket.connect_ex)
+    connect, connect_ex = recorded(socket.socket.connect), recorded(socket.socket.connect_ex)
 socket.socket = Watched
 """
 LOAD = """
 import lrcore
 from lrcore.data import load_texts
-said = []
+messages = []
 for name in json.loads(sys.argv[1]):
-    for read in (lrcore.load, load_texts)[: 1 if "#" in name else 2]:  # a # names a field of texts
+    for read in (lrcore.load, load_texts)[: 1 if "#" in name else 2]:  # "#" names a field of texts
         try:
             read(name)
-            said.append(f"{name} was read")
+            messages.append(f"{name} was read")
         except InputError as error:
-            said.append(str(error))
-print(json.dumps([asked, said]))
+            messages.append(str(error))
+print(json.dumps([hosts, messages]))
 """
 COMMANDS = """
 from lrcore.cli import main
@@ -46,9 +46,9 @@ codes = []
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         codes.append(main(words))
-print(json.dumps([asked, codes]))
+print(json.dumps([hosts, codes]))
 """
-STRANGE = (
+INVALID_NAMES = (
     "http://169.254.169.254/",
     "http://169.254.169.254/latest/meta-data",
     "https://evil.example/x",
@@ -83,7 +83,7 @@ STRANGE = (
     "ow\u200bner/name",
 )
 SMALL = ["--data", "stories", "--samples", "2", "--seq-len", "16"]
-HERE = (
+LOCAL_COMMANDS = (
     ["methods"],
     ["methods", "--json"],
     ["runs"],
@@ -103,7 +103,7 @@ def hub(tiny_llama):
 
 @pytest.fixture
 def watched_script(tmp_path):
-    """What a script prints that may ask a hub: where it connected to, and what else it says."""
+    """Return a function that runs a script and returns its hosts and messages."""
 
     def run(hub, script, *arguments, **variables):
         environment = {
@@ -122,16 +122,16 @@ def watched_script(tmp_path):
     return run
 
 
-def test_what_is_no_name_of_a_hub_is_refused_before_anything_is_asked(watched_script, hub):
-    hosts, messages = watched_script(hub, LOAD, STRANGE)
-    assert len(messages) == sum(1 if "#" in name else 2 for name in STRANGE)
+def test_an_invalid_repository_name_is_refused_without_a_request(watched_script, hub):
+    hosts, messages = watched_script(hub, LOAD, INVALID_NAMES)
+    assert len(messages) == sum(1 if "#" in name else 2 for name in INVALID_NAMES)
     assert not [sentence for sentence in messages if "was read" in sentence]
     assert hub.requests == []
     assert hosts == []
     assert not [sentence for sentence in messages if len(sentence.splitlines()) > 1]
 
 
-def test_a_name_of_a_hub_is_asked_for_there_and_nowhere_else(watched_script, hub):
+def test_a_valid_repository_name_is_requested_only_from_the_hub(watched_script, hub):
     hosts, messages = watched_script(hub, LOAD, ["owner/tiny", "owner/nothing"])
     assert messages[0] == "owner/tiny was read"
     assert set(hosts) == {"127.0.0.1"}
@@ -139,15 +139,15 @@ def test_a_name_of_a_hub_is_asked_for_there_and_nowhere_else(watched_script, hub
     assert all("owner/" in path for path in hub.requests)
 
 
-def test_commands_on_what_is_here_ask_for_nothing(watched_script, hub):
-    hosts, codes = watched_script(hub, COMMANDS, HERE)
-    assert codes == [0] * len(HERE)
+def test_commands_on_local_models_send_no_requests(watched_script, hub):
+    hosts, codes = watched_script(hub, COMMANDS, LOCAL_COMMANDS)
+    assert codes == [0] * len(LOCAL_COMMANDS)
     assert hosts == []
     assert hub.requests == []
 
 
-class Elsewhere(BaseHTTPRequestHandler):
-    """Another host, to which a hub leads; `got` are the headers of what asked it."""
+class SecondHost(BaseHTTPRequestHandler):
+    """A second host, to which the hub redirects; `got` are the headers of its requests."""
 
     content = b""
     got: list = []  # noqa: RUF012 (set per server)
@@ -163,12 +163,10 @@ class Elsewhere(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_hub_that_leads_to_another_host_is_followed_without_the_token(
-    watched_script, hub, tiny_llama
-):
-    """As the hub does itself, whose large files lie elsewhere."""
+def test_a_redirect_to_a_second_host_is_followed_without_the_token(watched_script, hub, tiny_llama):
+    """As on the hub, which stores large files on separate hosts."""
     weights = (tiny_llama / "model.safetensors").read_bytes()
-    handler = type("Here", (Elsewhere,), {"content": weights, "got": []})
+    handler = type("Host", (SecondHost,), {"content": weights, "got": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     hub.elsewhere = {"model.safetensors": f"http://127.0.0.1:{server.server_port}/x"}

@@ -1,4 +1,4 @@
-"""Operations that the source never uses: unpickling, unpacking, evaluating text, building SQL."""
+"""Operations that the source must not use: unpickling, unpacking, evaluating text, building SQL."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "app.py", *sorted((ROOT / "lrcore").rglob("*.py"))]
 FILES += sorted((ROOT / "workbench").rglob("*.py"))
-# Modules that read what can run code, or unpack what may become anything.
+# Modules that run code of files or unpack archives.
 MODULES = {
     "bz2", "cloudpickle", "dill", "gzip", "joblib", "lzma", "marshal", "pickle", "shelve",
     "tarfile", "xmlrpc", "zipfile", "zlib",
@@ -20,31 +20,31 @@ CALLS = {
     "shutil.unpack_archive", "datasets.load_dataset", "extractall",
 }  # fmt: skip
 OPTIONS = {"trust_remote_code", "allow_pickle", "shell", "unsafe_allow_html"}
-# Where it is done all the same, and why that is safe.
+# Exceptions, and why they are safe.
 ALLOWED = {
-    # Between the processes of a cluster, see SECURITY.md.
+    # Between processes of a cluster, see SECURITY.md.
     ("lrcore/runs/cluster/pickling.py", "pickle"),
-    ("lrcore/data/stories.py", "gzip"),  # the built-in stories, in assets
-    # Texts, in pieces and only while they fit into the free memory.
+    ("lrcore/data/stories.py", "gzip"),  # the built-in stories
+    # Texts in blocks, as long as they fit into the free memory.
     ("lrcore/data/text_files.py", "gzip"),
-    ("lrcore/data/text_files.py", "zlib"),  # its error
+    ("lrcore/data/text_files.py", "zlib"),  # its exception
     ("workbench/server/zip_download.py", "zipfile"),  # writes archives only
-    ("lrcore/recipes/recipe.py", "yaml.load"),  # by a subclass of SafeLoader
+    ("lrcore/recipes/recipe.py", "yaml.load"),  # with a subclass of SafeLoader
 }
-RUN = {"execute", "executemany", "executescript", "_rows"}
-# What may stand in a statement beside its text: placeholders, as many as there are values.
-PLACES = "', '.join('?' * len(batch))"
+SQL_CALLS = {"execute", "executemany", "executescript", "_rows"}
+# Allowed in an SQL statement: as many placeholders as values.
+PLACEHOLDERS = "', '.join('?' * len(batch))"
 
 
-def dotted(node: ast.expr) -> str:
-    """The name of what is called, as it is written: "torch.load"."""
+def dotted_name(node: ast.expr) -> str:
+    """Return the dotted name of a function, such as "torch.load"."""
     if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}".lstrip(".")
+        return f"{dotted_name(node.value)}.{node.attr}".lstrip(".")
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def uses(tree: ast.AST):
-    """What is imported, called or set to true that could run what a file holds."""
+    """Yield imports, calls and options of the source that could run code of a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -52,7 +52,7 @@ def uses(tree: ast.AST):
             yield (node.module or "").partition(".")[0]
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call):
-            name = dotted(node.func)
+            name = dotted_name(node.func)
             yield name
             yield name.rpartition(".")[2] if name.endswith("extractall") else name
             for option in node.keywords:
@@ -68,7 +68,7 @@ def forbidden(tree: ast.AST) -> set[str]:
     return set(uses(tree)) & (MODULES | CALLS | OPTIONS)
 
 
-def test_nothing_that_is_read_can_run_code():
+def test_the_source_has_no_operation_that_runs_code_of_files():
     uses_by_file = {
         (str(file.relative_to(ROOT)), name)
         for file in FILES
@@ -90,12 +90,12 @@ def test_nothing_that_is_read_can_run_code():
         "archive.extractall(folder)",
     ],
 )
-def test_the_walk_sees_it(line):
+def test_forbidden_operations_are_found(line):
     assert forbidden(ast.parse(line))
 
 
-def texts_of(statement: ast.expr, scope: ast.AST) -> list[ast.expr]:
-    """The expressions that a statement is: itself, or what its name is set to within a function."""
+def assigned_values(statement: ast.expr, scope: ast.AST) -> list[ast.expr]:
+    """Return the expression itself, or the values that its name is assigned in a scope."""
     if not isinstance(statement, ast.Name):
         return [statement]
     return [
@@ -109,32 +109,35 @@ def texts_of(statement: ast.expr, scope: ast.AST) -> list[ast.expr]:
 
 
 def is_fixed(text: ast.expr, scope: ast.AST) -> bool:
-    """Whether a statement is a text of the source, but for placeholders."""
+    """Return whether a statement is a constant, apart from placeholders."""
     if isinstance(text, ast.Constant):
         return isinstance(text.value, str)
     if not isinstance(text, ast.JoinedStr):
         return False
-    put_in = [part.value for part in text.values if isinstance(part, ast.FormattedValue)]
+    inserted = [part.value for part in text.values if isinstance(part, ast.FormattedValue)]
     return all(
         isinstance(value_node, ast.Name)
-        and [ast.unparse(value) for value in texts_of(value_node, scope)] == [PLACES]
-        for value_node in put_in
+        and [ast.unparse(value) for value in assigned_values(value_node, scope)] == [PLACEHOLDERS]
+        for value_node in inserted
     )
 
 
 def built_statements(tree: ast.Module):
-    """The statements of SQL that are made of more than the source's own text."""
+    """Yield the calls with SQL statements that are not constant."""
     for scope in ast.walk(tree):
-        if not isinstance(scope, ast.FunctionDef) or scope.name in RUN:
+        if not isinstance(scope, ast.FunctionDef) or scope.name in SQL_CALLS:
             continue
         for call in ast.walk(scope):
-            if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in RUN:
-                texts = texts_of(call.args[0], scope) or texts_of(call.args[0], tree)
+            if (
+                isinstance(call, ast.Call)
+                and dotted_name(call.func).rpartition(".")[2] in SQL_CALLS
+            ):
+                texts = assigned_values(call.args[0], scope) or assigned_values(call.args[0], tree)
                 if not texts or not all(is_fixed(text, scope) for text in texts):
                     yield ast.unparse(call)
 
 
-def test_values_reach_sql_as_parameters_alone():
+def test_values_are_parameters_of_sql_statements():
     calls, built = 0, []
     for file in FILES:
         source = file.read_text(encoding="utf-8")
@@ -157,5 +160,5 @@ def test_values_reach_sql_as_parameters_alone():
         "places = run\n    self._rows(f'select * from runs where id in ({places})')",
     ],
 )
-def test_sql_that_is_built_is_seen(line):
+def test_built_sql_statements_are_found(line):
     assert list(built_statements(ast.parse(f"def ask(database, run):\n    {line}")))

@@ -34,7 +34,7 @@ def test_median_error_compares_loss_increases() -> None:
     assert median_error([*pairs, (2.1, 1.9)], 2.0) == pytest.approx(0.5)  # no increase
 
 
-def test_missing_selects_only_cells_that_the_record_lacks() -> None:
+def test_the_option_missing_selects_cells_that_the_record_lacks() -> None:
     recorded = {f"care probed kv {ratio}" for ratio in (0.1, 0.2, 0.3, 0.4)}
     base = lrcore.Recipe()
     selected = Selection(policies=("probed",), missing=True).recipes(base, "care", recorded)
@@ -69,7 +69,7 @@ def test_a_fresh_model_is_trained_once_and_only_missing_cells_are_measured(
     assert f"| svd | uniform | {increase:.3f} |" in fresh_models.section(architecture, [entry])
 
 
-def test_increases_on_fresh_models_have_a_deviation_over_the_seeds() -> None:
+def test_increases_on_fresh_models_have_a_standard_deviation_over_seeds() -> None:
     entries = [
         {"dense": 2.0, "cells": {"svd uniform params 0.1": {"perplexity": 2 * exp(increase)}}}
         for increase in (0.1, 0.2, 0.3)
@@ -141,7 +141,7 @@ def test_margins_divide_the_loss_increase_by_the_lowest_increases() -> None:
     assert rankings.increase_ratio(2.0, 1.0, 1.5) == "–"
 
 
-def test_the_picture_has_a_point_per_measured_cell(tiny_llama, story_file) -> None:
+def test_the_figure_has_a_point_for_each_measured_cell(tiny_llama, story_file) -> None:
     cell = {"parameters": 2_000_000, "kv_bytes": 64, "perplexity": 1.6}
     cells = {
         "svd uniform params 0.1": dict(cell),
@@ -151,8 +151,8 @@ def test_the_picture_has_a_point_per_measured_cell(tiny_llama, story_file) -> No
             "milliseconds": 3.5,
             "megabytes": 8,
         },
-        "svd probed params 0.1": dict(cell),  # this policy is not in the picture
-        "a3 uniform params 0.5": {**cell, "perplexity": 9.0},  # above the picture
+        "svd probed params 0.1": dict(cell),  # this policy is not in the figure
+        "a3 uniform params 0.5": {**cell, "perplexity": 9.0},  # above the figure
     }
     steps = {"slice 10%": {"series": "slice", **cell, "perplexity": 1.7}}
     panels = pareto.points({"cells": cells, "steps": steps})
@@ -172,7 +172,7 @@ def test_the_picture_has_a_point_per_measured_cell(tiny_llama, story_file) -> No
     assert entry["dense_milliseconds"] > 0
 
 
-def test_steps_without_ranks_are_points_of_the_picture(
+def test_steps_without_ranks_are_points_of_the_figure(
     tiny_llama, story_file, monkeypatch, tmp_path
 ) -> None:
     lists = {"slice": {"slice": {"ratio": [0.1]}}, "quantize": {"quantize": {"bits": [8, 4]}}}
@@ -190,7 +190,7 @@ def test_steps_without_ranks_are_points_of_the_picture(
     assert len(saved) == 2
 
 
-def test_no_published_table_is_made_if_models_are_named(monkeypatch) -> None:
+def test_tables_of_papers_are_skipped_if_models_are_named(monkeypatch) -> None:
     made = []
     monkeypatch.setattr(lrcore, "load", made.append)
     recipes(["demo-llama"])

@@ -13,7 +13,9 @@ ITEM = {"question": "Once upon a", "choices": ["time", "dog"], "label": 0}
 
 @pytest.fixture
 def reference(monkeypatch, tmp_path, tiny_llama, story_file) -> Path:
-    """Run the benchmark on a tiny model with a method of each kind; returns the text folder."""
+    """Configure the benchmark with a tiny model and one method of each kind; return the text
+    folder.
+    """
     text, tasks = tmp_path / "text", tmp_path / "tasks"
     text.mkdir()
     tasks.mkdir()

@@ -1,4 +1,4 @@
-"""Bounds of compressing models of 7 and 8 billion parameters, and their table."""
+"""Lower bounds of the time to compress models of 7 and 8 billion parameters, and their table."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from benchmarks import operations, scale
 @pytest.mark.parametrize(
     ("shape", "weights"), [("llama-2-7b", 202_375_168), ("llama-3-8b", 218_103_808)]
 )
-def test_calibrating_counts_projections_and_one_triangle(shape, weights) -> None:
+def test_calibration_counts_projections_and_one_triangle_of_each_product(shape, weights) -> None:
     tokens = scale.SAMPLES * scale.LENGTH
     neurons = {"llama-2-7b": 11008, "llama-3-8b": 14336}[shape]
     counts = scale.calibration_operations(scale.MODEL_SHAPES[shape])

@@ -1,4 +1,4 @@
-"""The benchmarks of time and memory run on tiny models and store their results."""
+"""Benchmarks of time and memory, run on tiny models."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_a_device_is_measured_once(monkeypatch, tmp_path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_larger_than_memory_has_no_rate(monkeypatch) -> None:
+def test_a_model_that_does_not_fit_has_no_rate(monkeypatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

@@ -1,4 +1,4 @@
-"""The tables of `refit: trained` and of healing, and their record."""
+"""The tables of `refit: trained` and of healing, and their cells in the record."""
 
 from benchmarks import healing, record, refit
 
@@ -20,7 +20,7 @@ def test_missing_cells_of_healing_are_dashes() -> None:
     assert row == ["a3", "uniform", "–", "–", "2.500 ± 0.500", "2.250 ± 0.125"]
 
 
-def test_a_table_of_training_compares_ratios_with_all_cells() -> None:
+def test_the_table_of_trained_refits_compares_ratios_with_all_cells() -> None:
     cells = {
         f"{pair} params {ratio}": {"perplexity": perplexity, "error": 0.25}
         for ratio in (0.3, 0.5)

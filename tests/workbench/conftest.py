@@ -1,4 +1,4 @@
-"""Fixtures that several tests of the page's parts need."""
+"""Fixtures shared by the tests of the workbench."""
 
 import threading
 
@@ -11,7 +11,7 @@ from workbench.state.job_queue import JobQueue
 
 @pytest.fixture
 def bench(tmp_path):
-    """A queue whose work waits at every step until `gate` is set."""
+    """Return a queue of jobs whose steps wait for an event, the event, and the order of jobs."""
     gate, order = threading.Event(), []
 
     def work(record):

@@ -1,4 +1,4 @@
-"""Kinds of jobs for tests of the queue: five steps that a fixture takes."""
+"""Kinds of jobs for tests of the queue, with five steps each."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from workbench.state.job_record import ENDED
 
 @dataclass(frozen=True)
 class Steps(Job):
-    """Five steps; the work itself is the fixture's."""
+    """A job of five steps; the fixture `bench` does its work."""
 
     kind: ClassVar[str] = "steps"
     n: int = 0
@@ -22,7 +22,7 @@ class Steps(Job):
         return f"job {self.n}"
 
     def run(self, store, reporter):
-        pytest.fail("the queue was given other work")
+        pytest.fail("the queue called `run` instead of the fixture's function")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Once(Steps):
 
 
 @dataclass(frozen=True)
-class Unkept(Steps):
-    kind: ClassVar[str] = "unkept"
+class Unstored(Steps):
+    kind: ClassVar[str] = "unstored"
     is_stored: ClassVar[bool] = False
 
 
@@ -56,10 +56,10 @@ class Broken(Steps):
     kind: ClassVar[str] = "broken"
 
 
-TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept, Yielding, Wrong, Broken)}
+TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unstored, Yielding, Wrong, Broken)}
 
 
-def ended(jobs, job, seconds=10):
+def wait_for_job(jobs, job, seconds=10):
     end = time.monotonic() + seconds
     while jobs.get(job.id).state not in ENDED:
         assert time.monotonic() < end, job

@@ -1,4 +1,4 @@
-"""A script that asks the events of a page as a browser does, past the page's own JavaScript."""
+"""A client that sends the events of a page over HTTP, without the page's JavaScript."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,22 +7,22 @@ from typing import Any
 
 import httpx
 
-PATIENCE = 120  # seconds without an answer
-AT_ONCE = 20  # events of one page that wait: fewer than a page may have
+PATIENCE = 120  # seconds to wait for a response
+CONCURRENT_EVENTS = 20  # events in the queue at once, fewer than a page may have
 
 
 @dataclass(frozen=True)
-class Question:
-    """One event: the index of its listener, the values of its inputs, what a click says."""
+class PageEvent:
+    """An event: the index of its listener, the values of its inputs, and its event data."""
 
     listener: int
     values: Sequence[Any]
-    event: Any = None
+    data: Any = None
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came: the values, or the sentence of a refusal; `text` is all that was sent."""
+class PageResponse:
+    """The response to an event: its values or its error message, and the text as sent."""
 
     error: str | None
     data: Any
@@ -30,7 +30,7 @@ class Answer:
 
 
 class PageClient:
-    """One opened page of a server."""
+    """An open page of a server."""
 
     def __init__(self, url: str, session: str = "page") -> None:
         self.http = httpx.Client(base_url=url, timeout=PATIENCE)
@@ -39,54 +39,60 @@ class PageClient:
         self.components = {component["id"]: component for component in self.config["components"]}
         self.listeners = {listener["id"]: listener for listener in self.config["dependencies"]}
 
-    def at_first(self, listener: int) -> list[Any]:
-        """The values of a listener's inputs as the page opens; None of what the server keeps."""
+    def initial_values(self, listener: int) -> list[Any]:
+        """Return the initial values of a listener's inputs; None for server-side state."""
         return [
             self.components[number]["props"].get("value")
             for number in self.listeners[listener]["inputs"]
         ]
 
-    def answer_all(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
-        """The answer to every question, some at once, in any order."""
-        queued = [question for question in questions if self.listeners[question.listener]["queue"]]
-        for start in range(0, len(queued), AT_ONCE):
-            joined = {self.join(question): question for question in queued[start : start + AT_ONCE]}
-            for number, answer in self._answers(joined):
-                yield joined[number], answer
-        for question in questions:
-            if not self.listeners[question.listener]["queue"]:
-                yield question, self.run(question)
+    def send_all(self, events: Sequence[PageEvent]) -> Iterator[tuple[PageEvent, PageResponse]]:
+        """Yield each event with its response, in any order."""
+        queued = [event for event in events if self.listeners[event.listener]["queue"]]
+        for start in range(0, len(queued), CONCURRENT_EVENTS):
+            joined = {
+                self.join(event): event for event in queued[start : start + CONCURRENT_EVENTS]
+            }
+            for number, response in self._responses(joined):
+                yield joined[number], response
+        for event in events:
+            if not self.listeners[event.listener]["queue"]:
+                yield event, self.run(event)
 
-    def join(self, question: Question) -> str:
-        """Put a question into the queue; its number."""
-        answer = self._post("queue/join", question)
-        assert answer.status_code == 200, (answer.status_code, answer.text[:500], question)
-        return answer.json()["event_id"]
+    def join(self, event: PageEvent) -> str:
+        """Put an event into the queue, and return its id."""
+        response = self._post("queue/join", event)
+        assert response.status_code == 200, (response.status_code, response.text[:500], event)
+        return response.json()["event_id"]
 
-    def run(self, question: Question) -> Answer:
-        """Ask past the queue."""
-        answer = self._post("run/predict", question)
-        assert answer.status_code in (200, 500), (answer.status_code, answer.text[:500], question)
-        content = answer.json()
-        refused = None if answer.status_code == 200 else str(content.get("error"))
-        return Answer(refused, content.get("data"), answer.text)
+    def run(self, event: PageEvent) -> PageResponse:
+        """Send an event without the queue."""
+        response = self._post("run/predict", event)
+        assert response.status_code in (200, 500), (
+            response.status_code,
+            response.text[:500],
+            event,
+        )
+        content = response.json()
+        refused = None if response.status_code == 200 else str(content.get("error"))
+        return PageResponse(refused, content.get("data"), response.text)
 
-    def _post(self, where: str, question: Question) -> httpx.Response:
+    def _post(self, where: str, event: PageEvent) -> httpx.Response:
         request = {
-            "data": list(question.values),
-            "fn_index": question.listener,
+            "data": list(event.values),
+            "fn_index": event.listener,
             "session_hash": self.session,
-            "event_data": question.event,
+            "event_data": event.data,
         }
-        # not httpx's own: it takes neither NaN nor half a surrogate, and a client may send both
+        # httpx refuses NaN and lone surrogates, which a client may send
         return self.http.post(
             f"/gradio_api/{where}",
             content=json.dumps(request),
             headers={"content-type": "application/json"},
         )
 
-    def _answers(self, questions_by_event: dict[str, Question]) -> Iterator[tuple[str, Answer]]:
-        pending = set(questions_by_event)
+    def _responses(self, events_by_id: dict[str, PageEvent]) -> Iterator[tuple[str, PageResponse]]:
+        pending = set(events_by_id)
         address = f"/gradio_api/queue/data?session_hash={self.session}"
         with self.http.stream("GET", address) as lines:
             for line in lines.iter_lines():
@@ -97,18 +103,18 @@ class PageClient:
                     continue
                 output = message["output"]
                 refused = None if message["success"] else str(output.get("error"))
-                yield message["event_id"], Answer(refused, output.get("data"), line)
+                yield message["event_id"], PageResponse(refused, output.get("data"), line)
                 pending.discard(message["event_id"])
                 if not pending:
                     return
-        raise AssertionError(f"{len(pending)} answers did not come")
+        raise AssertionError(f"{len(pending)} responses are missing")
 
     def upload(self, name: str, content: bytes) -> dict[str, Any]:
-        """A file as its component is given it."""
-        answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
-        assert answer.status_code == 200, answer.text
+        """Upload a file, and return the value of its component."""
+        response = self.http.post("/gradio_api/upload", files={"files": (name, content)})
+        assert response.status_code == 200, response.text
         return {
-            "path": answer.json()[0],
+            "path": response.json()[0],
             "orig_name": name,
             "size": len(content),
             "meta": {"_type": "gradio.FileData"},

@@ -1,4 +1,4 @@
-"""Values that a browser would send: clicks, requests."""
+"""Values that a browser would send: clicks and requests."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ import gradio as gr
 
 
 def click(**data: Any) -> gr.EventData:
-    """Return the event of a component that reports `data`."""
+    """Return the event of a component with this data."""
     return gr.EventData(None, data)
 
 

@@ -1,4 +1,4 @@
-"""Access to the page: options and environment, as the command reads them."""
+"""Options and environment variables for access to the page."""
 
 import argparse
 import asyncio
@@ -25,7 +25,7 @@ def read(tmp_path, monkeypatch):
     return read_options
 
 
-def test_alone_on_this_machine_nothing_is_asked_and_everything_read(read):
+def test_a_local_server_needs_no_password_and_reads_all_files(read):
     assert read() == access.Access()
     assert read("--host", "::1").roots == ()
     assert read("--root", "models").roots[0].name == "models"
@@ -34,7 +34,7 @@ def test_alone_on_this_machine_nothing_is_asked_and_everything_read(read):
 @pytest.mark.parametrize(
     "flags", [("--host", "0.0.0.0"), ("--host", "desk"), ("--name", "bench.example")]
 )
-def test_others_are_asked_for_a_password_unless_told_otherwise(read, flags, tmp_path):
+def test_a_server_for_other_machines_requires_a_password_unless_disabled(read, flags, tmp_path):
     with pytest.raises(lrcore.InputError, match="Set LRCORE_PASSWORD or give --password-file"):
         read(*flags)
     assert read(*flags, LRCORE_PASSWORD=PASSWORD).password == PASSWORD
@@ -58,13 +58,13 @@ def test_a_password_comes_from_a_file_or_the_environment(read, tmp_path):
             read(*flags, LRCORE_PASSWORD=environment.get("short", ""))
 
 
-def test_a_space_is_let_be(read):
+def test_a_space_needs_no_password(read):
     options = read("--host", "0.0.0.0", SPACE_ID="owner/name")
     assert options.names.accepts("owner-name.hf.space")
     assert options.roots
 
 
-def test_names_and_folders_come_from_the_environment_too(read, tmp_path):
+def test_names_and_folders_are_also_read_from_the_environment(read, tmp_path):
     options = read(
         "--root",
         "a",
@@ -76,7 +76,7 @@ def test_names_and_folders_come_from_the_environment_too(read, tmp_path):
     assert options.names == HostNames("127.0.0.1", ("one.example", "two.example"))
 
 
-def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
+def test_a_wrong_password_is_refused_after_a_delay(monkeypatch):
     waits = []
 
     async def sleep(seconds):
@@ -93,7 +93,7 @@ def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "x", "1.5", "\u0661", "9" * 5000])
 @pytest.mark.parametrize("where", ["--port", "GRADIO_SERVER_PORT"])
-def test_what_is_no_port_is_refused_in_one_sentence(where, port, monkeypatch, capsys):
+def test_an_invalid_port_is_reported(where, port, monkeypatch, capsys):
     from workbench.app import start
 
     flags = [f"--port={port}"] if where == "--port" else []
@@ -111,7 +111,7 @@ def test_what_is_no_port_is_refused_in_one_sentence(where, port, monkeypatch, ca
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "192.0.2.1", "no.such.host.invalid", "a b", "x" * 99]
 )
-def test_where_nobody_can_listen_is_said_before_the_page_is_built(host):
+def test_an_address_that_cannot_be_bound_is_refused_before_the_page_is_built(host):
     from workbench.app import start
 
     with socket.socket() as occupied:
@@ -123,7 +123,7 @@ def test_where_nobody_can_listen_is_said_before_the_page_is_built(host):
     start.check_port("127.0.0.1", port)
 
 
-def test_an_empty_name_of_a_port_is_taken_out_before_gradio_reads_it():
+def test_an_empty_port_variable_is_removed_before_gradio_reads_it():
     from workbench.app import start
 
     environment = {"GRADIO_SERVER_PORT": ""}
@@ -132,15 +132,15 @@ def test_an_empty_name_of_a_port_is_taken_out_before_gradio_reads_it():
     assert start.default_port({"GRADIO_SERVER_PORT": "80"}) == "80"
 
 
-def test_a_password_file_of_nobody_is_refused(read):
+def test_a_missing_home_folder_or_root_is_refused(read):
     with pytest.raises(lrcore.InputError, match="cannot be read"):
-        read("--password-file", "~nobody_is_called_so/password")
-    for roots in (["~nobody_is_called_so/models"], ["/no/such/place"]):
+        read("--password-file", "~no_such_user/password")
+    for roots in (["~no_such_user/models"], ["/no/such/place"]):
         with pytest.raises(lrcore.InputError):
             restrict_paths(roots)
 
 
-def test_the_command_says_it_in_one_sentence(monkeypatch, capsys):
+def test_the_command_reports_a_missing_password(monkeypatch, capsys):
     from workbench.app import start
 
     monkeypatch.setattr("sys.argv", ["low-rank-workbench", "--name", "bench.example"])

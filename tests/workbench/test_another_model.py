@@ -1,4 +1,4 @@
-"""A model that lacks the slot that was selected in the one before."""
+"""A change to a model without the selected layer or component."""
 
 from types import SimpleNamespace
 
@@ -19,8 +19,8 @@ CONTROLS = [-1, "log", []]
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory, tiny_llama, story_file):
-    """The store, the recipe and the key of the analysis of a model without heads to narrow, whose
-    layers differ.
+    """Return store, recipe, key and analysis of a model with different layers and no joint
+    attention components.
     """
     root = tmp_path_factory.mktemp("experts")
     folder = family_folder("deepseek_v3", tiny_llama, root / "model")
@@ -35,7 +35,7 @@ def experts(tmp_path_factory, tiny_llama, story_file):
     ("selected", "expected"),
     [([0, "qk"], [0, "mlp"]), ([1, "down"], [1, "q_b"]), ([9, "o"], [1, "o"]), ([1, "o"], None)],
 )
-def test_one_that_is_there_is_selected_in_its_place(experts, selected, expected):
+def test_the_nearest_existing_cell_is_selected(experts, selected, expected):
     store, _, key, analysis = experts
     slot, mark = spectra.reselect(store, selected, key)
     if expected is None:
@@ -47,14 +47,14 @@ def test_one_that_is_there_is_selected_in_its_place(experts, selected, expected)
         assert selection.mark_value(slot, False) == mark
 
 
-def test_an_analysis_names_what_the_layers_have(experts):
+def test_an_analysis_lists_the_components_of_its_layers(experts):
     analysis = experts[3]
     assert repr(analysis) == "Analysis(2 layers; mlp, q_a, q_b, kv_a, kv_b, o, gate, up, down)"
     assert analysis.matrices == ("q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "down")
 
 
 @pytest.mark.parametrize("selected", [[0, "qk"], [1, "down"], [9, "o"]])
-def test_what_is_drawn_is_of_the_model_on_show(experts, selected):
+def test_the_nearest_existing_cell_is_drawn(experts, selected):
     store, recipe, key, analysis = experts
     values, energy, heading = spectra.draw_cell(
         store, selected, CONTROLS, key, *input_values(recipe)
@@ -67,7 +67,7 @@ def test_what_is_drawn_is_of_the_model_on_show(experts, selected):
     assert len(heads["choices"]) == 1
 
 
-def test_a_job_on_another_model_does_not_promise_a_result(tmp_path, monkeypatch):
+def test_a_job_of_a_different_model_is_not_announced(tmp_path, monkeypatch):
     store, recipe = Store(tmp_path), lrcore.Recipe(samples=4, seq_len=32)
     waits = SimpleNamespace(job=AnalyzeJob(recipe))
     monkeypatch.setattr(store.jobs, "waiting", lambda: [waits])

@@ -1,4 +1,4 @@
-"""Perplexity against budget: the curve is that of the core, and a click sets the budget."""
+"""The curve of perplexity against the budget, and clicks on it."""
 
 import json
 
@@ -19,7 +19,7 @@ from workbench.words.allocation import NOT_PREDICTED
 POINTS = (CurvePoint(0.1, 8.5, 8.0, 9.0), CurvePoint(0.5, 20.0, None, None))
 
 
-def test_the_figure_has_the_curve_its_band_and_the_dense_model() -> None:
+def test_the_figure_has_the_curve_its_interval_and_the_dense_model() -> None:
     beyond = CurvePoint(0.9, 1e9, None, None)
     uniform, other_policies = {"fused, uniform": POINTS}, {"a3, probed": POINTS[:1]}
     curves = BudgetCurves(
@@ -34,19 +34,19 @@ def test_the_figure_has_the_curve_its_band_and_the_dense_model() -> None:
     ]
     assert (dense["name"], dense["mode"], dense["y"]) == ("dense: 8.0000", "lines", [MIN_RISE] * 2)
     assert figure["layout"]["yaxis"]["ticktext"][0] == "dense"
-    assert of_other["fill"] == band["fill"] == "toself"  # each method has a band of its own
+    assert of_other["fill"] == band["fill"] == "toself"  # each method has an interval
     assert of_other["y"] == [MIN_RISE, 0.125]
     assert (chosen_trace["x"], chosen_trace["y"]) == (
         [0.1, 0.5],
         [0.0625, 1.5],
-    )  # without what lies beyond
+    )  # without points out of range
     assert chosen_trace["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
-    assert band["y"] == [MIN_RISE, 0.125]  # where it is known
+    assert band["y"] == [MIN_RISE, 0.125]  # only points with an interval
     assert (current_trace["x"], current_trace["y"]) == ([0.3], [MIN_RISE])  # no rise
     assert figure["layout"]["yaxis"]["type"] == "log"
 
 
-def test_a_click_sets_the_budget_and_makes_the_tabs_follow() -> None:
+def test_a_click_sets_the_budget_and_updates_the_tabs() -> None:
     ratio, choice = budget_curve.set_budget(click(custom=[0.35]), ["fused", "probed", 1.0])
     assert (ratio, choice[:2]) == (0.35, ["fused", "probed"])
     assert choice[2] != 1.0
@@ -64,7 +64,7 @@ def store(tmp_path_factory, tiny_llama, story_file):
     return store, recipe
 
 
-def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
+def test_the_curve_equals_the_prediction_of_the_core(store) -> None:
     store, recipe = store
     figure, words = budget_curve.draw(store, *input_values(recipe))
     traces = {trace["name"]: trace for trace in json.loads(figure)["data"]}
@@ -80,7 +80,7 @@ def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
     assert "Click a point" in words
 
 
-def test_a_plan_beyond_the_range_of_predictions_has_no_figure(store, monkeypatch) -> None:
+def test_a_plan_out_of_the_range_of_predictions_has_no_point(store, monkeypatch) -> None:
     store, recipe = store
     budget_curve.curve(store, recipe)  # with trustworthy points
     monkeypatch.setattr(prediction, "WIDEST", -1.0)  # no interval is narrow enough
@@ -113,10 +113,10 @@ def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
     (matches,) = budget_curve.measured_runs(store.runs.all(), even, run.account.budget)
     assert not budget_curve.measured_point(
         *matches, even
-    ).is_displayed_policy  # a run by another policy
+    ).is_displayed_policy  # the run has a different policy
 
 
-def test_without_probes_it_says_what_to_press(store) -> None:
+def test_without_probes_the_page_offers_to_measure(store) -> None:
     store, recipe = store
     uniform = recipe.with_(method="svd_llm", policy="uniform", seed=71)  # no probes on disk
     store.factors(uniform)
@@ -125,12 +125,12 @@ def test_without_probes_it_says_what_to_press(store) -> None:
     assert "data-action='measure'" in words
 
 
-def test_probes_on_disk_draw_the_curve_of_a_policy_that_needs_none(
+def test_probes_on_disk_predict_the_curve_of_a_policy_without_probes(
     store, tmp_path, monkeypatch
 ) -> None:
-    """As on a server that starts again, or with what ships with the page."""
+    """As after a restart of the server, or with the included probes."""
     _, recipe = store
-    monkeypatch.setattr(layer_probes.Probing, "_divergences", None)  # nothing is measured for it
+    monkeypatch.setattr(layer_probes.Probing, "_divergences", None)  # fails if probing starts
     fresh, even = Store(tmp_path), recipe.with_(policy="marginal")
     fresh.factors(even)
     figure, _ = budget_curve.draw(fresh, *input_values(even))
@@ -138,7 +138,7 @@ def test_probes_on_disk_draw_the_curve_of_a_policy_that_needs_none(
     assert fresh.plan(even).predicted is not None
 
 
-def test_plans_made_before_their_method_was_probed_are_predicted_after_it(store) -> None:
+def test_plans_are_predicted_as_soon_as_their_method_is_probed(store) -> None:
     store, recipe = store
     even = recipe.with_(method="a3", policy="uniform", seed=72)  # no probes on disk
     store.factors(even)
@@ -146,4 +146,4 @@ def test_plans_made_before_their_method_was_probed_are_predicted_after_it(store)
     before = polling.factors_state(store, even)
     store.factors(even.with_(policy="probed"))
     assert store.plan(even).predicted is not None
-    assert polling.factors_state(store, even) != before  # so that the page draws it
+    assert polling.factors_state(store, even) != before  # the page redraws the curve

@@ -1,4 +1,4 @@
-"""The note on the calibration text in the sidebar, and texts that are dropped on it."""
+"""The note on the calibration text, and uploads of calibration texts."""
 
 from html import escape
 
@@ -15,7 +15,7 @@ from workbench.widgets.polling import state
 RECIPE = lrcore.Recipe("demo-llama", samples=2, seq_len=16)
 
 
-def test_tokens_and_how_the_text_begins_at_once_and_the_first_window_once_it_was_read(tmp_path):
+def test_the_note_has_the_number_of_tokens_and_the_first_window_after_calibration(tmp_path):
     store = Store(tmp_path / "runs")
     (note_html,) = [part for part in state(store, input_values(RECIPE)) if "32 tokens" in str(part)]
     assert "2 windows of 16" in note_html
@@ -24,7 +24,7 @@ def test_tokens_and_how_the_text_begins_at_once_and_the_first_window_once_it_was
         f"<b>{calibration_text.BEGINNING}</b> {escape(calibration_text.shortened(head))}"
         in note_html
     )
-    assert store.peek_dense(RECIPE) is None  # no model was loaded for it
+    assert store.peek_dense(RECIPE) is None  # the note loads no model
     tokens = store.calibration(RECIPE).tokens
     window = store.dense(RECIPE).tokenizer.decode(tokens[0].tolist())
     note_html = calibration_text.text_note(store, RECIPE)
@@ -33,9 +33,7 @@ def test_tokens_and_how_the_text_begins_at_once_and_the_first_window_once_it_was
     assert calibration_text.text_note(store, None) == ""
 
 
-def test_the_first_window_of_windows_in_order_is_known_before_anything_is_calibrated(
-    tmp_path, story_file
-):
+def test_the_first_window_of_sequential_windows_is_known_before_calibration(tmp_path, story_file):
     store = Store(tmp_path)
     recipe = RECIPE.with_(data=str(story_file), sampling="first", method="svd")
     before = calibration_text.text_note(store, recipe)
@@ -47,12 +45,12 @@ def test_the_first_window_of_windows_in_order_is_known_before_anything_is_calibr
 @pytest.mark.parametrize(
     "changed", [{"data": "owner/name"}, {"model": "owner/name"}, {"data": "no such.txt"}]
 )
-def test_of_what_is_not_here_nothing_is_fetched_and_the_tokens_are_told(tmp_path, changed):
+def test_without_local_files_nothing_is_downloaded_and_the_note_has_the_tokens(tmp_path, changed):
     note_html = calibration_text.text_note(Store(tmp_path), RECIPE.with_(**changed))
     assert note_html == "<div class='note about'>32 tokens: 2 windows of 16</div>"
 
 
-def test_too_few_tokens_are_reported_beside_their_number(tmp_path):
+def test_the_note_warns_of_too_few_tokens(tmp_path):
     store, recipe = Store(tmp_path / "runs"), RECIPE.with_(method="svd_llm")
     assert "class='few'" not in calibration_text.text_note(store, recipe)  # no model is loaded
     store.dense(recipe)
@@ -63,7 +61,7 @@ def test_too_few_tokens_are_reported_beside_their_number(tmp_path):
         assert "class='few'" not in calibration_text.text_note(store, recipe.with_(**changes))
 
 
-def test_html_in_a_text_stays_text(tmp_path):
+def test_html_in_a_text_is_escaped(tmp_path):
     text = tmp_path / "page.txt"
     text.write_text("<img src=x onerror='alert(1)'> it's \"so\". " * 50)
     store, recipe = Store(tmp_path / "runs"), RECIPE.with_(data=str(text), sampling="first")
@@ -73,7 +71,7 @@ def test_html_in_a_text_stays_text(tmp_path):
     assert "&lt;img" in note_html
 
 
-def test_a_text_shorter_than_its_windows_says_how_many_tokens_it_has(tmp_path):
+def test_the_note_on_a_short_text_has_its_number_of_tokens(tmp_path):
     store, text = Store(tmp_path / "runs"), tmp_path / "short.txt"
     text.write_text("Once upon a time there was a cat. " * 3, encoding="utf-8")
     recipe = RECIPE.with_(data=str(text))
@@ -92,10 +90,10 @@ def test_a_text_shorter_than_its_windows_says_how_many_tokens_it_has(tmp_path):
     with pytest.raises(lrcore.InputError) as refused:
         store.calibration(chosen)
     assert f"windows of at most {tokens} tokens" in str(refused.value)
-    assert not {"/", "_"} & set(str(refused.value))  # neither a path nor a field's name
+    assert not {"/", "_"} & set(str(refused.value))  # neither a path nor the name of a field
 
 
-def test_a_dropped_text_is_kept_and_chosen(tmp_path):
+def test_an_uploaded_text_is_stored_and_selected(tmp_path):
     store, source_file = Store(tmp_path / "runs"), tmp_path / "my <b> story.txt"
     source_file.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
     chosen, field_update = calibration_text.store_upload(store, str(source_file))
@@ -105,14 +103,14 @@ def test_a_dropped_text_is_kept_and_chosen(tmp_path):
     assert "my-b-story.txt · 32 tokens" in calibration_text.text_note(
         store, RECIPE.with_(data=chosen)
     )
-    source_file.unlink()  # Gradio's own copy goes with the server
+    source_file.unlink()  # Gradio deletes its copy when the server stops
     assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
     source_file.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
     assert calibration_text.store_upload(store, str(source_file))[0] == chosen
-    assert not store.runs.ids()  # it is no run
+    assert not store.runs.ids()  # the text is not a run
 
 
-def test_where_others_reach_the_page_the_place_of_the_runs_stays_unknown(tmp_path):
+def test_on_a_network_the_folder_of_the_runs_is_not_disclosed(tmp_path):
     store, source_file = Store(tmp_path / "runs"), tmp_path / "story.txt"
     source_file.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
     restrict_paths([tmp_path / "runs"])
@@ -131,7 +129,7 @@ def test_where_others_reach_the_page_the_place_of_the_runs_stays_unknown(tmp_pat
         ("story.txt", b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
-def test_what_holds_no_text_is_refused(name, content, reason, tmp_path):
+def test_an_upload_that_is_not_text_is_refused(name, content, reason, tmp_path):
     source_file = tmp_path / name
     source_file.write_bytes(content)
     store = Store(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""Several layers in one plot, and every head in one of its own."""
+"""Curves of several layers in one plot, and a plot for each head."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def names(figure: str) -> list[str]:
     return [trace.get("name") for trace in json.loads(figure)["data"]]
 
 
-def test_all_layers_of_a_component_are_drawn_beside_the_chosen_one(store):
+def test_all_layers_of_a_component_are_drawn_with_the_selected_one_in_front(store):
     analysis = store.analysis(RECIPE)
     values, lost, _ = cell_figures(
         analysis, HeatmapCell(2, "ov", compared_layers=[ALL_LAYERS]), log=True
@@ -55,7 +55,7 @@ def test_all_layers_of_a_component_are_drawn_beside_the_chosen_one(store):
     assert widths[-1] > max(widths[:-1])
 
 
-def test_many_layers_have_the_colours_of_a_scale():
+def test_many_layers_are_colored_by_a_scale():
     layers = {i: np.array([2.0, 1.0]) for i in range(MAX_NAMED_LAYERS + 1)}
     *lines, scale = json.loads(curves(layer_curves(Curves("value", []), layers, 3)))["data"]
     assert len({line["line"]["color"] for line in lines}) == MAX_NAMED_LAYERS + 1
@@ -63,7 +63,7 @@ def test_many_layers_have_the_colours_of_a_scale():
     assert scale["marker"]["cmax"] == MAX_NAMED_LAYERS
 
 
-def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
+def test_each_head_has_its_own_plot_with_common_axes(store):
     analysis = store.analysis(RECIPE)
     heads = analysis.heads(1, "qk")
     values, lost, heading = cell_figures(analysis, HeatmapCell(1, "qk", EVERY_HEAD, 8), log=True)
@@ -80,11 +80,11 @@ def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
     assert third["y"] == pytest.approx(analysis.values(1, "qk", "aware", 2).tolist())
     mlp_values, *_ = cell_figures(
         analysis, HeatmapCell(1, "mlp", EVERY_HEAD), log=True
-    )  # has no heads
+    )  # the MLP has no heads
     assert len(names(mlp_values)) == 2
 
 
-def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out(store):
+def test_a_ctrl_click_in_the_same_row_adds_or_removes_a_layer(store):
     def press(layer: int, name: str, other_layers: list[int], is_added: bool = True) -> tuple:
         event = click(x=layer, y=name, custom=[layer, name], more=is_added)
         return spectra.click_cell(store, event, [1, "ov"], [-1, "log", other_layers], KEY, *VALUES)
@@ -94,31 +94,31 @@ def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out
     assert names(values) == ["layer 3", "layer 1"]
     assert "Layer 1 · ov, compared with layers 3 · demo" in json.loads(values)["caption"]
     assert press(3, "ov", [3])[3] == []
-    assert press(1, "ov", [3])[3] == [3]  # the selected one stays
+    assert press(1, "ov", [3])[3] == [3]  # the selected layer is always drawn
     slot, *_, values, _, _ = press(3, "qk", [2])
     assert slot == [3, "qk"]
     assert names(values) == ["Activation-aware", "Raw weight"]
     assert press(3, "ov", [ALL_LAYERS, 2], is_added=False)[3] == [ALL_LAYERS]
 
 
-def test_the_choices_follow_the_analysis(store):
+def test_layers_and_heads_can_be_chosen_as_in_the_analysis(store):
     layers = [value for _, value in spectra.list_layers(store, KEY)["choices"]]
     assert layers == [ALL_LAYERS, *range(store.analysis(RECIPE).layers)]
     assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD])["value"] == EVERY_HEAD
 
 
-def test_the_axis_of_energy_lost_ends_where_nothing_is_lost():
+def test_the_axis_of_lost_energy_ends_at_the_lowest_labeled_power():
     lost = [("energy", np.array([0.5, 1e-3, 1e-9, 0.0]))]
     axis = json.loads(curves(Curves("energy lost", lost, is_log=True, is_share=True)))["layout"][
         "yaxis"
     ]
-    assert axis["range"][0] == pytest.approx(-6)  # "0%" would stand beside what is below
+    assert axis["range"][0] == pytest.approx(-6)  # lower values would be labeled "0%"
     values = [("value", np.array([10.0, 1e-4]))]
     assert json.loads(curves(Curves("value", values, is_log=True)))["layout"]["yaxis"]["dtick"] == 1
 
 
-def test_a_short_log_axis_labels_each_tick_with_its_complete_value(store):
-    """Plotly labels 50, 20 and 10 as 5, 2 and 10."""
+def test_ticks_of_a_short_log_axis_have_complete_labels(store):
+    """By default, Plotly labels 50, 20 and 10 as 5, 2 and 10."""
     values = [("value", np.array([60.0, 8.0]))]
     layouts = [json.loads(curves(Curves("value", values, is_log=True)))["layout"]]
     heads = [values + values]
@@ -140,7 +140,7 @@ def note_of(figure: str) -> dict:
     return json.loads(figure)["layout"]["annotations"][0]
 
 
-def test_the_rank_on_show_is_named_where_no_curve_runs(store):
+def test_the_label_of_the_current_rank_does_not_overlap_a_curve(store):
     analysis = store.analysis(RECIPE)
     full = len(analysis.values(2, "ov"))
     for rank, anchor in ((2, "bottom"), (full, "top")):

@@ -1,4 +1,4 @@
-"""The chat of the Compare tab: each model continues its own conversation."""
+"""The chat of the Compare tab, with a conversation for each model."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SETTINGS = [5, 0, 1, 0]  # new tokens, temperature, top-p, seed
 
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory, chat_llama, story_file):
-    """A store with one run, and the arguments of a listener: its id and the form."""
+    """Return a store with one run, and the arguments of a listener: its id and the form."""
     recipe = lrcore.Recipe(
         str(chat_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method="svd"
     )
@@ -26,7 +26,7 @@ def replies(conversation):
     return [message["content"] for message in conversation if message["role"] == "assistant"]
 
 
-def test_a_second_message_follows_each_models_own_answer(chatting):
+def test_a_second_message_continues_the_conversation_of_each_model(chatting):
     store, values = chatting
     *_, (box, first, _) = chat.send(store, "Where is <b>Ben</b>?", *SETTINGS, [], *values)
     *_, (_, second, page) = chat.send(store, "And the ball?", *SETTINGS, first, *values)
@@ -53,7 +53,7 @@ def test_a_blank_message_is_refused(chatting):
         next(chat.send(store, "  ", *SETTINGS, [], *values))
 
 
-def test_only_models_with_a_chat_template_are_offered_a_chat(chatting, tiny_llama):
+def test_chat_is_offered_only_for_models_with_a_chat_template(chatting, tiny_llama):
     store, (ids, *form) = chatting
     other_form = input_values(lrcore.Recipe(str(tiny_llama)))
     assert chat.can_chat(store, ids, form)

@@ -1,4 +1,4 @@
-"""The comparison of several runs: differences, protocols, resumed sweeps, the Pareto front."""
+"""Comparison of runs: tables, differences, protocols, sweeps and the Pareto front."""
 
 import csv
 import io
@@ -33,13 +33,13 @@ PROTOCOL = {"source": "stories/test", "windows": 2, "seq_len": 8}
 DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
 
 
-def run_of(name, recipe, parameters=8, megabytes=1.0):
+def make_run(name, recipe, parameters=8, megabytes=1.0):
     model = replace(DENSE, parameters=parameters, bytes=megabytes * 1e6, flops_per_token=5)
     provenance = Provenance((Compressed(recipe),), account=SizeAndCost(model, DENSE))
     return Run(name, name, 0.0, None, recipe, provenance, (), [])
 
 
-def measure(run, perplexity, dense, **extra_figures):
+def add_evaluation(run, perplexity, dense, **extra_figures):
     figures = {
         "perplexity": perplexity,
         "dense_perplexity": dense,
@@ -50,19 +50,19 @@ def measure(run, perplexity, dense, **extra_figures):
 
 
 def three_runs():
-    """Two of demo-llama, one of demo-opt between them."""
+    """Return two runs of demo-llama and a run of demo-opt between them."""
     names = {"one": "demo-llama", "other": "demo-opt", "third": "demo-llama"}
     first, second, third = (
-        run_of(name, lrcore.Recipe(model=model), megabytes=1.0 + (name == "third"))
+        make_run(name, lrcore.Recipe(model=model), megabytes=1.0 + (name == "third"))
         for name, model in names.items()
     )
-    measure(first, 3.0, 1.5, kl=0.5, top1=0.75, delta_error=0.01)
-    measure(second, 18.0, 9.0)
-    measure(third, 2.0, 1.5, kl=0.7, top1=0.85)
+    add_evaluation(first, 3.0, 1.5, kl=0.5, top1=0.75, delta_error=0.01)
+    add_evaluation(second, 18.0, 9.0)
+    add_evaluation(third, 2.0, 1.5, kl=0.7, top1=0.85)
     return first, second, third
 
 
-def test_each_dense_model_has_its_table_and_its_runs_beside_it():
+def test_each_dense_model_has_a_table_with_its_runs():
     runs = three_runs()
     protocol = chosen_runs.protocol_of(runs[0], runs[0].evaluations[0])
     first, second = comparison_table.html(metrics.tables(runs, protocol, metrics.Results())).split(
@@ -71,19 +71,19 @@ def test_each_dense_model_has_its_table_and_its_runs_beside_it():
     assert "dense · demo-llama" in first
     assert first.count("<th scope='col'>") == 3
     assert "<td>3.0000 ± 0.0300<i>+100.0% vs dense</i></td>" in first
-    assert "<b>2.0000</b>" in first  # the best of the runs
+    assert "<b>2.0000</b>" in first  # the lowest perplexity
     assert "<b>0.5000</b>" in first
     assert "<b>85.0%</b>" in first
     assert "1.5000" in first
     assert "dense · demo-opt" in second
     assert "9.0000" in second
-    assert "<b>" not in second.partition("</table>")[0]  # one run is no best
+    assert "<b>" not in second.partition("</table>")[0]  # no best of a single run
 
 
-def test_of_a_run_measured_on_another_text_the_change_is_the_one_there():
-    first_run, second_run = run_of("here", lrcore.Recipe()), run_of("there", lrcore.Recipe())
-    measure(first_run, 3.0, 1.5)
-    measure(second_run, 2.2, 2.0, protocol=PROTOCOL | {"source": "other/test"})
+def test_a_run_measured_on_a_different_text_is_compared_with_dense_on_that_text():
+    first_run, second_run = make_run("here", lrcore.Recipe()), make_run("there", lrcore.Recipe())
+    add_evaluation(first_run, 3.0, 1.5)
+    add_evaluation(second_run, 2.2, 2.0, protocol=PROTOCOL | {"source": "other/test"})
     protocol = chosen_runs.protocol_of(first_run, first_run.evaluations[0])
     (table,) = metrics.tables([first_run, second_run], protocol, metrics.Results())
     table_html = comparison_table.html([table])
@@ -91,18 +91,18 @@ def test_of_a_run_measured_on_another_text_the_change_is_the_one_there():
     assert "<td>2.2000<i>+10.0% vs dense</i></td>" in table_html
     assert (
         "<b>" not in table_html.partition("</table>")[0]
-    )  # perplexities of two texts have no best
+    )  # perplexities of different texts are not compared
 
 
-def test_a_run_without_a_measurement_hides_no_other_run_s_dense_model():
-    """The protocol chosen is that of another base model."""
-    bare, measured = run_of("bare", lrcore.Recipe()), run_of("measured", lrcore.Recipe())
-    measure(measured, 3.0, 1.5)
+def test_an_unmeasured_run_does_not_hide_the_dense_perplexity():
+    """The selected protocol is of a different base model."""
+    bare, measured = make_run("bare", lrcore.Recipe()), make_run("measured", lrcore.Recipe())
+    add_evaluation(measured, 3.0, 1.5)
     (table,) = metrics.tables([bare, measured], "demo-opt: stories/test", metrics.Results())
     assert table.dense.values["perplexity"] == 1.5
 
 
-def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
+def test_the_downloaded_comparison_is_complete_and_equals_the_displayed_one():
     first, second, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
     compared_tables = metrics.tables([first, second, third], None, metrics.Results())
     assert "<i>&" not in comparison_table.html(compared_tables)
@@ -125,7 +125,7 @@ def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
     assert latex.count("\\\\\n") == len(compared_tables[0].rows) + 1
 
 
-def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
+def test_the_chart_has_a_panel_for_each_base_model_and_lines_for_each_policy():
     runs = three_runs()
     protocol = chosen_runs.protocol_of(runs[1], runs[1].evaluations[0])
     panels = chart.panels(runs, protocol, "megabytes", {}, ["third"])
@@ -146,7 +146,7 @@ def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
     assert "demo-opt" in figure["layout"]["annotations"][0]["text"]
 
 
-def test_each_entry_of_the_legend_has_a_color():
+def test_legend_entries_have_different_colors():
     def point(method, policy, x):
         run = f"{method} {policy}"
         return Point(run, method, x, 2.0, "", run, 0.1, policy=policy, label="20%")
@@ -157,11 +157,11 @@ def test_each_entry_of_the_legend_has_a_color():
     data = json.loads(pareto([Panel("tiny", "", [dense, *runs])], "size", ["a3 uniform"]))["data"]
     legend_traces = [trace for trace in data if trace["showlegend"]]
     colors = [(trace.get("line") or trace["marker"])["color"] for trace in legend_traces[1:]]
-    colors.append(legend_traces[0]["marker"]["color"])  # the rings have no line
+    colors.append(legend_traces[0]["marker"]["color"])  # rings have no line
     assert len(legend_traces) == len(set(colors)) == len(pairs) + 3
 
 
-def test_of_points_above_each_other_one_says_the_ratio_of_all():
+def test_the_highest_of_close_points_is_labeled_with_their_ratio():
     def point(name, x, excess, label):
         return Point(name, name, x, 2.0, "", name, excess, label=label)
 
@@ -179,18 +179,18 @@ def test_of_points_above_each_other_one_says_the_ratio_of_all():
     }
 
 
-def test_a_run_better_than_dense_stands_at_the_foot_of_the_log_axis():
-    runs = [run_of(name, lrcore.Recipe()) for name in "ab"]
-    measure(runs[0], 1.4, 1.5)
-    measure(runs[1], 1.6, 1.5)
+def test_a_run_better_than_dense_is_at_the_bottom_of_the_log_axis():
+    runs = [make_run(name, lrcore.Recipe()) for name in "ab"]
+    add_evaluation(runs[0], 1.4, 1.5)
+    add_evaluation(runs[1], 1.6, 1.5)
     (panel,) = chart.panels(runs, None, "megabytes", {}, [])
     better, worse = panel.heights(panel.runs)
     assert 0 < better == panel.floor < worse
     assert min(panel.heights(panel.runs)) > 10 ** loss_axis(panel, [0, 1])["range"][0]
 
 
-def test_a_click_on_a_point_adds_its_run_or_takes_it_out():
-    run = run_of("one", lrcore.Recipe())
+def test_a_click_on_a_point_adds_or_removes_its_run():
+    run = make_run("one", lrcore.Recipe())
     stored_runs = SimpleNamespace(all=lambda: [run], ids=lambda: ["one"])
     store = SimpleNamespace(
         runs=stored_runs, runs_by_id=lambda ids: [run for run_id in ids if run_id == "one"]
@@ -201,8 +201,8 @@ def test_a_click_on_a_point_adds_its_run_or_takes_it_out():
     assert runs_handlers.toggle_clicked(store, [], click(custom=None))["__type__"] == "update"
 
 
-def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(tmp_path):
-    made = [run_of(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
+def test_the_newest_run_is_compared_unless_the_address_selects_runs(tmp_path):
+    made = [make_run(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
     made_by_id = {run.id: run for run in made}
     store = SimpleNamespace(
         runs=SimpleNamespace(all=lambda: made, ids=lambda: [*made_by_id], get=made_by_id.get),
@@ -216,23 +216,23 @@ def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(
     assert "value" not in chosen_runs.add_newest(store, ["new"])[0]
 
 
-def test_a_run_that_nobody_named_has_its_model_in_its_name():
+def test_the_default_name_of_a_run_contains_the_model():
     names = [
         run_name(lrcore.Recipe(model=model)) for model in ("demo-llama", "/a/b/tiny/", "org/model")
     ]
     assert names == [f"a3 20% uniform · {name}" for name in ("demo-llama", "tiny", "model")]
 
 
-def test_differences_of_recipes_and_of_what_came_out():
-    first_run = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
-    second_run = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
+def test_differences_list_fields_of_recipes_and_sizes():
+    first_run = make_run("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
+    second_run = make_run("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
     rows = chosen_runs.all_differences([first_run, second_run])
     assert rows[:2] == [["ratio", "0.2", "0.4"], ["parameters", "10,000", "8,000"]]
     assert "megabytes" not in {name for name, *_ in rows}
     assert chosen_runs.all_differences([first_run, first_run]) == []
 
 
-def test_the_protocol_stands_by_the_figure():
+def test_the_description_of_a_protocol_has_its_name_and_stride():
     plain = {
         "source": "stories/test",
         "windows": 32,
@@ -248,7 +248,7 @@ def test_the_protocol_stands_by_the_figure():
     assert "stride 64" in words.compare_and_runs.protocol(plain | {"name": "strided", "stride": 64})
 
 
-def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_file):
+def test_the_settings_of_each_protocol_can_be_evaluated(tiny_llama, story_file):
     model = lrcore.load(str(tiny_llama))
     for protocol in PROTOCOLS.keys() - {"assistant"}:  # reads conversations
         settings = read_settings(True, str(story_file), 1, 32, protocol)
@@ -256,7 +256,7 @@ def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_
     assert read_settings(True, "stories", 1, 32).protocol == "windows"
 
 
-def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
+def test_a_sweep_lists_its_cells_and_finds_existing_runs():
     settings = [lrcore.EvaluationSettings("stories", samples) for samples in (2, 3)]
     job = SweepJob(lrcore.Recipe(), ("a3", "svd"), (0.1, 0.2), evaluation=settings[0])
     assert len(job.sweep().cells()) == 4
@@ -266,7 +266,7 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     cells = wider.sweep().cells()
     assert wider.title == "Sweep of 16 runs on demo-llama"
     assert len(cells) == 16
-    # as earlier versions stored the settings: only what was chosen
+    # earlier versions stored only changed settings
     stored = {"settings": {"data": "stories", "samples": 2}}
     history = (Compressed(cells[3]),)
     existing_run = SimpleNamespace(recipe=cells[3], evaluations=[stored], history=history)
@@ -278,7 +278,7 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     ]
 
 
-def test_a_cross_calibration_study_measures_every_run_on_every_text():
+def test_a_cross_calibration_study_evaluates_each_run_on_each_text():
     texts = ("stories", "python-docs")
     settings = lrcore.EvaluationSettings("stories", samples=2)
     job = SweepJob(
@@ -298,7 +298,7 @@ def test_a_cross_calibration_study_measures_every_run_on_every_text():
         replace(job, evaluation=None).check()
 
 
-def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_file, tmp_path):
+def test_tables_of_a_sweep_equal_those_of_the_command_line(tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     settings = lrcore.EvaluationSettings(str(story_file), samples=2, seq_len=16)
     job = SweepJob(recipe, ("a3", "svd"), (0.4,), evaluation=settings)
@@ -329,10 +329,10 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
         assert theirs.measured_context == 127
         assert "measured_context" not in ours
     repeated = JobRecord(job)
-    assert job.run(store, repeated) == record.result  # what is there is not made again
+    assert job.run(store, repeated) == record.result  # existing runs are reused
     assert sum("already saved" in line for line in repeated.log) == 2
     longer = replace(job, evaluation=replace(settings, seq_len=8))
-    assert longer.run(store, JobRecord(longer)) == record.result  # nor compressed, only measured
+    assert longer.run(store, JobRecord(longer)) == record.result  # not compressed again
     assert all(len(run.evaluations) == 2 for run in store.runs.all())
     store.delete(record.result[0])
     assert len(json.loads(table_files(record, store.runs)["table.json"])["rows"]) == 2
@@ -340,9 +340,7 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
         table_files(JobRecord(job), store.runs)
 
 
-def test_a_sweep_leaves_out_what_cannot_be_made_and_may_measure_nothing(
-    tiny_llama, story_file, tmp_path
-):
+def test_a_sweep_skips_impossible_cells_and_may_evaluate_nothing(tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, budget="kv"
     )
@@ -356,7 +354,7 @@ def test_a_sweep_leaves_out_what_cannot_be_made_and_may_measure_nothing(
         alone.run(store, JobRecord(alone))
 
 
-def test_the_front_joins_what_no_other_run_dominates():
+def test_the_front_connects_runs_that_are_not_dominated():
     points = [
         Point(str(i), "a", x, y, "", str(i), excess=y)
         for i, (x, y) in enumerate([(1, 5), (2, 3), (3, 4), (4, 1)])
@@ -365,7 +363,7 @@ def test_the_front_joins_what_no_other_run_dominates():
     assert (line["x"], line["y"]) == ([1, 2, 4], [5, 3, 1])
 
 
-def test_dominated_runs_are_named_with_the_one_that_dominates():
+def test_dominated_runs_are_named_with_a_run_that_dominates():
     def point(name, x, y):
         return Point(name, "a", x, y, "", "" if name == "dense" else name)
 
@@ -388,9 +386,9 @@ def timed(dense, small, **details):
     return {name: {"decode": speed, "prefill": 50.0} for name, speed in speeds.items()} | details
 
 
-def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
-    first, second, third = (run_of(name, lrcore.Recipe()) for name in "abc")
-    runs = [measure(run, 2.0, 1.5) for run in (first, second, third)]
+def test_measured_times_are_an_axis_in_milliseconds():
+    first, second, third = (make_run(name, lrcore.Recipe()) for name in "abc")
+    runs = [add_evaluation(run, 2.0, 1.5) for run in (first, second, third)]
     protocol = chosen_runs.protocol_of(first, first.evaluations[0])
     cpu, gpu = {"device": "cpu"}, {"device": "cuda"}
     speeds = {
@@ -419,7 +417,7 @@ def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
     assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table
 
 
-def test_the_chart_says_model_text_and_seeds_of_every_panel():
+def test_the_caption_of_the_chart_has_model_text_and_seeds_of_each_panel():
     first, second, third = three_runs()
     third = replace(third, recipe=third.recipe.with_(seed=7))
     panels = chart.panels([first, second, third], None, "megabytes", {}, ["one"])
@@ -431,7 +429,7 @@ def test_the_chart_says_model_text_and_seeds_of_every_panel():
     )
 
 
-def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_marked():
+def test_points_of_the_chart_are_downloaded_with_a_mark_if_not_dominated():
     first, second, third = three_runs()
     first = replace(first, name="a_b|c & <i>")
     panels = chart.panels([first, second, third], None, "megabytes", {}, ["one"])
@@ -454,14 +452,14 @@ def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_m
     assert latex.count("\\\\\n") == 4
 
 
-def test_a_panel_is_named_in_two_short_lines():
+def test_the_title_of_a_panel_has_two_short_lines():
     protocol = "stories/test · 8 windows × 64 = 512 tokens · first windows"
     named = title(Panel("tiny", protocol, []), 1.0)["text"]
     assert named == "<b>tiny</b> · stories/test<br>8 windows × 64 = 512 tokens · first windows"
     assert title(Panel("tiny", "", []), 1.0)["text"] == "<b>tiny</b><br>"
 
 
-def test_tokens_that_differ_in_white_space_alone_are_shown_with_it():
+def test_whitespace_is_visible_if_tokens_differ_only_in_whitespace():
     def continued(token):
         return [("One", 0.0, 0.0), (token, 1.0, 1.5), (" had", 1.0, 1.0)]
 

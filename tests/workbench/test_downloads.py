@@ -1,4 +1,4 @@
-"""Exports as zip archives: complete, of any size, and of no other files."""
+"""Downloads of exports as zip archives."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def page(store):
 
 
 def fetch(url, **headers):
-    """Return the answer to a request; a busy machine may take its time."""
+    """Return the response to a request, with a long timeout for busy machines."""
     return httpx.get(url, headers=headers, timeout=PATIENCE)
 
 
@@ -64,25 +64,23 @@ def address(store, run, target="transformers"):
     return json.loads(exports.download(store, run.id, target))["address"]
 
 
-def test_an_archive_unpacks_into_a_folder_that_transformers_loads(
-    store, run, exported, page, tmp_path
-):
+def test_transformers_loads_the_unpacked_archive(store, run, exported, page, tmp_path):
     url = urljoin(f"{page}/?tab=x", address(store, run))
     answer = fetch(url, **{"accept-encoding": "gzip"})
     assert answer.status_code == 200
     assert answer.headers["content-disposition"] == 'attachment; filename="a-b-c-x-y.zip"'
-    assert "content-encoding" not in answer.headers  # compressing weights would only take time
+    assert "content-encoding" not in answer.headers  # weights do not compress well
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
         archive.extractall(tmp_path)
-    assert fetch(url).status_code == 404  # a ticket is for one download
+    assert fetch(url).status_code == 404  # a ticket is valid for one download
     (folder,) = tmp_path.iterdir()
     names = {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()}
     assert names == {file.relative_to(exported) for file in exported.rglob("*") if file.is_file()}
     elsewhere(LOAD, str(folder), cwd=tmp_path)
 
 
-def test_a_single_file_is_an_archive_too(tmp_path):
+def test_a_single_file_is_also_an_archive(tmp_path):
     (tmp_path / "export.gguf").write_bytes(b"GGUF")
     download = downloads.download_of(tmp_path / "export.gguf", "small")
     assert list(download.files) == ["small/export.gguf"]
@@ -91,13 +89,13 @@ def test_a_single_file_is_an_archive_too(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["transformers-stock", "..", "../../etc", "/etc/passwd", ""])
-def test_only_an_existing_export_is_offered(store, run, target):
+def test_downloads_need_an_existing_export(store, run, target):
     with pytest.raises(lrcore.InputError, match="Press Export first"):
         exports.download(store, run.id, target)
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "/etc", "gone"])
-def test_only_a_run_is_offered(store, run_id):
+def test_downloads_need_an_existing_run(store, run_id):
     with pytest.raises(lrcore.InputError, match="No run has the id"):
         exports.download(store, run_id, "transformers")
 
@@ -120,7 +118,7 @@ def test_a_link_to_a_path_outside_is_refused(store, run, exported, tmp_path):
         stock.unlink()
 
 
-def test_an_address_without_a_valid_ticket_leads_nowhere(store, run, exported, page, monkeypatch):
+def test_an_address_without_a_valid_ticket_is_not_found(store, run, exported, page, monkeypatch):
     for path in ("x", "..%2f..%2fetc%2fpasswd", f"{run.id}", str(exported), ""):
         assert fetch(f"{page}/downloads/{path}").status_code == 404, path
     url = urljoin(page, address(store, run))
@@ -129,10 +127,10 @@ def test_an_address_without_a_valid_ticket_leads_nowhere(store, run, exported, p
     assert fetch(late).status_code == 404
     for headers in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
         assert fetch(url, **headers).status_code == 403
-    assert fetch(url).status_code == 200  # a refused request does not use the ticket up
+    assert fetch(url).status_code == 200  # a refused request leaves the ticket valid
 
 
-def test_a_large_file_is_never_in_memory(tmp_path):
+def test_a_large_file_is_never_completely_in_memory(tmp_path):
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(64 * CHUNK)
     tracemalloc.start()
@@ -143,7 +141,7 @@ def test_a_large_file_is_never_in_memory(tmp_path):
     assert peak < 8 * CHUNK
 
 
-def test_the_button_appears_with_the_export(store, run, exported, tiny_llama):
+def test_the_download_button_is_visible_if_an_export_exists(store, run, exported, tiny_llama):
     *_, folders, button, _ = details.show(store, run.id, "")
     assert folders["value"] == str(exported)
     assert folders["visible"]

@@ -1,4 +1,4 @@
-"""A page that closes the connection at the end of its stream is not gone."""
+"""Streams of events whose page closes the connection after the last message."""
 
 import asyncio
 
@@ -12,16 +12,16 @@ SCOPE = {"type": "http", "method": "GET", "path": "/gradio_api/queue/data"}
 
 
 async def runs_to_end(wrap, last, path) -> bool:
-    """Whether what sends a stream goes on to its end, where the page closes the connection as it
-    reads the last message, and sending it takes a while.
+    """Return whether a stream is sent to its end if the page closes the connection as soon as it
+    reads the last message.
     """
-    left_by_itself, read = False, asyncio.Event()
+    is_complete, read = False, asyncio.Event()
 
     async def answers():
-        nonlocal left_by_itself
+        nonlocal is_complete
         yield b'data: {"msg":"process_completed"}\n\n'
         yield last
-        left_by_itself = True
+        is_complete = True
 
     async def receive():
         await read.wait()
@@ -33,7 +33,7 @@ async def runs_to_end(wrap, last, path) -> bool:
             await asyncio.sleep(0.05)
 
     await wrap(StreamingResponse(answers()))({**SCOPE, "path": path}, receive, send)
-    return left_by_itself
+    return is_complete
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ async def runs_to_end(wrap, last, path) -> bool:
         (EndedStreams, CLOSE, SCOPE["path"], True),
         (EndedStreams, b'data: {"msg":"heartbeat"}\n\n', SCOPE["path"], False),
         (EndedStreams, CLOSE, "/other", False),
-        (lambda app: app, CLOSE, SCOPE["path"], False),  # what is mended
+        (lambda app: app, CLOSE, SCOPE["path"], False),  # without the wrapper
     ],
 )
-def test_a_stream_that_has_ended_is_not_broken_off(wrap, last, path, expected) -> None:
+def test_an_ended_stream_is_not_canceled(wrap, last, path, expected) -> None:
     assert asyncio.run(asyncio.wait_for(runs_to_end(wrap, last, path), 10)) is expected

@@ -1,6 +1,4 @@
-"""Exports of the page: the folder that loads elsewhere, the stock form, and what is said of
-both.
-"""
+"""Jobs that export, quantize, push and heal runs."""
 
 import json
 import time
@@ -33,11 +31,11 @@ def store(tmp_path):
     return Store(tmp_path / "runs")
 
 
-def done(store, job, seconds=60):
-    return ended(store.jobs.submit(job), seconds)
+def run_job(store, job, seconds=60):
+    return wait_for_job(store.jobs.submit(job), seconds)
 
 
-def ended(job, seconds=60):
+def wait_for_job(job, seconds=60):
     end = time.monotonic() + seconds
     while job.state not in ENDED:
         assert time.monotonic() < end, job
@@ -45,7 +43,7 @@ def ended(job, seconds=60):
     return job
 
 
-def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
+def test_a_run_is_exported_with_code_or_without_code_if_its_ranks_fit(
     store, tiny_llama, story_file, tmp_path
 ):
     recipe = lrcore.Recipe(
@@ -62,9 +60,9 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert run_text.standard_fit(fit).endswith(
         words.compare_and_runs.STANDARD_WIDTH.format(fit.ranks[0, "mlp"])
     )
-    filled = done(store, ExportJob(run.id, "transformers-stock"))
+    filled = run_job(store, ExportJob(run.id, "transformers-stock"))
     assert any("padded with zeros to their full size" in line for line in filled.log)
-    assert done(store, ExportJob(run.id, "transformers")).state == "done"
+    assert run_job(store, ExportJob(run.id, "transformers")).state == "done"
     _, written = store.runs.results(run.id, "export")
     card = (run.folder / "export" / "README.md").read_text()
     assert written["folder"] == str((run.folder / "export").absolute())
@@ -75,7 +73,7 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     adjusted = recipe.with_(rank_overrides=fit.to_dict()["ranks"])
     even = store.runs.write("even", adjusted, lrcore.compress(model, adjusted))
     assert run_text.standard_fit(even.history[-1].stock) == words.compare_and_runs.STANDARD_YES
-    assert done(store, ExportJob(even.id, "transformers-stock")).state == "done"
+    assert run_job(store, ExportJob(even.id, "transformers-stock")).state == "done"
     assert details.target_format(store, even.id)["value"] == "transformers"
     elsewhere(
         LOAD,
@@ -95,7 +93,7 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
         ("mla", "care", "mla"),
     ],
 )
-def test_the_format_of_an_export_follows_the_target(
+def test_the_default_format_of_an_export_follows_the_target(
     target, method, format, store, tiny_llama, story_file
 ):
     recipe = lrcore.Recipe(
@@ -108,14 +106,12 @@ def test_the_format_of_an_export_follows_the_target(
     assert format in words.compare_and_runs.FORMATS
 
 
-def test_a_run_is_exported_as_latent_attention_and_as_a_file_for_llama_cpp(
-    store, story_file, tmp_path
-):
+def test_a_run_is_exported_as_mla_and_as_gguf(store, story_file, tmp_path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=32, ratio=0.2, method="svd_llm")
     run = store.runs.write("small", recipe, lrcore.compress(lrcore.load("demo-llama"), recipe))
     for target, name in (("mla", "export-mla"), ("llama.cpp", "export.gguf")):
-        job = done(store, ExportJob(run.id, target))
+        job = run_job(store, ExportJob(run.id, target))
         assert job.state == "done", job.error
         assert store.runs.results(run.id, "export")[-1]["folder"] == str(run.folder / name)
         assert any("multiplied out" in line for line in job.log)
@@ -124,16 +120,16 @@ def test_a_run_is_exported_as_latent_attention_and_as_a_file_for_llama_cpp(
     assert (run.folder / "export.gguf").read_bytes()[:4] == b"GGUF"
 
 
-def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama, story_file):
+def test_a_quantized_run_is_compared_with_its_original(store, tiny_llama, story_file):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3"
     )
     measured = lrcore.EvaluationSettings(str(story_file), samples=2, seq_len=32)
-    (first,) = done(
+    (first,) = run_job(
         store,
         CompressJob(recipe, evaluation=measured),
     ).result
-    job = done(store, QuantizeJob(first, 4))
+    job = run_job(store, QuantizeJob(first, 4))
     assert job.state == "done", job.error
     run, made = store.runs.get(first), store.runs.get(job.result[0])
     assert made.name.endswith("4 bit")
@@ -161,9 +157,9 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
         )
         == 3
     )
-    assert sweep_runs.find_run([made], recipe) is None  # a sweep still makes the run itself
+    assert sweep_runs.find_run([made], recipe) is None  # a sweep compresses the model itself
     assert sweep_runs.find_run([made, run], recipe) is run
-    repeated = done(store, QuantizeJob(made.id, 8))
+    repeated = run_job(store, QuantizeJob(made.id, 8))
     assert "is already quantized" in repeated.error
     count = len(store.jobs.all())
     with pytest.raises(lrcore.InputError, match="is already quantized"):
@@ -171,9 +167,7 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     assert len(store.jobs.all()) == count
 
 
-def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
-    store, tiny_llama, story_file, monkeypatch
-):
+def test_an_export_is_pushed_only_on_request(store, tiny_llama, story_file, monkeypatch):
     sent = []
     monkeypatch.setattr(
         lrcore,
@@ -186,9 +180,9 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd"
     )
     run = store.runs.write("small", recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
-    assert done(store, ExportJob(run.id, "transformers")).state == "done"
+    assert run_job(store, ExportJob(run.id, "transformers")).state == "done"
     assert sent == []
-    job = done(
+    job = run_job(
         store,
         PushJob(run.id, "transformers", "me/small", True),
     )
@@ -197,20 +191,20 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
     assert (run.folder / "export" / "modeling_lowrank.py").is_file()
 
 
-def test_what_is_said_of_stock_architectures():
+def test_an_unsupported_standard_architecture_has_a_reason():
     assert run_text.standard_fit(None) == words.compare_and_runs.STANDARD_UNKNOWN
     fit = StandardFit(False, ("a", "b"), None)
     assert run_text.standard_fit(fit) == words.compare_and_runs.STANDARD_NOT.format("a; b")
 
 
-def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(
+def test_a_healing_job_resumes_and_its_run_is_compared_with_the_original(
     store, tiny_llama, story_file
 ):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method="a3"
     )
     measured = lrcore.EvaluationSettings(str(story_file), samples=2, seq_len=32)
-    (first,) = done(
+    (first,) = run_job(
         store,
         CompressJob(recipe, evaluation=measured),
     ).result
@@ -221,8 +215,8 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
         assert time.monotonic() < end, job
         time.sleep(0.005)
     store.jobs.cancel(job.id)
-    ended(job)
-    resumed = ended(store.jobs.restart(job.id)) if job.state == "cancelled" else job
+    wait_for_job(job)
+    resumed = wait_for_job(store.jobs.restart(job.id)) if job.state == "cancelled" else job
     assert resumed.state == "done", resumed.error
     made = store.runs.get(resumed.result[0])
     assert made.name == f"{run.name} · healed"

@@ -1,4 +1,4 @@
-"""The patches of Gradio: what each one does, and that Gradio alone does not do it."""
+"""The patches of Gradio, and evidence that Gradio still needs them."""
 
 import asyncio
 import threading
@@ -17,8 +17,8 @@ from workbench.server import gradio_patches as patches
 from workbench.server.gradio_patches import CheckedBlocks
 
 
-def one_event(kind, listener, queue=True):
-    """A page whose button calls the listener."""
+def page_with_button(kind, listener, queue=True):
+    """Return a page with a button that calls the listener."""
     with kind(analytics_enabled=False) as page:
         number = gr.Number()
         gr.Button().click(listener, None, number, concurrency_limit=None, queue=queue)
@@ -27,14 +27,14 @@ def one_event(kind, listener, queue=True):
 
 @pytest.fixture(scope="module")
 def busy():
-    """The address and queue of a server whose one event waits for the event `release`."""
+    """Return the address and the queue of a server, and the event for which its listener waits."""
     release = threading.Event()
 
     def slow() -> int:
         release.wait(60)
         return 1
 
-    page = one_event(gr.Blocks, slow)
+    page = page_with_button(gr.Blocks, slow)
     patches.limit_queue(page)
     with served(page) as url:
         yield url, release, page._queue
@@ -42,18 +42,18 @@ def busy():
 
 
 def join(http, page):
-    question = {"data": [], "fn_index": 0, "session_hash": page}
-    return http.post("/gradio_api/queue/join", json=question)
+    event = {"data": [], "fn_index": 0, "session_hash": page}
+    return http.post("/gradio_api/queue/join", json=event)
 
 
-def until(condition):
+def wait_until(condition):
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_a_page_with_too_many_events_is_refused_and_other_pages_are_not(busy, monkeypatch):
+def test_too_many_events_of_a_page_are_refused_and_other_pages_are_served(busy, monkeypatch):
     url, release, queue = busy
     with httpx.Client(base_url=url, timeout=60) as http:
         statuses = [join(http, "greedy").status_code for _ in range(patches.MAX_PAGE_EVENTS)]
@@ -68,11 +68,11 @@ def test_a_page_with_too_many_events_is_refused_and_other_pages_are_not(busy, mo
         release.set()
         with http.stream("GET", "/gradio_api/queue/data?session_hash=another") as lines:
             assert any("process_completed" in line for line in lines.iter_lines())
-        until(lambda: not patches.events_of(queue, "greedy"))
+        wait_until(lambda: not patches.events_of(queue, "greedy"))
         assert join(http, "greedy").status_code == 200
 
 
-def test_events_outside_the_queue_are_limited_too(monkeypatch):
+def test_events_outside_the_queue_are_limited(monkeypatch):
     page = CheckedBlocks(analytics_enabled=False)
     with ExitStack() as running:
         for _ in range(patches.MAX_PAGE_EVENTS):
@@ -88,20 +88,20 @@ def test_events_outside_the_queue_are_limited_too(monkeypatch):
         pass
 
 
-def test_a_refusal_outside_the_queue_is_a_sentence(monkeypatch):
-    page = one_event(CheckedBlocks, lambda: 1, queue=False)
-    question = {"data": [], "fn_index": 0, "session_hash": "page"}
+def test_a_refusal_outside_the_queue_has_a_message(monkeypatch):
+    page = page_with_button(CheckedBlocks, lambda: 1, queue=False)
+    event = {"data": [], "fn_index": 0, "session_hash": "page"}
     with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
-        answers = [http.post("/gradio_api/run/predict", json=question)]
+        answers = [http.post("/gradio_api/run/predict", json=event)]
         monkeypatch.setattr(patches, "MAX_PAGE_EVENTS", 0)
-        answers.append(http.post("/gradio_api/run/predict", json=question))
+        answers.append(http.post("/gradio_api/run/predict", json=event))
     assert [answer.status_code for answer in answers] == [200, 500]
     assert answers[0].json()["data"] == [1]
     assert answers[1].json()["error"] == patches.TOO_MANY.format(0)
 
 
-def test_answers_that_nobody_fetches_are_dropped(busy):
-    """A page that asks and vanishes costs little; a page that is there loses nothing."""
+def test_unread_answers_are_dropped_after_a_timeout(busy):
+    """A page that reads its answers loses none."""
     url, release, queue = busy
     release.set()
     answers, pending = patches.UnreadAnswers(queue), queue.pending_messages_per_session
@@ -111,19 +111,19 @@ def test_answers_that_nobody_fetches_are_dropped(busy):
 
     with httpx.Client(base_url=url, timeout=60) as http:
         assert join(http, "vanished").status_code == 200
-        until(lambda: not patches.events_of(queue, "vanished"))
+        wait_until(lambda: not patches.events_of(queue, "vanished"))
         drop(1000.0)
         drop(1000.0 + 0.9 * patches.ANSWER_TIMEOUT)
         assert pending["vanished"].qsize()
         assert join(http, "there").status_code == 200
-        until(lambda: not patches.events_of(queue, "there"))
+        wait_until(lambda: not patches.events_of(queue, "there"))
         drop(1000.0 + patches.ANSWER_TIMEOUT)
         assert "vanished" not in pending
         assert "vanished" not in queue.pending_event_ids_session
         with http.stream("GET", "/gradio_api/queue/data?session_hash=there") as lines:
             assert any("process_completed" in line for line in lines.iter_lines())
         drop(1000.0 + 3 * patches.ANSWER_TIMEOUT)
-        assert join(http, "vanished").status_code == 200  # it comes back
+        assert join(http, "vanished").status_code == 200  # the page returns
 
 
 def test_the_queue_is_checked_often_while_events_arrive(busy, monkeypatch):
@@ -133,18 +133,18 @@ def test_the_queue_is_checked_often_while_events_arrive(busy, monkeypatch):
     with httpx.Client(base_url=url, timeout=60) as http:
         assert join(http, "a fourth").status_code == 200
         assert queue.sleep_when_free == patches.ACTIVE_INTERVAL
-        until(lambda: queue.sleep_when_free == patches.IDLE_INTERVAL)
+        wait_until(lambda: queue.sleep_when_free == patches.IDLE_INTERVAL)
 
 
 def pages(*names):
     holder = StateHolder()
-    holder.set_blocks(one_event(gr.Blocks, lambda: 1))
+    holder.set_blocks(page_with_button(gr.Blocks, lambda: 1))
     for name in names:
         assert holder[name] is holder[name]
     return holder
 
 
-def test_a_closed_page_is_forgotten_and_an_open_one_is_not():
+def test_closed_pages_are_dropped_and_open_pages_are_kept():
     holder = pages("closed", "open", "came back")
     holder["closed"].is_closed = holder["came back"].is_closed = True
     current_time = datetime.now()
@@ -158,7 +158,7 @@ def test_a_closed_page_is_forgotten_and_an_open_one_is_not():
 
 
 def arguments_of(kind, component, value):
-    """What the listener of a page gets for the value of its one component."""
+    """Return the arguments of a listener for a value of its component."""
     with kind(analytics_enabled=False) as page:
         component = component()
         gr.Button().click(lambda value: None, component, None)
@@ -172,12 +172,12 @@ def arguments_of(kind, component, value):
         (gr.HTML, "<b>a</b>", "<b>a</b>"),
         (lambda: gr.Dropdown(["a3"]), "a3", "a3"),
         (gr.Checkbox, True, True),
-        (lambda: gr.Slider(0, 1), 5, 5),  # beyond its range: the listener names the valid one
+        (lambda: gr.Slider(0, 1), 5, 5),  # out of range; the listener corrects it
         (lambda: gr.Number(precision=0), 0.5, 0.5),
-        (gr.Textbox, None, ""),  # a box that the browser has not drawn yet
+        (gr.Textbox, None, ""),  # the browser has not drawn the text box yet
     ],
 )
-def test_a_listener_gets_the_value_as_it_was_sent(component, value, argument):
+def test_a_listener_gets_the_value_that_was_sent(component, value, argument):
     assert arguments_of(CheckedBlocks, component, value) == [argument]
 
 
@@ -185,27 +185,27 @@ def test_a_listener_gets_the_value_as_it_was_sent(component, value, argument):
     ("component", "value"),
     [(gr.Textbox, 5), (gr.Checkbox, "x"), (lambda: gr.Dropdown(["a3"]), "b"), (gr.Number, "x")],
 )
-def test_a_value_of_another_type_is_answered_with_a_sentence(component, value):
+def test_a_value_of_a_wrong_type_is_refused(component, value):
     with pytest.raises(gr.Error, match="A field got a value that it cannot hold"):
         arguments_of(CheckedBlocks, component, value)
 
 
-# Each of the following tests fails once Gradio does it by itself; its patch can then be removed.
+# Each of the following tests fails if Gradio no longer needs the patch, which can then be removed.
 
 
-def test_gradio_alone_takes_values_of_another_type():
+def test_unpatched_gradio_accepts_values_of_a_wrong_type():
     assert arguments_of(gr.Blocks, gr.Checkbox, "x") == ["x"]
 
 
-def test_gradio_alone_has_no_limit_for_one_page():
-    page = one_event(gr.Blocks, lambda: time.sleep(5))
+def test_unpatched_gradio_does_not_limit_the_events_of_a_page():
+    page = page_with_button(gr.Blocks, lambda: time.sleep(5))
     page.queue(max_size=patches.MAX_EVENTS)
     with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
         count = patches.MAX_PAGE_EVENTS + 1
         assert [join(http, "greedy").status_code for _ in range(count)] == [200] * count
 
 
-def test_gradio_alone_keeps_the_state_of_closed_pages():
+def test_unpatched_gradio_keeps_the_state_of_closed_pages():
     holder = pages("closed")
     holder["closed"].is_closed = True
     holder.time_last_used["closed"] = datetime.now() - timedelta(days=1)
@@ -213,6 +213,6 @@ def test_gradio_alone_keeps_the_state_of_closed_pages():
     assert "closed" in holder.session_data
 
 
-def test_gradio_alone_checks_its_queue_every_millisecond():
-    assert isinstance(one_event(gr.Blocks, lambda: 1).queue()._queue, Queue)
-    assert one_event(gr.Blocks, lambda: 1).queue()._queue.sleep_when_free <= 0.001
+def test_unpatched_gradio_checks_its_queue_every_millisecond():
+    assert isinstance(page_with_button(gr.Blocks, lambda: 1).queue()._queue, Queue)
+    assert page_with_button(gr.Blocks, lambda: 1).queue()._queue.sleep_when_free <= 0.001

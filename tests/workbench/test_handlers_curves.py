@@ -1,4 +1,4 @@
-"""The handlers of the Spectra and Allocation tabs, called as a click or a slider would."""
+"""The handlers of the Spectra and Allocation tabs, called with clicks and values of the form."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from workbench.widgets.page import put_recipe
 
 RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
 KEY = list(calibration_key(RECIPE))
-MADE_OF = "demo-llama · calibrated on stories: 4 windows × 32 tokens (random, seed 0)"
+SOURCE = "demo-llama · calibrated on stories: 4 windows × 32 tokens (random, seed 0)"
 
 
 @pytest.fixture(scope="module")
@@ -55,33 +55,33 @@ def form():
 
 
 @pytest.fixture
-def empty(tmp_path):
+def empty_store(tmp_path):
     return Store(tmp_path)
 
 
-def test_the_heatmap_needs_an_analysis(store, empty):
+def test_the_heatmap_needs_an_analysis(store, empty_store):
     figure, scatter, help_line = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     assert "qk" in json.loads(figure)["data"][0]["y"]
     cells = json.loads(figure)["data"][0]
-    assert cells["y"].index(" ") == cells["y"].index("mlp") + 1  # components apart from matrices
+    assert cells["y"].index(" ") == cells["y"].index("mlp") + 1  # a gap after the components
     assert (cells["zmin"], cells["zmax"]) == (0, 1)
-    assert json.loads(figure)["caption"] == f"Effective rank, activation-aware · {MADE_OF}"
+    assert json.loads(figure)["caption"] == f"Effective rank, activation-aware · {SOURCE}"
     assert scatter == ""
     assert "entropy" in help_line
     controls = ["effective_rank", 0.9, "aware"]
-    figure, _, hint = spectra.draw_heatmap(empty, controls, KEY, *input_values(RECIPE))
+    figure, _, hint = spectra.draw_heatmap(empty_store, controls, KEY, *input_values(RECIPE))
     assert figure == ""
     assert words.spectra.NOT_ANALYZED in hint
 
 
 @pytest.mark.parametrize("measure", sorted(words.spectra.MEASURES.keys() - {spectra.LOSS}))
-def test_the_note_of_a_spectral_measure_names_the_measure_of_the_loss(store, measure):
-    """The cell with the lowest rank can be the cell whose removal ruins the model."""
+def test_the_hint_of_a_spectral_measure_refers_to_the_measured_loss(store, measure):
+    """Removing the cell with the lowest rank can ruin the model."""
     *_, hint = spectra.draw_heatmap(store, [measure, 0.9, "aware"], KEY)
     assert words.spectra.MEASURES[spectra.LOSS][0] in hint
 
 
-def test_a_measure_shows_the_controls_that_it_uses():
+def test_controls_of_other_measures_are_hidden():
     visible_controls = {
         measure: [part["visible"] for part in spectra.show_controls(measure)]
         for measure in words.spectra.MEASURES
@@ -101,16 +101,16 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     rank = store.plan(RECIPE).ranks[1, "ov"]
     for figure in (values, energy):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
-        assert json.loads(figure)["caption"] == f"Layer 1 · ov · {MADE_OF}"
+        assert json.loads(figure)["caption"] == f"Layer 1 · ov · {SOURCE}"
     assert f"rank {rank} loses at least" in heading
     redrawn = spectra.draw_other_cell(
         store, displayed_slot, slot, [-1, "log", []], KEY, *input_values(RECIPE)
     )
-    assert len(set(map(str, redrawn))) == 1  # drawn already
+    assert len(set(map(str, redrawn))) == 1  # the cell is drawn already
 
 
 @pytest.mark.parametrize(("typed", "drawn_ratio"), [(2.0, 0.995), (-1.0, 0.005), (None, 0.005)])
-def test_of_a_ratio_beyond_the_slider_its_end_is_drawn_and_said(store, typed, drawn_ratio):
+def test_a_ratio_out_of_range_is_reported_and_the_nearest_limit_is_used(store, typed, drawn_ratio):
     values, nearest = input_values(RECIPE), input_values(RECIPE.with_(ratio=drawn_ratio))
     values[0][FIELD_NAMES.index("ratio")] = typed
     for draw in (handlers.draw_plan, handlers.draw_plan_by_temperature):
@@ -122,12 +122,12 @@ def test_of_a_ratio_beyond_the_slider_its_end_is_drawn_and_said(store, typed, dr
 
 
 @pytest.mark.parametrize("ratio", [0.99, 0.999])
-def test_a_recipe_of_any_ratio_is_one_that_the_slider_shows(form, ratio):
+def test_the_ratio_of_a_loaded_recipe_is_limited_to_the_range_of_the_slider(form, ratio):
     recipe = put_recipe(lrcore.Recipe(ratio=ratio))[NAMES.index("ratio")]
     assert recipe == min(ratio, 0.995) <= form["ratio"].maximum
 
 
-def test_the_slider_has_uneven_ranks_where_the_rule_gives_uniform_ones(store):
+def test_the_temperature_slider_reaches_uneven_ranks_if_the_rule_gives_uniform_ones(store):
     plan = store.plan(RECIPE.with_(policy="softmax", ratio=0.85))
     assert plan.suggested_temperature >= HIGHEST_SUGGESTED
     slider = plan_figures.temperature_slider(plan, is_automatic=True)
@@ -136,7 +136,7 @@ def test_the_slider_has_uneven_ranks_where_the_rule_gives_uniform_ones(store):
 
 
 @pytest.mark.parametrize("typed", [0, -3, None])
-def test_in_the_place_of_a_temperature_that_is_not_positive_comes_the_rule_of_thumb(store, typed):
+def test_an_invalid_temperature_is_reported_and_the_automatic_one_is_used(store, typed):
     values = input_values(RECIPE.with_(policy="softmax", temperature=0.2))
     values[0][FIELD_NAMES.index("temperature")] = typed
     widgets = handlers.draw_plan_by_temperature(store, BROWSER, *values)
@@ -147,14 +147,14 @@ def test_in_the_place_of_a_temperature_that_is_not_positive_comes_the_rule_of_th
     assert widgets.rule is True
 
 
-def test_the_slider_reaches_as_far_as_the_temperature_that_was_typed(store):
+def test_the_slider_extends_to_a_typed_temperature(store):
     values = input_values(RECIPE.with_(policy="softmax", temperature=1000.0))
     slider = handlers.draw_plan_by_temperature(store, BROWSER, *values).slider
     assert slider["value"] == 1000
     assert slider["maximum"] > 1000
 
 
-def test_a_number_that_is_no_number_of_windows_is_said_in_the_place_of_the_plan(store):
+def test_an_invalid_number_of_windows_is_reported_instead_of_the_plan(store):
     values = input_values(RECIPE)
     values[0][FIELD_NAMES.index("samples")] = -4
     widgets = handlers.draw_plan(store, BROWSER, *values)
@@ -163,20 +163,20 @@ def test_a_number_that_is_no_number_of_windows_is_said_in_the_place_of_the_plan(
 
 
 def option_fields(owner):
-    """The fields of an owner's options, outside of a page."""
+    """Return the fields of an owner's options, outside of a page."""
     with gr.Blocks():
         return options.option_fields(owner)
 
 
 def option_values(fields, name, **changed):
-    """The values of all fields for a method or policy, with changed ones."""
+    """Return the values of all fields for a method or policy, with some changed."""
     return [
         None if option is None else changed.get(option["name"], option["default"])
         for option in fields.assign(name)
     ]
 
 
-def test_the_box_of_an_option_out_of_range_shows_the_option_of_the_plan_again():
+def test_a_field_with_an_invalid_option_is_reset_to_the_value_of_the_plan():
     owner, choice = options.OWNERS[0], ["aa_svd", "uniform", 0.0]
     fields = option_fields(owner)
     option = next(option for option in owner.options("aa_svd") if option["name"] == "anchor")
@@ -187,19 +187,19 @@ def test_the_box_of_an_option_out_of_range_shows_the_option_of_the_plan_again():
     with pytest.warns(UserWarning, match="Option anchor must be from 0 to 1"):
         updates = options.restore(fields, choice, choice, half_typed, stored)
     assert [update for update in updates if update != gr.skip()] == [0.25]
-    empty = option_values(fields, "aa_svd", anchor=None)
-    updates = options.restore(fields, choice, choice, empty, {})
+    without_value = option_values(fields, "aa_svd", anchor=None)
+    updates = options.restore(fields, choice, choice, without_value, {})
     assert [update for update in updates if update != gr.skip()] == [option["default"]]
     valid = option_values(fields, "aa_svd", anchor=0.5)
     assert set(map(str, options.restore(fields, choice, choice, valid, stored))) == {str(gr.skip())}
 
 
-def test_a_narrow_page_draws_the_energy_from_rank_one(store):
+def test_the_axis_of_lost_energy_begins_at_rank_one(store):
     _, energy, _ = cell_figures(store.analysis(RECIPE), HeatmapCell(1, "ov", rank=20), log=False)
     assert json.loads(energy)["layout"]["xaxis"]["range"][0] == 1
 
 
-def test_numbers_in_the_heatmap_can_be_read(store):
+def test_numbers_in_the_heatmap_have_sufficient_contrast(store):
     figure, *_ = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     *_, written = json.loads(figure)["data"]
     assert {*written["textfont"]["color"]} == {base.BLACK, base.WHITE}
@@ -210,7 +210,7 @@ def test_numbers_in_the_heatmap_can_be_read(store):
         assert ratio >= 4.5
 
 
-def test_the_energy_lost_is_what_the_ranks_leave_out(store):
+def test_the_lost_energy_is_the_share_of_the_removed_singular_values(store):
     _, energy, heading = cell_figures(
         store.analysis(RECIPE), HeatmapCell(1, "ov", rank=20), log=True
     )
@@ -224,24 +224,24 @@ def test_the_energy_lost_is_what_the_ranks_leave_out(store):
     assert f"{squares[20:].sum() / squares.sum():.2%}" in heading
 
 
-def test_a_budget_that_cannot_be_met_draws_no_rank(store):
+def test_an_impossible_budget_has_no_planned_rank(store):
     slot = [0, "qk"]
     assert spectra.planned_rank(store, RECIPE, slot) == store.plan(RECIPE).ranks[0, "qk"]
     assert spectra.planned_rank(store, RECIPE.with_(rank_overrides={"0.qk": 10**6}), slot) is None
     assert spectra.planned_rank(store, None, slot) is None
 
 
-def test_heads_and_table_are_of_the_analysis(store, empty):
+def test_heads_and_table_match_the_analysis(store, empty_store):
     assert len(spectra.list_heads(store, [0, "qk"], KEY, [-1])["choices"]) > 1
     assert len(spectra.list_heads(store, [0, "mlp"], KEY, [-2])["choices"]) == 1
     assert {"layer", "name", "effective_rank"} <= {*spectra.fill_table(store, 0.9, KEY).columns}
     file = json.loads(spectra.download_table(store, 0.9, KEY))
     assert file["name"] == "spectra.csv"
     with pytest.raises(lrcore.InputError, match="Analyze"):
-        spectra.download_table(empty, 0.9, KEY)
+        spectra.download_table(empty_store, 0.9, KEY)
 
 
-def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
+def test_moving_the_slider_updates_bars_summary_and_key(store):
     widgets = handlers.draw_plan(store, BROWSER, *input_values(RECIPE))
     assert words.allocation.UNIFORM_BARS in widgets.caption
     assert "requested 30.0%" in widgets.summary
@@ -249,55 +249,55 @@ def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
     assert widgets.plan_key == store.live_key(RECIPE)
     assert json.loads(widgets.bars)["layout"]["meta"]["mark"] == "bar"
     plan = "a3, uniform, 30.0% of decoder parameters removed"
-    assert json.loads(widgets.bars)["caption"] == f"{plan} · {MADE_OF}"
+    assert json.loads(widgets.bars)["caption"] == f"{plan} · {SOURCE}"
     assert widgets.rule == gr.skip()
     softmax = RECIPE.with_(policy="softmax", temperature=0.2)
     widgets = handlers.draw_plan_by_temperature(store, BROWSER, *input_values(softmax))
     assert widgets.rule is False
 
 
-def test_a_budget_that_cannot_be_met_is_said_in_place(store):
+def test_an_impossible_budget_is_reported_above_the_dimmed_bars(store):
     values = input_values(RECIPE.with_(rank_overrides={"0.qk": 10**6}))
     summary = handlers.draw_plan(store, BROWSER, *values).summary
-    assert "<div class='stale'><div class='note error'" in summary  # the bars of before are dimmed
+    assert "<div class='stale'><div class='note error'" in summary  # the previous bars are dimmed
 
 
-def test_without_factors_the_page_says_how_to_get_them_and_the_plots_of_before_stay_dimmed(empty):
+def test_without_factors_a_hint_is_displayed_and_the_previous_plots_are_dimmed(empty_store):
     values = input_values(RECIPE)
-    widgets = handlers.draw_plan(empty, BROWSER, *values)
+    widgets = handlers.draw_plan(empty_store, BROWSER, *values)
     assert markup.stale(markup.note(words.spectra.NO_FACTORS, "hint")) == widgets.summary
-    figures = [widgets.bars, widgets.caption, handlers.draw_policies(empty, *values)[0]]
+    figures = [widgets.bars, widgets.caption, handlers.draw_policies(empty_store, *values)[0]]
     figures += [
-        budget_curve.draw(empty, *values)[0],
-        plan_figures.draw_network(empty, BROWSER, *values),
+        budget_curve.draw(empty_store, *values)[0],
+        plan_figures.draw_network(empty_store, BROWSER, *values),
     ]
     assert figures == [gr.skip()] * 5
 
 
-def test_live_figures_arrive_for_the_plan_on_show(store):
+def test_live_figures_of_the_displayed_plan_are_streamed(store):
     recipe = RECIPE.with_(policy="softmax")
     measured_cells.request_continuation(store, BROWSER, True, "One day", *input_values(recipe))
     key = handlers.draw_plan(store, BROWSER, *input_values(recipe)).plan_key
     end = time.monotonic() + 120
 
-    async def last() -> dict[str, str]:
+    async def last_cells() -> dict[str, str]:
         cells = {}
         async for sent in measured_cells.stream_cells(store, BROWSER):
             cells = json.loads(sent)
             assert time.monotonic() < end
         return cells
 
-    cells = asyncio.run(last())
+    cells = asyncio.run(last_cells())
     assert len(cells) == 3
     assert "data-known='True'" in cells[key]
     assert f"data-of='{key}'" in cells["continuation"]
     measured_cells.request_continuation(
         store, BROWSER, False, "One day", *input_values(recipe)
-    )  # folded away
-    assert len(asyncio.run(last())) == 2
+    )  # the section is collapsed
+    assert len(asyncio.run(last_cells())) == 2
 
 
-def test_a_prompt_that_is_cut_says_so(store, monkeypatch):
+def test_a_truncated_prompt_has_a_warning(store, monkeypatch):
     warnings, values = [], input_values(RECIPE)
     monkeypatch.setattr(measured_cells, "warn", warnings.append)
     longest = measured_cells.MAX_PROMPT
@@ -309,7 +309,7 @@ def test_a_prompt_that_is_cut_says_so(store, monkeypatch):
     measured_cells.request_continuation(store, BROWSER, False, "", *values)
 
 
-def test_the_survey_names_what_is_missing(store):
+def test_the_survey_lists_methods_without_factors(store):
     figure, message = handlers.draw_policies(store, *input_values(RECIPE))
     lines = {trace["name"]: trace["line"] for trace in json.loads(figure)["data"]}
     assert {name for name, line in lines.items() if line == CHOSEN_LINE} == {RECIPE.policy}
@@ -317,7 +317,7 @@ def test_the_survey_names_what_is_missing(store):
     assert "Not factorized yet" in message
 
 
-def test_a_rank_typed_into_the_table_is_set_by_hand(store):
+def test_a_rank_typed_into_the_table_becomes_a_manual_rank(store):
     rows, displayed_ranks = ranks_table.fill_table(store, *input_values(RECIPE))
     assert displayed_ranks == {
         manual_ranks.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()
@@ -334,7 +334,7 @@ def test_a_rank_typed_into_the_table_is_set_by_hand(store):
     ("typed", "why"),
     [("many", "whole number"), ("3.7", "whole number"), ("inf", "whole number"), ("9999", "0.qk")],
 )
-def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, typed, why):
+def test_an_invalid_rank_is_refused_and_the_table_is_reset(store, typed, why):
     before, displayed_ranks = ranks_table.fill_table(store, *input_values(RECIPE))
     rows = before.astype({"rank": object})
     rows.loc[0, "rank"] = typed
@@ -346,7 +346,7 @@ def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, ty
     pd.testing.assert_frame_equal(table, before)
 
 
-def test_a_bar_is_dragged_released_and_cleared():
+def test_manual_ranks_are_dragged_released_and_cleared():
     event = click(layer=1, component="ov", rank=6, gesture="g")
     overrides, history = rank_editor.drag(event, manual_ranks.EMPTY, {"0.qk": 4})
     assert overrides == {"0.qk": 4, "1.ov": 6}
@@ -356,17 +356,17 @@ def test_a_bar_is_dragged_released_and_cleared():
     assert rank_editor.drag(event, history, overrides)[0] == {"0.qk": 4}
 
 
-def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
+def test_the_rank_field_refuses_an_impossible_rank(store):
     values = input_values(RECIPE)
     overrides, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], manual_ranks.EMPTY, *values)
     assert overrides == {"0.qk": 8}
     with pytest.warns(UserWarning, match="ranks go from"):
         refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], manual_ranks.EMPTY, *values)
-    assert refused == (gr.skip(), gr.skip(), 10)  # the box shows the rank of the plan again
+    assert refused == (gr.skip(), gr.skip(), 10)  # the field shows the rank of the plan again
     assert rank_editor.type_rank(store, None, 10, [0, "qk"], manual_ranks.EMPTY, *values)[2] == 10
 
 
-def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
+def test_the_summary_has_the_size_of_the_cache_for_the_selected_context(store):
     values, account = input_values(RECIPE), store.plan(RECIPE).account
     try:
         for tokens in (CONTEXT, 32768):
@@ -379,7 +379,7 @@ def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
         handlers.choose_context(store, BROWSER, CONTEXT)
 
 
-def test_the_editor_shows_rank_and_changes(store):
+def test_the_rank_editor_shows_the_rank_and_the_number_of_manual_ranks(store):
     recipe = RECIPE.with_(rank_overrides={"0.qk": 4})
     box, undo, _, release, clear, changes, in_box = rank_editor.show(
         store, [0, "qk"], manual_ranks.EMPTY, *input_values(recipe)
@@ -395,11 +395,11 @@ def test_options_with_their_default_are_not_stored():
     values = option_values(fields, "a3", qk="weights")
     assert options.store_options(fields, choice, choice, values, {"seed": 3}) == {"qk": "weights"}
     assert options.store_options(fields, choice, choice, values, {"qk": "weights"}) == gr.skip()
-    previous = ["care", "uniform", 0.0]  # the fields still hold its options
+    previous = ["care", "uniform", 0.0]  # the fields still have the options of care
     assert options.store_options(fields, previous, choice, values, {}) == gr.skip()
 
 
-def test_a_press_replaces_worse_ranks_by_uniform_ones():
+def test_a_click_on_use_uniform_resets_the_policy_and_the_manual_ranks():
     choice, ranks = ["a3", "marginal", 0.0], {"0.qk": 3}
     unchanged = handlers.use_uniform(click(action="measure"), manual_ranks.EMPTY, ranks, choice)
     assert unchanged == gr.skip()
@@ -411,7 +411,7 @@ def test_a_press_replaces_worse_ranks_by_uniform_ones():
     assert manual_ranks.undo(history, overrides)[0] == ranks
 
 
-def test_manual_ranks_return_with_their_method(monkeypatch):
+def test_manual_ranks_are_restored_with_their_method(monkeypatch):
     warnings, history = [], {"past": [{}], "future": [], "gesture": None}
     monkeypatch.setattr(options, "warn", warnings.append)
     settings = [{"joint": True}, {"0.qk": 3}, history, ["a3", "uniform", 0.0]]
@@ -424,7 +424,7 @@ def test_manual_ranks_return_with_their_method(monkeypatch):
     assert options.choose_method("a3", former, *restored) == gr.skip()
 
 
-def test_the_options_of_the_choice_are_visible_with_their_values():
+def test_options_of_method_and_policy_are_visible_with_their_values():
     fields = [option_fields(owner) for owner in options.OWNERS]
     choice = ["care", "softmax", 1.0]
     visible_choice, *updates = options.show(fields, choice, {"joint": True}, {"cap": 0.5})
@@ -441,7 +441,7 @@ def test_the_options_of_the_choice_are_visible_with_their_values():
 
 
 @pytest.mark.parametrize("owner", options.OWNERS, ids=lambda owner: owner.field)
-def test_each_option_has_a_field_that_takes_its_values(owner):
+def test_each_option_has_a_field_that_accepts_its_values(owner):
     fields = option_fields(owner)
     for row in owner.rows():
         assigned = {
@@ -455,7 +455,7 @@ def test_each_option_has_a_field_that_takes_its_values(owner):
                 check_value(assigned[option["name"]], value)
 
 
-def test_a_choice_that_the_method_does_not_offer_is_not_stored():
+def test_an_unavailable_choice_is_not_stored():
     owner, choice = options.OWNERS[0], ["latentllm", "uniform", 0.0]
     fields = option_fields(owner)
     values = option_values(fields, "latentllm", junction="absent")

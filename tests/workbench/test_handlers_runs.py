@@ -1,4 +1,4 @@
-"""The handlers of sidebar, Compress, Compare and Runs, called as a click would."""
+"""The handlers of the sidebar and of the Compress, Compare and Runs tabs."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def evaluation(recipe):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, recipe, evaluation):
-    """One run, made by Start."""
+    """Return a store with a run of the Compress tab."""
     store = Store(tmp_path_factory.mktemp("runs"), KINDS)
     assert one_run.start(store, " first ", *input_values(recipe), evaluation) == ""
     newest_job(store)
@@ -57,7 +57,7 @@ def store(tmp_path_factory, recipe, evaluation):
 
 
 def newest_job(store):
-    """The newest job, ended well."""
+    """Wait until the newest job is done, and return it."""
     record, end = store.jobs.all()[-1], time.monotonic() + 120
     while record.state not in ENDED:
         assert time.monotonic() < end, record
@@ -66,7 +66,7 @@ def newest_job(store):
     return record
 
 
-def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
+def test_start_compresses_and_saves_the_described_run(store, recipe, evaluation):
     run = store.runs.all()[0]
     assert run.name == "first"
     description, command = one_run.describe(store, *input_values(recipe), evaluation)
@@ -79,12 +79,12 @@ def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
     assert command == ""
 
 
-def test_a_window_beyond_the_context_is_refused_before_anything_runs(store, recipe):
+def test_a_window_longer_than_the_context_is_refused_before_compressing(store, recipe):
     before = len(store.jobs.all()), len(store.runs.all())
     too_long = [True, words.compress.AS_CALIBRATED, 2, 4096, "windows"]
     with pytest.raises(lrcore.InputError, match="4,096"):
         one_run.start(store, "", *input_values(recipe), too_long)
-    # also where the model is not loaded yet: by the job, before it compresses
+    # if the model is not loaded, by the job before it compresses
     settings = lrcore.EvaluationSettings(recipe.data, 2, 4096)
     job, reporter = CompressJob(recipe, "", settings), JobRecord(CompressJob(recipe))
     with pytest.raises(lrcore.InputError, match="4,096"):
@@ -93,11 +93,11 @@ def test_a_window_beyond_the_context_is_refused_before_anything_runs(store, reci
     assert (len(store.jobs.all()), len(store.runs.all())) == before
 
 
-def test_the_evaluation_follows_the_model_and_its_text(recipe):
+def test_the_default_evaluation_matches_the_model_and_its_calibration_text(recipe):
     controls = [part.value for part in EvaluationControls().all]
     settings = read_settings(*controls, calibrated_on=recipe.data)
     assert (settings.data, settings.seq_len) == (recipe.data, None)
-    model = lrcore.load(recipe.model)  # its context is half of the usual window
+    model = lrcore.load(recipe.model)  # its context is half of the default window
     assert lrcore.evaluate(model, settings).protocol["seq_len"] == model.context == 128
     assert read_settings(True, "stories", 0, 64, calibrated_on=recipe.data).data == "stories"
     for samples, length in ((-1, 64), (2, 1)):
@@ -111,7 +111,7 @@ def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
         sweep.start(store, [], [], *arguments)
 
 
-def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
+def test_pruning_and_slicing_have_a_preview(store, recipe):
     store.analysis(recipe)
     figure, caption = pruning.draw(store, [1, "influence"], *input_values(recipe))
     assert json.loads(figure)["caption"] == words.spectra.source_caption(
@@ -129,7 +129,7 @@ def test_runs_are_listed_compared_and_drawn(store):
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
     relisted = chosen_runs.list_runs(store, {}, [run.id], measured)
-    # what was chosen meanwhile must not be overwritten
+    # the current selection must not be overwritten
     assert not [part for part in relisted if "value" in part]
     cards, _, hint = runs.draw_runs(store, [run.id], measured)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
@@ -146,7 +146,7 @@ def test_runs_are_listed_compared_and_drawn(store):
         runs.measure_runs(store, [], EVALUATION)
 
 
-def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
+def test_answers_are_streamed_and_a_set_of_prompts_becomes_a_table(store, recipe):
     (run,) = store.runs.all()
     values = [[run.id], *input_values(recipe)]
     *_, last = answers.generate(store, "Once", 4, 0, 1, 0, *values)
@@ -158,7 +158,7 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
     assert "of 2 answers are the same as the dense model" in markup
     assert list(frame["model"]) == ["dense", "first"] * 2
     assert len(csv.splitlines()) >= 5
-    assert "second" not in csv  # how fast is measured in turns alone
+    assert "second" not in csv  # speeds are only measured alternating with the dense model
     assert "tokens/s" not in [*frame.columns]
     for prompt in ("Once", "Tom"):
         assert markup.count(f"<summary>{prompt}</summary>") == 1
@@ -168,7 +168,7 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
         prompt_set.answer_all(store, " ", 4, 0, 1, *values)
 
 
-def test_a_column_names_a_speed_only_where_it_was_measured_in_turns(store, recipe):
+def test_answers_have_a_speed_only_if_it_was_measured(store, recipe):
     (run,), form = store.runs.all(), input_values(recipe)
     assert "tokens/s" not in "".join(answers.titles(store, [run.id], form))
     speed = {"dense": {"decode": 100.0}, "small": {"decode": 125.0}}
@@ -182,7 +182,7 @@ def test_a_column_names_a_speed_only_where_it_was_measured_in_turns(store, recip
     assert not any("label" in column for column in last)
 
 
-def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):
+def test_the_first_difference_from_the_dense_answer_is_marked(store, recipe):
     (run,) = store.runs.all()
     form, blank = input_values(recipe), [""] * (answers.COLUMNS - 2)
     prompt, dense_answer = "Once upon", "Once upon a time there was"
@@ -201,17 +201,17 @@ def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):
     long = divergence.diverge(
         store, prompt, [run.id], dense_answer, dense_answer * 99, *blank, *form
     )
-    assert "context" in long  # said, and no failure
+    assert "context" in long  # a message instead of an error
 
 
-def test_tokens_are_coloured_by_their_loss(store):
+def test_tokens_are_colored_by_their_loss(store):
     (run,) = store.runs.all()
     html = token_losses.color_passage(store, "Once upon a time", [run.id])
     assert "nats per token" in html
     assert token_losses.mean_change([("a", 9.0, 9.0), ("b", 1.0, 2.0), ("c", 1.0, 1.0)]) == 0.5
 
 
-def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
+def test_a_run_can_be_displayed_renamed_tagged_and_linked(store):
     (run,) = store.runs.all()
     assert f"data-run='{run.id}'" in table.list_runs(store, {})["html"]
     assert table.open_row(click(run=run.id)) == (run.id, run.id)
@@ -221,7 +221,7 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     assert f"measured perplexity</span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
     assert (
         words.compare_and_runs.ON_CALIBRATION_TEXT in heading
-    )  # the file is too short to hold some of it out
+    )  # the file is too short for a held-out part
     assert name == "first"
     assert not details.show(store, "gone", "")[0]["visible"]
     details.set_tags(store, run.id, "a, b")
@@ -238,7 +238,7 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     assert "0,qk" in json.loads(details.download_ranks(store, run.id))["text"]
 
 
-def test_wrong_settings_are_refused_before_the_queue(store):
+def test_invalid_settings_are_refused_before_a_job_is_queued(store):
     (run,) = store.runs.all()
     count = len(store.jobs.all())
     with pytest.raises(lrcore.InputError):
@@ -250,7 +250,7 @@ def test_wrong_settings_are_refused_before_the_queue(store):
     assert len(store.jobs.all()) == count
 
 
-def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
+def test_a_deleted_run_can_be_restored_until_the_trash_is_emptied(store, recipe, evaluation):
     one_run.start(store, "second", *input_values(recipe), evaluation)
     second = newest_job(store).result[0]
     before = store.runs.get(second)
@@ -266,15 +266,15 @@ def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
         details.restore(store, second)
 
 
-def test_only_what_changed_is_sent(store, recipe):
+def test_a_poll_returns_only_changes(store, recipe):
     *first, digests = polling.poll(store, {}, *input_values(recipe))
     assert "Compress" in first[0] or "done" in first[0]
     *unchanged, same = polling.poll(store, digests, *input_values(recipe))
     assert all(change["__type__"] == "update" for change in (*unchanged, same))
 
 
-def test_a_budget_that_cannot_be_met_does_not_redraw_the_plan(store, recipe):
-    """A redraw would remove the message about a typed number."""
+def test_an_impossible_budget_does_not_redraw_the_plan(store, recipe):
+    """A redraw would remove the message on a typed number."""
     store.factors(recipe)
     with pytest.raises(lrcore.InputError, match="more than this method can remove"):
         store.plan(recipe.with_(ratio=0.995))
@@ -282,8 +282,8 @@ def test_a_budget_that_cannot_be_met_does_not_redraw_the_plan(store, recipe):
     assert states[0] == states[1]
 
 
-def test_an_answer_that_was_lost_or_overtaken_is_repeated(store, recipe):
-    """The page then has the digests of an older answer."""
+def test_a_lost_or_outdated_poll_is_repeated(store, recipe):
+    """The page then has the digests of an older response."""
     *first, digests = polling.poll(store, {}, *input_values(recipe))
     *repeated, _ = polling.poll(store, {}, *input_values(recipe))
     assert repeated == first
@@ -294,7 +294,7 @@ def test_an_answer_that_was_lost_or_overtaken_is_repeated(store, recipe):
     assert healed == digests
 
 
-def test_a_finished_job_says_what_came_out_and_leads_on(store):
+def test_a_finished_job_describes_and_links_its_run(store):
     (run,), record = store.runs.all(), store.jobs.all()[0]
     recorded = run.evaluations[-1]
     perplexity, dense = recorded["perplexity"], recorded["dense_perplexity"]
@@ -320,7 +320,7 @@ def test_a_finished_job_says_what_came_out_and_leads_on(store):
         polling.runs_of_job(SimpleNamespace(jobs={gone.id: gone}, runs_by_id=lambda _: []), gone.id)
 
 
-def test_a_curve_of_losses_is_drawn_and_says_its_ends():
+def test_a_loss_curve_is_drawn_with_its_first_and_last_loss():
     curve_html = job_markup.loss_curve([2.0, 1.5, 1.0])
     assert "2.000 → 1.000" in curve_html
     assert "points='0.0,2.0 120.0,22.0 240.0,42.0'" in curve_html
@@ -329,13 +329,13 @@ def test_a_curve_of_losses_is_drawn_and_says_its_ends():
     assert long.count(",") < 200
 
 
-def test_ended_jobs_are_removed_by_their_button(store):
+def test_a_finished_job_can_be_removed_from_the_list(store):
     record = store.jobs.all()[0]
     polling.act(store, [], click(action="forget", job=record.id))
     assert store.jobs.get(record.id) is None
 
 
-def test_an_example_keeps_model_and_text(recipe, monkeypatch):
+def test_an_example_keeps_the_model_and_the_calibration_text(recipe, monkeypatch):
     monkeypatch.setattr(gr, "Info", lambda _: None)
     for _, example in sidebar.example_recipes():
         *values, _, choice = sidebar.put_example(example, *input_values(recipe))
@@ -344,7 +344,7 @@ def test_an_example_keeps_model_and_text(recipe, monkeypatch):
         assert choice[:2] == [example.method, example.policy]
 
 
-def test_compress_is_done_when_its_job_is(store, recipe, monkeypatch):
+def test_compress_has_a_check_mark_when_the_job_of_this_browser_is_done(store, recipe, monkeypatch):
     def ticked():
         return json.loads(polling.state(store, input_values(recipe))[-1])[2]
 
@@ -355,11 +355,11 @@ def test_compress_is_done_when_its_job_is(store, recipe, monkeypatch):
     waiting[:] = [JobRecord(AnalyzeJob(recipe))]
     assert ticked()
     monkeypatch.setattr(polling, "present_browser", lambda: "mine")
-    waiting[:] = [JobRecord(CompressJob(recipe), clients={"another's"})]
+    waiting[:] = [JobRecord(CompressJob(recipe), clients={"theirs"})]
     assert ticked()
 
 
-def test_curves_of_other_settings_are_marked(store, recipe, monkeypatch):
+def test_curves_of_other_settings_are_marked_as_outdated(store, recipe, monkeypatch):
     other_values = input_values(recipe.with_(seed=77))
     assert words.spectra.STALE in polling.state(store, other_values)[2]
     monkeypatch.setattr(store.jobs, "waiting", lambda: [JobRecord(AnalyzeJob(recipe))])
@@ -368,7 +368,7 @@ def test_curves_of_other_settings_are_marked(store, recipe, monkeypatch):
     assert "class='note stale'" in hint
 
 
-def test_empty_boxes_and_numbers_out_of_range_are_refused_in_a_sentence(store, recipe):
+def test_empty_and_invalid_fields_are_named_in_an_error_message(store, recipe):
     (run,) = store.runs.all()
     values, chosen = input_values(recipe), [[run.id], *input_values(recipe)]
     sampling = {
@@ -388,7 +388,7 @@ def test_empty_boxes_and_numbers_out_of_range_are_refused_in_a_sentence(store, r
         assert "ratio must lie" in slicing.describe(store, [ratio, "block"], *values)
 
 
-def test_a_saved_recipe_is_loaded_again(tmp_path, recipe, monkeypatch):
+def test_a_saved_recipe_can_be_loaded(tmp_path, recipe, monkeypatch):
     monkeypatch.setattr(gr, "Info", lambda _: None)
     file = json.loads(sidebar.save_recipe(*input_values(recipe)))
     path = tmp_path / file["name"]
@@ -399,18 +399,18 @@ def test_a_saved_recipe_is_loaded_again(tmp_path, recipe, monkeypatch):
     assert choice[:2] == [recipe.method, recipe.policy]
 
 
-def test_an_address_opens_a_slot_and_a_tab():
+def test_an_address_selects_a_cell_and_a_tab():
     query = {"tab": "Compare", "layer": "2", "component": "ov"}
     slot, mark, tabs = selection.open_linked(("Spectra", "Compare"), query)
     assert slot == [2, "ov"]
     assert json.loads(mark) == [2, "ov", True]
     assert tabs.selected == "Compare"
-    # a click that came before this answer stays
+    # an earlier click is kept
     plain = selection.open_linked(("Spectra",), {})
     assert [update["__type__"] for update in plain] == ["update"] * 3
 
 
-def test_a_bound_handler_keeps_its_special_arguments_and_speaks_in_sentences():
+def test_a_bound_handler_keeps_its_special_arguments_and_raises_error_messages():
     def handler(store: str, event: gr.EventData, request: gr.Request, *values: int) -> str:
         raise lrcore.InputError("One sentence.")
 

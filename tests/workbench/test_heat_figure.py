@@ -1,4 +1,4 @@
-"""The heatmap of models whose layers do not all have the same components."""
+"""Heatmaps of models with different components per layer."""
 
 import json
 import math
@@ -14,7 +14,7 @@ ABOUT = {"kind": "aware", "block_influence": 0.5, "condition": math.inf}
 
 @pytest.fixture(scope="module")
 def table():
-    """Two layers; gate is of the first one alone, and down has another width in the second."""
+    """Return a table of two layers: only the first has gate, and the widths of down differ."""
     rows = [(0, "o", 8, 4.0), (0, "gate", 16, 8.0), (0, "down", 16, 12.0)]
     rows += [(1, "o", 8, 2.0), (1, "down", 10, 5.0)]
     columns = ("layer", "name", "full", "effective_rank")
@@ -26,7 +26,7 @@ def cells_and_texts(figure):
     return cells, dict(zip(zip(text["y"], text["x"], strict=True), text["text"], strict=True))
 
 
-def test_what_a_layer_lacks_stays_empty(table):
+def test_components_missing_in_a_layer_are_empty_cells(table):
     cells, text = cells_and_texts(heat_figure(table, "effective_rank", "aware"))
     shares = dict(zip(cells["y"], cells["z"], strict=True))
     assert shares == {"o": [0.5, 0.25], "gate": [0.5, None], "down": [0.75, 0.5]}
@@ -36,14 +36,16 @@ def test_what_a_layer_lacks_stays_empty(table):
     assert [cell[3] for cell in cells["customdata"][2]] == [16, 10]
 
 
-def test_what_is_infinite_says_so(table):
+def test_infinite_values_are_labeled_as_infinity(table):
     cells, text = cells_and_texts(heat_figure(table, "condition", "aware"))
     assert set(text.values()) == {"∞"}
     assert ("gate", 1) not in text
     assert cells["customdata"][0][0][2] is None  # JSON has no infinity
 
 
-def test_a_model_with_a_dense_first_layer_and_experts(tmp_path, tiny_llama, story_file):
+def test_the_heatmap_has_a_label_for_each_cell_of_a_model_with_experts(
+    tmp_path, tiny_llama, story_file
+):
     from tiny_models import family_folder
 
     folder = family_folder("deepseek_v3", tiny_llama, tmp_path / "model")
@@ -58,7 +60,7 @@ def test_a_model_with_a_dense_first_layer_and_experts(tmp_path, tiny_llama, stor
         assert {"kv_a", "kv_b", "down"} <= set(cells["y"])
 
 
-def test_the_groups_of_rows_have_titles_in_their_middle(table):
+def test_groups_of_rows_have_centered_titles(table):
     components = pd.DataFrame(
         [{"layer": layer, "name": "mlp", "full": 8, "effective_rank": 2.0} for layer in (0, 1)]
     ).assign(**ABOUT)

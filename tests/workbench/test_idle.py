@@ -1,4 +1,4 @@
-"""The cost of an idle page, and of an event."""
+"""The cost of an idle page and of an event."""
 
 import json
 import threading
@@ -21,8 +21,8 @@ def page(tmp_path_factory):
     return build_app(Store(tmp_path_factory.mktemp("runs")))
 
 
-def test_a_server_reads_its_runs_before_a_page_asks(tmp_path, monkeypatch):
-    """Of thousands, the first page would wait seconds for it."""
+def test_runs_are_read_before_the_first_page_opens(tmp_path, monkeypatch):
+    """Reading thousands of runs takes seconds."""
     monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
     read, original_all = threading.Event(), lrcore.Runs.all
     monkeypatch.setattr(lrcore.Runs, "all", lambda runs: original_all(runs) or read.set())
@@ -30,12 +30,12 @@ def test_a_server_reads_its_runs_before_a_page_asks(tmp_path, monkeypatch):
     assert read.wait(30)
 
 
-def test_no_clock_of_gradio_runs(page):
+def test_the_page_has_no_gradio_timer(page):
     assert not [block for block in page.blocks.values() if isinstance(block, gr.Timer)]
 
 
-def test_an_event_without_progress_touches_no_other_component(page):
-    """Gradio's page goes through the targets of every event so far, at every event."""
+def test_events_without_progress_update_no_loading_status(page):
+    """Gradio's page updates the status of each listed component at each event."""
     events = page.config["dependencies"]
     hidden = [event for event in events if event["show_progress"] == "hidden"]
     assert len(hidden) > 80
@@ -43,8 +43,8 @@ def test_an_event_without_progress_touches_no_other_component(page):
     assert {len(event["show_progress_on"]) for event in private} == {0}
 
 
-def test_the_fields_of_the_form_are_no_inputs_of_listeners(page):
-    """Gradio's page draws the status of every input so far, at every event."""
+def test_form_fields_are_not_inputs_of_listeners(page):
+    """Gradio's page draws the status of each input at each event."""
     fields = {
         block._id: block.elem_id
         for block in page.blocks.values()
@@ -57,7 +57,7 @@ def test_the_fields_of_the_form_are_no_inputs_of_listeners(page):
     assert {fields[part] for part in fields.keys() & inputs} == {"field-method", "field-policy"}
 
 
-def test_a_run_of_another_model_gives_no_check_mark(tmp_path, monkeypatch):
+def test_a_run_of_a_different_model_does_not_complete_the_step(tmp_path, monkeypatch):
     store, values = Store(tmp_path), input_values(lrcore.Recipe("demo-llama"))
     for model, is_done in (("demo-opt", False), ("demo-llama", True)):
         run = SimpleNamespace(recipe=lrcore.Recipe(model))
@@ -65,14 +65,14 @@ def test_a_run_of_another_model_gives_no_check_mark(tmp_path, monkeypatch):
         assert json.loads(polling.state(store, values)[-1])[2] is is_done
 
 
-def test_gradio_summarises_no_events(page):
+def test_gradio_does_not_summarize_events(page):
     queue = page._queue
     queue.events_recorded = 1
     record = {"time": time.time(), "status": "success", "process_time": 1.0, "function": "on_poll"}
     assert queue.compute_analytics_summary([record]) == {"functions": {}}
 
 
-def test_the_version_changes_with_what_is_shown_and_with_nothing_else(tmp_path):
+def test_the_version_changes_only_with_displayed_content(tmp_path):
     store = Store(tmp_path)
     seen = [polling.version(store)]
     assert polling.version(store) == seen[0]
@@ -82,14 +82,14 @@ def test_the_version_changes_with_what_is_shown_and_with_nothing_else(tmp_path):
     seen.append(polling.version(store))
     store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), None))
     end = time.monotonic() + 60
-    while store.live.peek("key") is None:  # its error: there is no such model
+    while store.live.peek("key") is None:  # an error, since the model does not exist
         assert time.monotonic() < end
         time.sleep(0.02)
     seen.append(polling.version(store))
     assert len({*seen}) == 4
 
 
-def test_something_runs_while_a_figure_is_measured_or_a_job_waits(tmp_path, monkeypatch):
+def test_the_server_is_busy_during_a_measurement_or_with_a_waiting_job(tmp_path, monkeypatch):
     store = Store(tmp_path)
     assert not polling.is_busy(store)
     monkeypatch.setattr(store.live, "_lacks_figure", lambda request: True)
@@ -101,8 +101,8 @@ def test_something_runs_while_a_figure_is_measured_or_a_job_waits(tmp_path, monk
     assert polling.is_busy(store)
 
 
-def test_the_queue_of_a_server_at_rest_is_looked_at_seldom(page):
+def test_the_queue_of_an_idle_server_is_checked_rarely(page):
     assert page._queue.sleep_when_free >= 0.02
     assert page._queue.progress_update_sleep_when_free >= 1
     tracked_progress = {event.show_progress for event in page.fns.values() if event.tracks_progress}
-    assert not tracked_progress  # no event tells `gr.Progress`, which is looked at as seldom
+    assert not tracked_progress  # no event uses `gr.Progress`, which is checked as rarely

@@ -1,4 +1,4 @@
-"""Values that a browser sends for fields before it shows the server's update of the fields."""
+"""Values of fields that the browser has not updated yet."""
 
 import gradio as gr
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from workbench.server.input_checks import check_value
 
 
-def test_a_list_that_is_empty_in_the_browser_yet_is_no_mistake() -> None:
-    """The server has filled it and chosen from it meanwhile."""
+def test_a_list_accepts_values_from_before_and_after_its_update() -> None:
+    """The server may have filled the list before the browser shows it."""
     opened = gr.Dropdown([], label="Measured on")
     updated = gr.Dropdown(["stories"], value="stories", label="Measured on")
     state = {opened._id: updated}
@@ -17,6 +17,6 @@ def test_a_list_that_is_empty_in_the_browser_yet_is_no_mistake() -> None:
         check_value(opened, "another", state)
 
 
-def test_a_list_that_was_never_empty_is_sent_with_a_choice() -> None:
+def test_a_list_that_was_never_empty_needs_a_choice() -> None:
     with pytest.raises(gr.Error, match="takes one choice, got none"):
         check_value(gr.Dropdown(["a3"], value="a3", label="Method"), None)

@@ -1,10 +1,10 @@
-"""Records of jobs on disk: what survives a restart, an earlier version, a hand that edited it."""
+"""Records of jobs on disk after restarts, upgrades and manual edits."""
 
 import json
 import os
 
 import pytest
-from kinds_of_job import TEST_KINDS, Steps, Unkept, ended
+from kinds_of_job import TEST_KINDS, Steps, Unstored, wait_for_job
 
 import lrcore
 from lrcore.system import locks
@@ -15,29 +15,27 @@ from workbench.state.job_record import JobRecord
 from workbench.views import job_markup
 
 
-def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_path):
+def test_a_restart_lists_finished_jobs_and_offers_interrupted_ones(bench, tmp_path):
     jobs, gate, _ = bench
     gate.set()
-    done = ended(jobs, jobs.submit(Steps(0)))
+    done = wait_for_job(jobs, jobs.submit(Steps(0)))
     gate.clear()
     running = jobs.submit(Steps(1))
-    unkept = jobs.submit(Unkept(2))
+    unstored = jobs.submit(Unstored(2))
     jobs.mark_read(done.id)
     restarted = JobQueue(tmp_path, TEST_KINDS, lambda record: [])
     assert restarted.get(done.id).state == "done"
     assert restarted.get(done.id).was_read
     assert restarted.get(running.id).state == "interrupted"
-    assert restarted.get(unkept.id) is None
+    assert restarted.get(unstored.id) is None
     fresh = restarted.restart(running.id)
     assert fresh.job == Steps(1)
-    assert ended(restarted, fresh).state == "done"
+    assert wait_for_job(restarted, fresh).state == "done"
     assert restarted.get(running.id) is None
     gate.set()
 
 
-def test_a_job_that_is_cancelled_and_forgotten_while_it_is_queued_stays_forgotten(
-    bench, tmp_path, monkeypatch
-):
+def test_a_job_canceled_and_removed_while_it_is_queued_stays_removed(bench, tmp_path, monkeypatch):
     jobs, gate, _ = bench
     gate.set()
     write = jobs._write
@@ -53,7 +51,7 @@ def test_a_job_that_is_cancelled_and_forgotten_while_it_is_queued_stays_forgotte
     assert JobQueue(tmp_path, TEST_KINDS, lambda record: []).all() == []
 
 
-def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_stay(tmp_path):
+def test_incomplete_records_of_a_killed_server_are_removed_and_locked_ones_are_kept(tmp_path):
     abandoned, written = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
     for path in (abandoned, written):
         path.touch()
@@ -63,7 +61,7 @@ def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_sta
     lock.release()
 
 
-ODD = (
+INVALID_FIELDS = (
     *(("id", value) for value in ("other", 5, "../other")),
     *(("title", value) for value in (5, None)),
     *(("state", value) for value in ("flying", 5)),
@@ -76,8 +74,8 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize(("field", "value"), ODD, ids=str)
-def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
+@pytest.mark.parametrize(("field", "value"), INVALID_FIELDS, ids=str)
+def test_a_record_with_an_invalid_field_is_skipped(field, value, tmp_path):
     record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="good")
     (tmp_path / "good.json").write_text(json.dumps(record.to_dict()))
     odd = record.to_dict() | {"id": "odd"} | {field: value}
@@ -88,13 +86,13 @@ def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
 
 
 @pytest.mark.parametrize("field", [("log", [5]), ("curve", ["x"]), ("stages", [{"name": 5}])])
-def test_a_record_with_an_odd_entry_is_left_out(field, tmp_path):
+def test_a_record_with_an_invalid_entry_of_a_list_is_skipped(field, tmp_path):
     record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="odd")
     (tmp_path / "odd.json").write_text(json.dumps(record.to_dict() | dict([field])))
     assert JobQueue(tmp_path, KINDS, lambda record: []).all() == []
 
 
-def test_the_server_of_a_record_may_be_anything(tmp_path):
+def test_an_invalid_server_of_a_record_is_ignored(tmp_path):
     record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="one")
     for server in (5, None, [], {}):
         (tmp_path / "one.json").write_text(json.dumps(record.to_dict() | {"server": server}))
@@ -104,14 +102,14 @@ def test_the_server_of_a_record_may_be_anything(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_among_the_records_is_left_out(make, tmp_path):
+def test_special_files_among_the_records_are_skipped(make, tmp_path):
     make(tmp_path / "odd.json")
     (tmp_path / "endless.json").symlink_to("/dev/zero")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     assert JobQueue(tmp_path, KINDS, lambda record: []).all() == []
 
 
-def test_a_broken_record_is_left_out(tmp_path):
+def test_a_corrupt_record_is_skipped(tmp_path):
     (tmp_path / "x.json").write_text("{not json")
     (tmp_path / "y.json").write_text(json.dumps({"unknown": 1}))
     assert JobQueue(tmp_path, {}, lambda record: []).all() == []
@@ -119,7 +117,7 @@ def test_a_broken_record_is_left_out(tmp_path):
 
 RECIPE = lrcore.Recipe(ratio=0.3, rank_overrides={"0.qk": 4})
 SETTINGS = {"data": "stories", "samples": 2, "seq_len": 32, "sampling": "first", "seed": 0}
-BEFORE = {  # records as earlier versions wrote them: kind and spec
+FORMER_SPECS = {  # specs of records of earlier versions by kind
     "compress": {"recipe": RECIPE.to_dict(), "name": "x", "evaluation": SETTINGS},
     "shorten": {
         "recipe": RECIPE.to_dict(),
@@ -153,13 +151,13 @@ BEFORE = {  # records as earlier versions wrote them: kind and spec
 }
 
 
-@pytest.mark.parametrize("kind", BEFORE)
-def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, tmp_path):
+@pytest.mark.parametrize("kind", FORMER_SPECS)
+def test_a_record_of_an_earlier_version_is_read_and_can_be_restarted(kind, tmp_path):
     record = {
         "id": "abc",
         "kind": kind,
         "title": "its title",
-        "spec": BEFORE[kind],
+        "spec": FORMER_SPECS[kind],
         "state": "running",
         "stage": "compress",
         "done": 1,
@@ -176,9 +174,11 @@ def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, t
     (old,) = jobs.all()
     current = FORMER_KINDS.get(kind, kind)
     assert (old.kind, old.title, old.state) == (current, "its title", "interrupted")
-    restarted = ended(jobs, jobs.restart("abc"))
+    restarted = wait_for_job(jobs, jobs.restart("abc"))
     assert (restarted.job, restarted.title, restarted.result) == (old.job, "its title", ["made"])
-    fields = {"run_id" if name == "run" else name: value for name, value in BEFORE[kind].items()}
+    fields = {
+        "run_id" if name == "run" else name: value for name, value in FORMER_SPECS[kind].items()
+    }
     if "stock" in fields:
         fields["target"] = "transformers-stock" if fields.pop("stock") else "transformers"
     stored = json.loads((tmp_path / f"{restarted.id}.json").read_text())["job"]
@@ -204,11 +204,11 @@ def test_a_job_shows_the_name_of_its_run_before_the_description(kind, fields):
 
 def test_every_kind_has_a_title_and_a_row():
     details = KINDS["details"](("run-1",), lrcore.EvaluationSettings("stories", 2, 16))
-    former = {FORMER_KINDS.get(kind, kind) for kind in BEFORE}
+    former = {FORMER_KINDS.get(kind, kind) for kind in FORMER_SPECS}
     assert KINDS.keys() == {*former, "analyze", "survey", "details", "table"}
     table = KINDS["table"]("a3-table10", lrcore.Sweep.read("a3-table10"))
-    of_others = {"details": details, "table": table}
-    for kind in ("analyze", "survey", *of_others):
-        job = of_others.get(kind) or KINDS[kind](RECIPE)
+    special_jobs = {"details": details, "table": table}
+    for kind in ("analyze", "survey", *special_jobs):
+        job = special_jobs.get(kind) or KINDS[kind](RECIPE)
         assert job.title
         assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job

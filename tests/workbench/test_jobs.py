@@ -1,4 +1,4 @@
-"""The queue: order, cancel, time left, what lacks room."""
+"""The job queue: order, cancellation, remaining time and full disks."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from kinds_of_job import TEST_KINDS, Broken, Once, Steps, Wrong, Yielding, ended
+from kinds_of_job import TEST_KINDS, Broken, Once, Steps, Wrong, Yielding, wait_for_job
 
 import lrcore
 from lrcore.system.errors import ResourceError
@@ -22,18 +22,18 @@ from workbench.state.job_record import JobRecord
 from workbench.views import job_markup
 
 
-def test_jobs_run_in_order_and_say_how_many_come_first(bench):
+def test_jobs_run_in_order_and_have_a_position(bench):
     jobs, gate, order = bench
     queued = [jobs.submit(Steps(n)) for n in range(3)]
     assert [jobs.position(job) for job in queued] == [0, 1, 2]
     gate.set()
-    assert [ended(jobs, job).state for job in queued] == ["done"] * 3
+    assert [wait_for_job(jobs, job).state for job in queued] == ["done"] * 3
     assert order == [0, 1, 2]
     assert jobs.get(queued[0].id).result == ["run-1"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads share a priority")
-def test_what_redraws_the_page_goes_before_a_job(tmp_path):
+def test_a_job_has_a_lower_priority_than_the_page(tmp_path):
     priority, seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), []
 
     def work(record):
@@ -41,12 +41,12 @@ def test_what_redraws_the_page_goes_before_a_job(tmp_path):
         return []
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
-    ended(jobs, jobs.submit(Steps(0)))
+    wait_for_job(jobs, jobs.submit(Steps(0)))
     assert seen == [max(priority, JOB_NICENESS)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
 
 
-def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
+def test_clients_take_turns_regardless_of_their_number_of_jobs(tmp_path):
     client, gate, order = ["first"], threading.Event(), []
 
     def work(record):
@@ -56,18 +56,18 @@ def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work, lambda: client[0])
     queued = [jobs.submit(Steps(n)) for n in range(4)]
-    begun(order)
+    wait_for_start(order)
     client[0] = "second"
     queued += [jobs.submit(Steps(n)) for n in (10, 11)]
     client[0] = "third"
     queued.append(jobs.submit(Steps(20)))
     assert [record.job.n for record in jobs.waiting()] == [0, 10, 20, 1, 11, 2, 3]
     gate.set()
-    assert {ended(jobs, record).state for record in queued} == {"done"}
+    assert {wait_for_job(jobs, record).state for record in queued} == {"done"}
     assert order == [0, 10, 20, 1, 11, 2, 3]
 
 
-def test_the_queue_takes_no_more_than_its_limits(bench, monkeypatch):
+def test_the_number_of_waiting_jobs_is_limited(bench, monkeypatch):
     jobs, gate, _ = bench
     monkeypatch.setattr("workbench.state.job_queue.MAX_WAITING", 3)
     queued = [jobs.submit(Steps(n)) for n in range(3)]
@@ -84,10 +84,10 @@ def test_the_queue_takes_no_more_than_its_limits(bench, monkeypatch):
     jobs._client = lambda: "two"
     queued.append(jobs.submit(Steps(7)))
     gate.set()
-    assert [ended(jobs, job).state for job in queued[3:]] == ["done"] * 3
+    assert [wait_for_job(jobs, job).state for job in queued[3:]] == ["done"] * 3
 
 
-def test_a_kind_of_job_without_its_work_is_refused():
+def test_a_kind_of_job_needs_a_run_method():
     class Idle(Job):
         kind = title = "idle"
 
@@ -95,23 +95,23 @@ def test_a_kind_of_job_without_its_work_is_refused():
         Idle()
 
 
-def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
+def test_waiting_and_running_jobs_can_be_canceled(bench):
     jobs, gate, order = bench
     first = jobs.submit(Steps(0))
-    while not order:  # it has begun
+    while not order:  # until the job starts
         time.sleep(0.01)
     second, third = (jobs.submit(Steps(n)) for n in (1, 2))
     jobs.cancel(second.id)
     assert second.state == "cancelled"
     jobs.cancel(first.id)
     gate.set()
-    assert ended(jobs, first).state == "cancelled"
+    assert wait_for_job(jobs, first).state == "cancelled"
     assert first.done < 4
-    assert ended(jobs, third).state == "done"
+    assert wait_for_job(jobs, third).state == "done"
     assert order == [0, 2]
 
 
-def test_the_status_bar_of_a_browser_shows_its_jobs(tmp_path):
+def test_the_status_bar_shows_the_jobs_of_its_browser(tmp_path):
     gate, browser = threading.Event(), ["first"]
     jobs = JobQueue(tmp_path, TEST_KINDS, lambda _: gate.wait(10) and [], lambda: browser[0])
     jobs.submit(Steps(0))
@@ -129,55 +129,55 @@ def test_the_status_bar_of_a_browser_shows_its_jobs(tmp_path):
     for n in range(3):
         assert f"job {n}" in job_markup.job_list(jobs)
     gate.set()
-    ended(jobs, last)
+    wait_for_job(jobs, last)
     assert "job 0" in job_markup.status_bar(jobs, "first")
-    restarted_queue = JobQueue(tmp_path, TEST_KINDS, lambda _: [])  # whose they were is not stored
+    restarted_queue = JobQueue(tmp_path, TEST_KINDS, lambda _: [])  # browsers are not stored
     assert "job" in job_markup.status_bar(restarted_queue, "fourth")
 
 
-def begun(order, count=1):
+def wait_for_start(order, count=1):
     end = time.monotonic() + 10
     while len(order) < count:
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_a_job_that_yields_lets_others_go_first_and_runs_after_them(bench):
+def test_a_preemptible_job_is_paused_for_other_jobs(bench):
     jobs, gate, order = bench
     first = jobs.submit(Yielding(0))
-    begun(order)
+    wait_for_start(order)
     later, requested = jobs.submit(Yielding(1)), jobs.submit(Steps(2))
     assert jobs.position(requested) < jobs.position(later)
     gate.set()
-    assert [ended(jobs, job).state for job in (requested, first, later)] == ["done"] * 3
+    assert [wait_for_job(jobs, job).state for job in (requested, first, later)] == ["done"] * 3
     assert order == [0, 2, 0, 1]
     assert any("paused for another job" in line for line in first.log)
 
 
-def test_a_job_waits_for_the_one_that_computes_what_it_needs(bench):
+def test_a_job_waits_for_its_prerequisite(bench):
     jobs, gate, order = bench
     first = jobs.submit(Yielding(0))
-    begun(order)
+    wait_for_start(order)
     requested = jobs.submit(Steps(0))
     gate.set()
-    assert [ended(jobs, job).state for job in (first, requested)] == ["done"] * 2
+    assert [wait_for_job(jobs, job).state for job in (first, requested)] == ["done"] * 2
     assert order == [0, 0]
 
 
-def test_a_job_that_was_put_off_can_be_cancelled(bench):
+def test_a_paused_job_can_be_canceled(bench):
     jobs, gate, order = bench
     first = jobs.submit(Yielding(0))
-    begun(order)
+    wait_for_start(order)
     requested = jobs.submit(Steps(1))
     jobs.cancel(first.id)
     gate.set()
-    assert ended(jobs, first).state == "cancelled"
-    assert ended(jobs, requested).state == "done"
+    assert wait_for_job(jobs, first).state == "cancelled"
+    assert wait_for_job(jobs, requested).state == "done"
     assert order == [0, 1]
 
 
-def test_cancel_stops_within_a_layer(tmp_path):
-    """A stage that reports no progress, but runs a network."""
+def test_canceling_stops_a_job_within_a_layer(tmp_path):
+    """The stage reports no progress but calls a network."""
     network = torch.nn.Sequential(torch.nn.Identity())
     began, passes = threading.Event(), []
 
@@ -191,16 +191,16 @@ def test_cancel_stops_within_a_layer(tmp_path):
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
     job = jobs.submit(Steps(0))
     assert began.wait(10)
-    network(torch.zeros(1))  # another thread is not asked
+    network(torch.zeros(1))  # other threads are not canceled
     jobs.cancel(job.id)
-    assert ended(jobs, job).state == "cancelled"
+    assert wait_for_job(jobs, job).state == "cancelled"
     assert sum(passes) <= 1
     network(torch.zeros(1))
     assert words.compress.CANCELING in job_markup.steps(job)
 
 
-def test_cancel_stops_where_no_network_runs(tmp_path):
-    """Within a library, say, that takes every exception for a failure of its own."""
+def test_canceling_stops_a_job_that_calls_no_network(tmp_path):
+    """As in a library that suppresses every exception."""
     began = threading.Event()
 
     def work(record):
@@ -213,19 +213,19 @@ def test_cancel_stops_where_no_network_runs(tmp_path):
     job = jobs.submit(Steps(0))
     assert began.wait(10)
     jobs.cancel(job.id)
-    assert ended(jobs, job).state == "cancelled"
+    assert wait_for_job(jobs, job).state == "cancelled"
 
 
-def test_failures_become_one_line(bench):
+def test_errors_are_reported_in_one_line(bench):
     jobs, *_ = bench
-    assert ended(jobs, jobs.submit(Wrong())).error == "no such thing: write another"
-    error = ended(jobs, jobs.submit(Broken())).error
+    assert wait_for_job(jobs, jobs.submit(Wrong())).error == "no such thing: write another"
+    error = wait_for_job(jobs, jobs.submit(Broken())).error
     assert error.startswith("RuntimeError: first line")
     assert "second" not in error
 
 
-def test_a_failure_that_is_no_exception_leaves_the_worker_for_the_next_job(tmp_path):
-    """Such as the panic of a library in Rust."""
+def test_the_worker_survives_a_base_exception(tmp_path):
+    """As raised by the panic of a Rust library."""
 
     def work(record):
         if record.kind == "broken":
@@ -233,11 +233,11 @@ def test_a_failure_that_is_no_exception_leaves_the_worker_for_the_next_job(tmp_p
         return ["run-1"]
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
-    assert ended(jobs, jobs.submit(Broken())).error.startswith("BaseException: panic")
-    assert ended(jobs, jobs.submit(Steps(0))).result == ["run-1"]
+    assert wait_for_job(jobs, jobs.submit(Broken())).error.startswith("BaseException: panic")
+    assert wait_for_job(jobs, jobs.submit(Steps(0))).result == ["run-1"]
 
 
-def test_an_equal_job_that_is_wanted_once_joins_the_first(bench):
+def test_an_equal_unique_job_is_not_queued_twice(bench):
     jobs, gate, _ = bench
     first_job = jobs.submit(Once(1))
     assert jobs.submit(Once(1)) is first_job
@@ -247,17 +247,17 @@ def test_an_equal_job_that_is_wanted_once_joins_the_first(bench):
     gate.set()
 
 
-def test_pressing_start_again_twice_queues_one_job(bench):
+def test_restarting_a_job_twice_queues_one_job(bench):
     jobs, gate, _ = bench
     gate.set()
-    done = ended(jobs, jobs.submit(Steps(0)))
+    done = wait_for_job(jobs, jobs.submit(Steps(0)))
     jobs.restart(done.id)
     with pytest.raises(lrcore.InputError, match="restarted before"):
         jobs.restart(done.id)
     assert len(jobs.all()) == 1
 
 
-def test_time_left_comes_from_measured_units(monkeypatch):
+def test_the_remaining_time_is_estimated_from_measured_steps(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: clock[0])
     job = JobRecord(Steps(), state="running")
@@ -271,7 +271,7 @@ def test_time_left_comes_from_measured_units(monkeypatch):
     assert job.eta() is None
 
 
-def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
+def test_stages_have_their_duration_and_its_estimate(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: clock[0])
     job = JobRecord(Steps(), state="running")
@@ -282,7 +282,7 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
 
     run("load", 0, 1, 0.4)
     run("load", 1, 1, 0)
-    run("compress", 2, 6, 4)  # resumed: two of six were done
+    run("compress", 2, 6, 4)  # resumed after two of six steps
     assert "4 s elapsed" in job_markup.steps(job)
     run("compress", 3, 6, 12)
     run("compress", 5, 6, 2)
@@ -293,7 +293,7 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
     row = job_markup.job_row(job, 0)
     assert words in row
     assert "7 s elapsed · about 7 s left" in row
-    job.progress("evaluate both", 0, 4)  # of another run
+    job.progress("evaluate both", 0, 4)  # of the next run
     assert f"{words} · evaluate both 7.0 s (estimated 14 s)" in job_markup.job_row(job, 0)
     job.end("done")
     restored = JobRecord.from_dict(json.loads(json.dumps(job.to_dict())), TEST_KINDS)
@@ -303,7 +303,7 @@ def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Records cannot be written while `full_disk` holds something."""
+    """Make writing records fail while the returned list is not empty."""
     write, full = write_text, ["the disk"]
 
     def refused(path, text):
@@ -315,7 +315,7 @@ def full_disk(monkeypatch):
     return full
 
 
-def test_a_job_whose_record_has_no_room_is_refused_and_the_queue_goes_on(bench, full_disk):
+def test_a_job_without_disk_space_for_its_record_is_refused(bench, full_disk):
     jobs, gate, _ = bench
     full_disk.clear()
     first = jobs.submit(Steps(0))
@@ -324,20 +324,20 @@ def test_a_job_whose_record_has_no_room_is_refused_and_the_queue_goes_on(bench, 
         jobs.submit(Steps(1))
     assert jobs.all() == [first]
     gate.set()
-    assert ended(jobs, first).state == "done"
+    assert wait_for_job(jobs, first).state == "done"
     assert "not written" in first.log[-1]
     full_disk.clear()
-    assert ended(jobs, jobs.submit(Steps(2))).state == "done"
+    assert wait_for_job(jobs, jobs.submit(Steps(2))).state == "done"
 
 
-def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_disk, tmp_path):
+def test_a_job_is_kept_if_a_full_disk_prevents_its_restart(bench, full_disk, tmp_path):
     jobs, gate, order = bench
     full_disk.clear()
     gate.set()
-    done = ended(jobs, jobs.submit(Steps(0)))
+    done = wait_for_job(jobs, jobs.submit(Steps(0)))
     gate.clear()
     jobs.submit(Steps(1))
-    begun(order, 2)
+    wait_for_start(order, 2)
     full_disk.append("the disk")
     with pytest.raises(ResourceError):
         jobs.restart(done.id)
@@ -356,7 +356,7 @@ def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_d
         (OSError(28, "No space left on device"), "the disk is full"),
     ],
 )
-def test_a_lack_of_memory_is_a_sentence_and_the_next_job_runs(tmp_path, error, sentence):
+def test_a_lack_of_memory_is_reported_and_the_next_job_runs(tmp_path, error, sentence):
     errors = [error]
 
     def work(record):
@@ -365,8 +365,8 @@ def test_a_lack_of_memory_is_a_sentence_and_the_next_job_runs(tmp_path, error, s
         return []
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
-    failed = ended(jobs, jobs.submit(Steps(0)))
+    failed = wait_for_job(jobs, jobs.submit(Steps(0)))
     assert failed.state == "failed"
     assert sentence in failed.error
     assert "server's log" not in failed.error
-    assert ended(jobs, jobs.submit(Steps(1))).state == "done"
+    assert wait_for_job(jobs, jobs.submit(Steps(1))).state == "done"

@@ -1,4 +1,4 @@
-"""A model of 80 layers, 8192 wide: what the page is sent stays small, and true."""
+"""Figures of a model with 80 layers and a hidden size of 8192."""
 
 import json
 
@@ -18,7 +18,7 @@ def analysis():
     return large_model.analysis()
 
 
-def test_one_cell_is_sent_at_a_time_and_thinned(analysis):
+def test_the_curves_of_a_cell_are_thinned(analysis):
     for name in ("qk", "mlp", "down"):
         values_json, energy, _ = cell_figures(analysis, HeatmapCell(57, name, rank=100), log=True)
         assert len(values_json) + len(energy) < 60_000
@@ -29,8 +29,8 @@ def test_one_cell_is_sent_at_a_time_and_thinned(analysis):
             np.testing.assert_allclose(trace["y"], values[ranks - 1])
 
 
-def test_thinned_curves_stay_close_on_the_log_axis(analysis):
-    """What is drawn between two points is off by less than a line is wide: 2 of 330 pixels."""
+def test_thinned_curves_are_close_to_all_values_on_the_log_axis(analysis):
+    """The error of interpolated values is below the width of a line: 2 of 330 pixels."""
     values = np.log10(analysis.values(79, "mlp", "raw"))
     ranks = np.arange(1, len(values) + 1)
     drawn_ranks = np.array(thinned_indices(len(values))) + 1
@@ -38,13 +38,13 @@ def test_thinned_curves_stay_close_on_the_log_axis(analysis):
     assert error < 2 / 330 * np.ptp(values)
 
 
-def test_the_heatmap_is_one_number_for_each_cell(analysis):
+def test_the_heatmap_has_one_number_per_cell(analysis):
     figure = heat_figure(analysis.table(0.9), "effective_rank", "aware")
     assert len(figure) < 80_000
     assert len(json.loads(figure)["data"][0]["z"]) == len(large_model.HEADS | large_model.COUNTS)
 
 
-def test_a_threshold_moves_the_energy_rank_alone(analysis):
+def test_a_threshold_changes_only_the_energy_rank(analysis):
     low, high = analysis.table(0.5), analysis.table(0.99)
     assert (low["energy_rank"] <= high["energy_rank"]).all()
     assert (low["energy_rank"] < high["energy_rank"]).any()

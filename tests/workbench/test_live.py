@@ -1,6 +1,4 @@
-"""The live figure: of the newest request, one at a time, equal to what compressing and measuring
-gives.
-"""
+"""The live perplexity of the displayed plan, measured in the background."""
 
 import math
 import threading
@@ -49,7 +47,7 @@ def request(factors, recipe, browser="one"):
     return LiveRequest(figure_key(factors, recipe, plan), browser, factors, recipe, plan)
 
 
-def settled(live, key, seconds=120):
+def wait_for_figure(live, key, seconds=120):
     end = time.monotonic() + seconds
     while live.peek(key) is None:
         assert time.monotonic() < end
@@ -57,17 +55,17 @@ def settled(live, key, seconds=120):
     return live.peek(key)
 
 
-def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
+def test_the_newest_request_is_measured_and_equals_the_evaluation_of_the_core(factors):
     live = LiveMeasurements(ObjectCache())
     requests = [request(factors, small(ratio=ratio)) for ratio in (0.5, 0.4, 0.3)]
     for live_request in requests:
         live.request(live_request)
     assert live.newest("one") == requests[-1].key
-    figure = settled(live, requests[-1].key)
+    figure = wait_for_figure(live, requests[-1].key)
     assert [live.peek(live_request.key) for live_request in requests[:-1]] == [
         None,
         None,
-    ]  # nobody looks at them any longer
+    ]  # no page displays them
     model = lrcore.load(MODEL)
     result = lrcore.evaluate(
         lrcore.compress(model, requests[-1].recipe, factors),
@@ -80,7 +78,7 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
     assert figure.protocol["tokens"] == WINDOWS * LENGTH
 
 
-def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
+def test_a_job_measures_in_its_own_thread_and_each_figure_once(factors):
     live, live_request, dense = (
         LiveMeasurements(ObjectCache()),
         request(factors, small(ratio=0.3)),
@@ -106,21 +104,21 @@ def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
     assert live.peek(other_request.key) is None
 
 
-def measured(perplexity, spread=0.0, **protocol):
-    """A figure of four windows, whose losses differ by a spread of nats."""
+def make_figure(perplexity, spread=0.0, **protocol):
+    """Return a figure of four windows with losses that differ by a spread in nats."""
     steps = (-spread, spread, -spread, spread)
     return LiveFigure(
         perplexity, 1.5, protocol, losses=tuple(log(perplexity) + step for step in steps)
     )
 
 
-def test_more_windows_on_request_take_the_place_of_fewer_and_begin_with_them(factors):
+def test_a_measurement_of_more_windows_extends_the_first_one(factors):
     live, recipe = LiveMeasurements(ObjectCache()), small(ratio=0.4)
     live_request = request(factors, recipe)
     live.request(live_request)
-    few = settled(live, live_request.key)
+    few = wait_for_figure(live, live_request.key)
     live.request(replace(live_request, windows=MORE_WINDOWS))
-    live.request(live_request)  # the page was drawn again meanwhile
+    live.request(live_request)  # the page was redrawn in the meantime
     end = time.monotonic() + 120
     while live.is_measuring_more(live_request.browser):
         assert time.monotonic() < end
@@ -133,15 +131,15 @@ def test_more_windows_on_request_take_the_place_of_fewer_and_begin_with_them(fac
     assert abs(change) < 1e-6
     assert error < 1e-6
     live.request(live_request)
-    assert not live.is_measuring_more(live_request.browser)  # nothing is measured again
+    assert not live.is_measuring_more(live_request.browser)  # measured already
 
 
-def test_ranks_on_show_are_held_against_even_ones():
+def test_displayed_ranks_are_compared_with_uniform_ranks():
     def message(perplexity, even, spread=0.001):
         return markup.uniform_cell(
             "p",
-            None if perplexity is None else measured(perplexity, spread),
-            None if even is None else measured(even),
+            None if perplexity is None else make_figure(perplexity, spread),
+            None if even is None else make_figure(even),
         )
 
     assert words.allocation.MEASURING in message(2.0, None)
@@ -153,29 +151,29 @@ def test_ranks_on_show_are_held_against_even_ones():
     assert "helps" in message(1.7, 2.0)
     assert "Better than uniform ranks by 15.0% ± 0.0%" in message(1.7, 2.0)
     assert "No significant difference" in message(2.002, 2.0)
-    # a spread of 0.1 nats over four windows: 0.058 from window to window, 11.5 % twice
+    # a spread of 0.1 nats: a standard error of 0.058 over four windows, 11.5 % twice
     assert "helps" not in message(1.8, 2.0, spread=0.1)
     assert "helps" in message(1.7, 2.0, spread=0.1)
     assert "loss is not finite" in markup.uniform_cell(
-        "p", LiveFigure(None, 1.5, {}), measured(2.0)
+        "p", LiveFigure(None, 1.5, {}), make_figure(2.0)
     )
 
 
-def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
+def test_the_ranking_names_the_lowest_and_includes_the_displayed_plan():
     result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 48, 0.012) for i in range(50))
     message = markup.ranking(result)
     assert "held-out sample: a3 with p0." in message
     assert "a3 with p48 (this plan) is 32.0% above it" in message
-    assert "+0.7% ± 1.2%</td>" in message  # of p1
+    assert "+0.7% ± 1.2%</td>" in message  # the row of p1
     assert message.count("<tr class") == markup.MOST_RANKED + 1
     assert (
         2 * len(lrcore.list_methods()) <= markup.MOST_RANKED
-    )  # every method by a policy and uniform
+    )  # each method with a policy and with uniform ranks
     assert markup.ranking(result[:1]) == ""
 
 
-def test_a_figure_of_more_windows_is_ranked_on_those_that_all_have():
-    few, many = measured(2.0, 0.01), measured(1.9, 0.02)
+def test_figures_are_ranked_on_their_common_windows():
+    few, many = make_figure(2.0, 0.01), make_figure(1.9, 0.02)
     many = replace(many, perplexity=2.4, losses=(*many.losses, *[log(3.0)] * 4))
     low, high = rank_figures([("a3", "uniform", few), ("a3", "softmax", many)], ("a3", "softmax"))
     assert (low.perplexity, high.perplexity) == (pytest.approx(1.9), 2.0)
@@ -184,8 +182,8 @@ def test_a_figure_of_more_windows_is_ranked_on_those_that_all_have():
     assert rank_figures([], ("a3", "softmax")) == []
 
 
-def test_no_verdict_rests_on_calibration_text():
-    seen = [measured(value, on_calibration_text=True) for value in (2.3, 2.0)]
+def test_calibration_text_gives_no_verdict():
+    seen = [make_figure(value, on_calibration_text=True) for value in (2.3, 2.0)]
     message = markup.uniform_cell("p", *seen)
     assert words.allocation.NOT_HELD_OUT in message
     assert "hurts" not in message
@@ -196,12 +194,12 @@ def test_no_verdict_rests_on_calibration_text():
     candidates = (1.5, "a3", "uniform", True, math.nan), (1.6, "a3", "softmax", False, math.nan)
     ranked = markup.ranking(candidates, held_out=False)
     assert "%</td>" in ranked
-    assert "±" not in ranked  # of a single window
+    assert "±" not in ranked  # from a single window
     assert words.allocation.RANKED_ON_CALIBRATION_TEXT in ranked
     assert "a3 with uniform." not in ranked
 
 
-def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text, story_file):
+def test_the_live_figure_of_a_file_uses_its_held_out_tail(tmp_path, story_text, story_file):
     path = tmp_path / "long.txt"
     path.write_text(" ".join([story_text] * 4), encoding="utf-8")
     dense, live = lrcore.load(MODEL), LiveMeasurements(ObjectCache())
@@ -217,10 +215,10 @@ def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text,
         assert (figure.protocol["source"], figure.is_held_out) == (source, held_out)
         cell_html = markup.actual_cell(live_request.key, figure)
         assert data.name in cell_html
-        assert str(data.parent) not in cell_html  # of which a narrow line would show nothing else
+        assert str(data.parent) not in cell_html  # a narrow cell would show only the folder
 
 
-def test_the_bars_say_where_most_and_least_is_kept(factors):
+def test_the_caption_of_the_bars_names_the_highest_and_the_lowest_rank(factors):
     even = lrcore.allocate(factors, small(ratio=0.3))
     assert uniform_message(even, even) == words.allocation.UNIFORM_BARS
     plan = lrcore.allocate(factors, small(ratio=0.3, rank_overrides={"2.qk": 2, "4.mlp": 688}))
@@ -237,12 +235,12 @@ def test_each_browser_has_its_own_request(factors):
     )
     live.request(first)
     live.request(second)
-    assert settled(live, first.key).perplexity < settled(live, second.key).perplexity
+    assert (
+        wait_for_figure(live, first.key).perplexity < wait_for_figure(live, second.key).perplexity
+    )
 
 
-def test_a_figure_that_a_page_looks_at_stays_however_many_are_measured_meanwhile(
-    factors, monkeypatch
-):
+def test_a_displayed_figure_is_never_evicted(factors, monkeypatch):
     monkeypatch.setattr(live_figures, "MAX_FIGURES", 2)
     live, plans = (
         LiveMeasurements(ObjectCache()),
@@ -255,16 +253,16 @@ def test_a_figure_that_a_page_looks_at_stays_however_many_are_measured_meanwhile
     assert live.peek(plans[2].key) is not None
 
 
-def test_a_figure_that_cannot_be_had_says_why(factors):
+def test_a_failed_measurement_has_an_error(factors):
     live, live_request = (
         LiveMeasurements(ObjectCache()),
         request(factors, small(ratio=0.2, data="no-such-text")),
     )
     live.request(live_request)
-    assert "no-such-text" in settled(live, live_request.key).error
+    assert "no-such-text" in wait_for_figure(live, live_request.key).error
 
 
-def test_only_what_takes_seconds_is_measured_unasked(factors):
+def test_only_short_measurements_start_automatically(factors):
     assert is_affordable(factors, lrcore.Recipe(), has_refit=False)
     assert is_affordable(factors, lrcore.Recipe(method="fused"), has_refit=True)
     assert not is_affordable(factors, lrcore.Recipe(refit="on", samples=4096), has_refit=True)
@@ -272,7 +270,7 @@ def test_only_what_takes_seconds_is_measured_unasked(factors):
     assert runs[1] > 2 * runs[0]
 
 
-def test_the_key_follows_what_the_figure_depends_on(factors):
+def test_the_key_of_a_figure_depends_on_ratio_refit_and_calibration_mode(factors):
     keys = {
         request(factors, small(**changes)).key
         for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration_mode": "sequential"})
@@ -280,7 +278,7 @@ def test_the_key_follows_what_the_figure_depends_on(factors):
     assert len(keys) == 4
 
 
-def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_ranks(factors):
+def test_a_prompt_is_continued_by_the_compressed_and_the_dense_model(factors):
     live, live_request = LiveMeasurements(ObjectCache()), request(factors, small(ratio=0.5))
     model = lrcore.load(MODEL)
     compressed = lrcore.compress(model, live_request.recipe, factors)
@@ -303,7 +301,7 @@ def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_rank
                     strict=True,
                 )
             )[1:]
-        )  # nothing predicts the first token
+        )  # the first token has no prediction
         dense_text = "".join(token for token, _ in continued.dense)
         assert dense_text == prompt + lrcore.generate(model, prompt, continuation.NEW_TOKENS)
         same = "".join(token for token, *_ in continued.tokens[: continued.first])
@@ -312,11 +310,11 @@ def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_rank
     assert live.continuation(live_request.key, "") is None
 
 
-def test_a_prompt_longer_than_the_context_is_said_and_figures_come_before_texts(factors):
+def test_a_prompt_longer_than_the_context_is_reported_and_figures_precede_prompts(factors):
     live = LiveMeasurements(ObjectCache())
     first = replace(request(factors, small(ratio=0.2), "one"), prompt="word " * 2000)
     live.request(first)
-    assert settled(live, first.key).perplexity
+    assert wait_for_figure(live, first.key).perplexity
     end = time.monotonic() + 120
     while live.is_pending("one"):
         assert time.monotonic() < end
@@ -324,7 +322,7 @@ def test_a_prompt_longer_than_the_context_is_said_and_figures_come_before_texts(
     assert "context" in live.continuation(first.key, first.prompt).error
     measured_request = replace(first, prompt="One day", when=0.0)
     new = replace(request(factors, small(ratio=0.25), "two"), when=1.0)
-    waiting = LiveMeasurements.__new__(LiveMeasurements)  # whose worker does not run
+    waiting = LiveMeasurements.__new__(LiveMeasurements)  # without a worker
     waiting._changed, waiting._figures = threading.Condition(), {first.key: live.peek(first.key)}
     waiting._requests = {"one": measured_request, "two": new}
     assert waiting._next() is new

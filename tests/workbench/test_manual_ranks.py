@@ -1,4 +1,4 @@
-"""Ranks set by hand: undo, redo, and what they changed against the policy."""
+"""Manual ranks: undo, redo and differences from the policy."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from workbench.state import manual_ranks
 from workbench.views import markup
 
 
-def test_steps_can_be_undone_and_redone():
+def test_changes_can_be_undone_and_redone():
     first, history = manual_ranks.step(manual_ranks.EMPTY, {}, {"0.qk": 4})
     second, history = manual_ranks.step(history, first, {"0.qk": 4, "1.ov": 2})
     back, history = manual_ranks.undo(history, second)
@@ -20,10 +20,10 @@ def test_steps_can_be_undone_and_redone():
     assert manual_ranks.redo(history, third) == (
         third,
         history,
-    )  # a new step forgets what was undone
+    )  # a new change discards undone changes
 
 
-def test_a_gesture_is_one_step():
+def test_a_gesture_is_a_single_change():
     ranks, history = {}, manual_ranks.EMPTY
     for rank in (9, 8, 7):
         ranks, history = manual_ranks.step(history, ranks, {"0.qk": rank}, "drag")
@@ -38,7 +38,7 @@ def factors():
     return lrcore.prepare(lrcore.load("demo-llama"), lrcore.Recipe(samples=4, seq_len=32))
 
 
-def test_changes_are_those_against_the_policy(factors):
+def test_changes_compare_a_plan_with_the_plan_of_its_policy(factors):
     fixed = {"2.ov": 31}
     recipe = lrcore.Recipe(ratio=0.3, rank_overrides=fixed)
     plan, alone = (

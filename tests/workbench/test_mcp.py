@@ -1,4 +1,4 @@
-"""The endpoints as tools of an MCP server, over HTTP."""
+"""The endpoints as tools of an MCP server over HTTP."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ TOOLS = {
     "compare": {"runs", "prompt", "max_new_tokens", "temperature", "seed"},
 }
 SMALL = {"model": "demo-llama", "samples": 2, "seq_len": 32}
-# tool, arguments, and what the refusal says
+# tool, arguments and part of the error message
 ATTACKS = [
     ("allocate", {"recipe": {"model": "/etc"}}, "not a model folder"),
     ("allocate", {"recipe": {"model": "x" * 100_000}}, "is not a valid name of a model"),
@@ -88,11 +88,11 @@ def run_in_session(address, conversation):
 
     with ThreadPoolExecutor(
         1
-    ) as pool:  # a loop of its own: the browser tests leave one running in the main thread
+    ) as pool:  # a separate event loop, since browser tests leave a running one in the main thread
         return pool.submit(lambda: asyncio.run(talk())).result()
 
 
-def test_the_tools_are_listed_with_their_types_and_words(address):
+def test_tools_are_listed_with_types_and_descriptions(address):
     tools = {
         tool.name.rpartition("_")[2]: tool
         for tool in run_in_session(address, lambda session: session.list_tools()).tools
@@ -131,7 +131,7 @@ def test_a_tool_can_be_called(address):
     assert {"layer", "component", "rank"} <= got_result["ranks"][0].keys()
 
 
-def test_attacks_are_answered_in_one_line_and_leave_nothing(address):
+def test_invalid_calls_get_an_error_message_of_one_line_and_save_nothing(address):
     async def attack(session):
         tools = (await session.list_tools()).tools
         names = {tool.name.rpartition("_")[2]: tool.name for tool in tools}
@@ -155,14 +155,14 @@ def test_attacks_are_answered_in_one_line_and_leave_nothing(address):
 @pytest.mark.parametrize(
     "header", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}], ids=str
 )
-def test_a_page_of_another_site_reaches_no_tool(address, header):
+def test_foreign_hosts_and_origins_reach_no_tool(address, header):
     accept = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     assert httpx.post(address, json=request, headers=accept).status_code < 400
     assert httpx.post(address, json=request, headers=accept | header).status_code == 403
 
 
-def test_lists_are_json_too(address):
+def test_endpoints_that_list_objects_return_json(address):
     async def lists(session):
         names = {
             tool.name.rpartition("_")[2]: tool.name for tool in (await session.list_tools()).tools

@@ -1,4 +1,4 @@
-"""The memory estimate before Start."""
+"""The memory estimate of the Compress tab."""
 
 import lrcore
 from lrcore.system.hardware import Hardware
@@ -6,7 +6,7 @@ from workbench.views import memory
 from workbench.widgets.sidebar import example_recipes
 
 
-def test_more_windows_need_more_where_their_states_are_kept():
+def test_stored_hidden_states_increase_the_memory_estimate():
     model = lrcore.load("demo-llama")
 
     def need(evaluation=None, **changes):
@@ -21,14 +21,14 @@ def test_more_windows_need_more_where_their_states_are_kept():
     )
 
 
-def test_embeddings_of_single_layers_are_kept_with_the_states():
+def test_per_layer_embeddings_are_stored_with_the_hidden_states():
     model = lrcore.load("demo-llama")
-    model.network.config.hidden_size_per_layer_input = 8  # as of Gemma 4; 6 layers
+    model.network.config.hidden_size_per_layer_input = 8  # as in Gemma 4; 6 layers
     need = memory.needed(model, lrcore.Recipe(calibration_mode="sequential"), 10.0, None)
     assert need == 10_000_000 + 64 * 256 * (256 + 6 * 8) * 4
 
 
-def test_what_does_not_fit_says_what_to_change():
+def test_a_model_that_does_not_fit_gets_a_suggestion():
     assert "not fit" not in memory.sentence(10**6, 10**9)
     assert "fewer" in memory.sentence(10**10, 10**9)
 
@@ -45,7 +45,7 @@ def test_the_device_of_a_loaded_model_is_named_with_its_memory(monkeypatch):
     assert memory.device_line(model) == "float32 · MPS"
 
 
-def test_every_example_is_a_complete_recipe_of_another_paper():
+def test_each_example_is_a_recipe_of_a_different_method():
     recipes = [recipe for _, recipe in example_recipes()]
     assert {"a3", "modegpt", "fused"} <= {recipe.method for recipe in recipes}
     assert len({recipe.method for recipe in recipes}) == len(recipes)

@@ -1,4 +1,4 @@
-"""The note on a model that was dequantized when it was loaded."""
+"""The note on dequantized models, and the list of models."""
 
 import pytest
 from gguf_files import write_gguf
@@ -13,7 +13,7 @@ from workbench.widgets.form import choices, input_values
 NOTE = "Dequantized from 8 bits (Q8_0, F32)"
 
 
-def test_the_note_stands_under_a_loaded_model_and_by_its_figures(tiny_llama, tmp_path):
+def test_dequantization_is_noted_below_the_model_and_in_protocols(tiny_llama, tmp_path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
     store, recipe = Store(tmp_path / "runs"), lrcore.Recipe(str(path))
@@ -27,13 +27,13 @@ def test_the_note_stands_under_a_loaded_model_and_by_its_figures(tiny_llama, tmp
         assert words.compare_and_runs.protocol(measured).endswith(NOTE)
 
 
-def test_the_picker_lists_the_models_that_are_here():
+def test_the_list_has_all_available_models():
     listed = [value for _, value in choices()["model"].choices]
     assert tuple(listed) == built_in_models()
     assert set(DEMO_MODELS) <= set(listed)
 
 
-def test_the_picker_says_which_model_is_a_real_one(monkeypatch):
+def test_published_models_are_labeled_in_the_list(monkeypatch):
     monkeypatch.setattr(form, "built_in_models", lambda: ("demo-llama", "smollm2-135m"))
     assert choices()["model"].choices == [
         ("demo-llama", "demo-llama"),

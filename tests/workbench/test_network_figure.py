@@ -1,4 +1,4 @@
-"""The picture of the network: areas are what the plan keeps."""
+"""The figure of the network, with areas proportional to the retained parameters."""
 
 import json
 
@@ -27,8 +27,8 @@ def traces_by_name(figure: str) -> dict[str, dict]:
     return {trace["name"]: trace for trace in json.loads(figure)["data"]}
 
 
-def test_the_forms_of_a_part_share_a_column():
-    """Its title has the share of both together; a block is as wide as what it costs."""
+def test_forms_of_a_component_share_a_column():
+    """The title has their joint share; the width of a block is its cost."""
     network_data = Network(
         {
             "qk": {0: Block(2, 8, 30, 60)},
@@ -52,7 +52,7 @@ def test_the_forms_of_a_part_share_a_column():
     assert pairs["x"] == pytest.approx([1 / 3, 1 / 3])
 
 
-def test_areas_are_the_parameters_of_the_plan(store):
+def test_areas_are_proportional_to_the_parameters_of_the_plan(store):
     recipe = RECIPE.with_(method="svd_llm")
     figure = draw_network(store, BROWSER, *input_values(recipe))
     plan, traces = store.plan(recipe), traces_by_name(figure)
@@ -65,7 +65,7 @@ def test_areas_are_the_parameters_of_the_plan(store):
     assert len(traces["kept"]["x"]) == len(plan.ranks)
 
 
-def test_a_budget_of_the_cache_counts_the_cache(store):
+def test_with_a_kv_budget_areas_are_bytes_of_the_cache(store):
     recipe = RECIPE.with_(method="care")
     plan = store.plan(recipe)
     cache_network = network_of(plan)
@@ -78,7 +78,7 @@ def test_a_budget_of_the_cache_counts_the_cache(store):
     assert "not compressed" not in traces_by_name(network(cache_network))
 
 
-def test_what_no_rank_is_chosen_for_stands_beside_the_slots():
+def test_uncompressed_parameters_have_their_own_column():
     half = {0: Block(2, 8, 30, 60), 1: Block(8, 8, 60, 60)}
     network_data = Network({"mlp": half}, 2, "parameters", uncompressed=40.0)
     traces = traces_by_name(network(network_data))
@@ -93,13 +93,13 @@ def test_what_no_rank_is_chosen_for_stands_beside_the_slots():
     assert middles[0] == pytest.approx(middles[1])
 
 
-def test_a_latent_larger_than_its_matrix_stays_in_its_column():
+def test_a_latent_larger_than_its_matrix_fills_its_column():
     traces = traces_by_name(network(Network({"k": {0: Block(4, 8, 120, 100)}}, 1, "parameters")))
     assert traces["kept"]["x"] == traces["removed"]["x"]
     assert traces["removed"]["customdata"][0][-1] == 1.2
 
 
-def test_until_its_policy_has_measured_the_ranks_before_are_drawn_pale(store):
+def test_the_previous_ranks_are_drawn_pale_until_evidence_is_measured(store):
     values = input_values(RECIPE.with_(method="svd_llm", policy="probed"))
     traces = traces_by_name(draw_network(store, BROWSER, *values))
     assert traces["kept"]["opacity"] < 1

@@ -1,4 +1,4 @@
-"""Numbers read the same wherever the page shows them."""
+"""Uniform formats of numbers on all tabs."""
 
 import ast
 import re
@@ -10,15 +10,15 @@ import pytest
 from workbench.base import numbers
 
 WORKBENCH = Path(__file__).resolve().parents[2] / "workbench"
-# What a format of its own would be: thousands, a sign, the digits of a perplexity.
+# Formats that only numbers.py may use: thousands, signs, percentages, perplexities.
 STRAY = re.compile(r"^[+]?,|^\+\.\d%|^\.[34]f$|^\.[45]g$")
 IN_TEMPLATE = re.compile(r"\{\w*:([^{}]*)\}")
-# The figures of other tabs say losses in nats and norms, each with digits of its own.
-OTHERS = ("compare", "runs", "compress")
+# Figures of these tabs have losses in nats and norms, with different digits.
+EXCLUDED_TABS = ("compare", "runs", "compress")
 
 
 def formats(path: Path) -> Iterator[str]:
-    """The formats of numbers in a file, in f-strings and in templates for `format`."""
+    """Yield the formats of numbers in f-strings and templates of a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
             yield from (literal.value for literal in ast.walk(node.format_spec) if is_text(literal))
@@ -35,14 +35,14 @@ def files() -> list[Path]:
         path
         for path in WORKBENCH.rglob("*.py")
         if path.name not in ("numbers.py", "export.py", "job_markup.py")
-        and not (path.parent.parent.name == "tabs" and path.parent.name in OTHERS)
+        and not (path.parent.parent.name == "tabs" and path.parent.name in EXCLUDED_TABS)
         and path.name != "comparison.py"
     ]
     assert len(paths) > 90
     return paths
 
 
-def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
+def test_only_numbers_py_formats_counts_percentages_and_perplexities():
     stray = {
         path.name: [number_format for number_format in formats(path) if STRAY.match(number_format)]
         for path in files()
@@ -51,7 +51,7 @@ def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
 
 
 @pytest.mark.parametrize(
-    ("written", "reads"),
+    ("text", "expected"),
     [
         (numbers.count(1234567), "1\u202f234\u202f567"),
         (numbers.signed(-4096), "−4\u202f096"),
@@ -69,11 +69,11 @@ def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
         (numbers.speed(12.34), "12 tokens/s"),
     ],
 )
-def test_how_a_number_reads(written, reads):
-    assert written == reads
+def test_numbers_are_formatted(text, expected):
+    assert text == expected
 
 
-def test_one_of_something_and_several():
+def test_nouns_are_plural_unless_the_count_is_one():
     assert [numbers.plural(count, "run") for count in (0, 1, 1200)] == [
         "0 runs",
         "1 run",

@@ -1,4 +1,4 @@
-"""HTML in text that a person, a file or a model gives is shown as it is written."""
+"""HTML in text of users, files and models, displayed as text."""
 
 from lrcore import InputError
 from workbench.views import markup
@@ -13,13 +13,13 @@ def test_messages_are_escaped():
         assert "&lt;img" in failure_message(error).message
 
 
-def test_markdown_holds_no_html_and_no_picture():
+def test_markdown_contains_no_html_and_no_image():
     escaped = markup.as_markdown(f"{PICTURE} and ![x](http://other.example/y.png)")
     assert "<" not in escaped
     assert "![" not in escaped
 
 
-def test_markdown_makes_no_link_of_outside_text():
+def test_markdown_contains_no_link_from_outside_text():
     named = "[x](javascript:y) [x][y] http://other.example www.other.example"
     escaped = markup.as_markdown(named)
     for part in ("](", "][", "://", "www."):

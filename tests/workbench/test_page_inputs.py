@@ -1,8 +1,8 @@
-"""Every input of the page, given what nobody should type: each answer is what the page shows or one
-sentence, no fault is logged, the server goes on, and no run comes or goes.
+"""Invalid values in every input of the page.
 
-The events are asked as a browser asks them. What they would compute in a job is refused here, so
-that nothing runs that a bad value did not ask for.
+Each response must be valid or an error message of one sentence; the log must have no error, the
+server must keep running, and no run may be added or removed. Events are sent as by a browser. Jobs
+are refused, so that no value starts a computation.
 """
 
 import random
@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from page_client import Answer, PageClient, Question
+from page_client import PageClient, PageEvent, PageResponse
 from page_server import served
 
 import lrcore
@@ -22,16 +22,16 @@ from workbench.state.store import Store
 from workbench.widgets.form import FIELD_NAMES, input_values
 
 LONG = "a" * 100_000
-FEW = [
+COMMON_INVALID_VALUES = [
     *(None, "", " \n\t ", True, [None], {"a": 1}, -1, 1.5, 1e308, float("nan"), "1e999"),
     *("<script>alert(1)</script>", "\u202eevil\u200f\0", "\ud800", LONG),
 ]
-NOBODY_SAYS = [
-    *FEW,
+INVALID_VALUES = [
+    *COMMON_INVALID_VALUES,
     *([], {}, ["a"], [[]], 0, 10**12, 10**30, float("inf"), "NaN", "-Infinity", "0x10", "1,5"),
     *("no\0thing", "'; drop table runs; --", "../../../etc/passwd", "/no/such/place", "a" * 5000),
 ]
-NO_FILES = {
+INVALID_FILES = {
     "empty.json": b"",
     "binary.json": bytes(range(256)),
     "deep.json": b"[" * 50_000,
@@ -41,7 +41,7 @@ NO_FILES = {
     "numbers.jsonl": b"5\n",
     "latin.txt": "\xe9".encode("latin-1"),
 }
-EVENTS = (
+EVENT_DATA = (
     *([], "x", 5, {}, {"x": "a", "custom": ["a", "b", "c"]}, {"custom": 5}),
     {"layer": "a", "component": 5, "rank": "x", "gesture": None},
     {"layer": 10**12, "component": "mlp", "rank": -1, "gesture": 1},
@@ -54,14 +54,14 @@ EVENTS = (
     ),
     *({"action": action, "job": "nobody", "file": "x"} for action in ("table", "open", "cancel")),
 )
-PRESSED = {"select", "edit", "open", "choose", "compare", "wake"}
-# What holds what a person or a script gives; the rest is what the server keeps or only shows.
-TYPED = (
+CLICK_EVENTS = {"select", "edit", "open", "choose", "compare", "wake"}
+# Components with input of users and scripts; all others hold state or only display values.
+INPUT_TYPES = (
     *("textbox", "number", "slider", "dropdown", "checkbox", "checkboxgroup", "radio", "json"),
     *("file", "uploadbutton", "dataframe", "api", "code", "image", "multimodaltextbox"),
 )
-FAULT = re.compile(r"Traceback|server's log|^\w*(Error|Exception)\b|File \"")
-ENDINGS = (".", "?", "...")
+TRACEBACK = re.compile(r"Traceback|server's log|^\w*(Error|Exception)\b|File \"")
+SENTENCE_ENDINGS = (".", "?", "...")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def recipe(tiny_llama, story_file):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, recipe):
-    """A store with a model that is analysed and a run; no job after these."""
+    """Return a store with an analyzed model and a run, which refuses further jobs."""
     store = Store(tmp_path_factory.mktemp("page") / "runs", KINDS)
     measured = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=16)
     for job in (AnalyzeJob(recipe), CompressJob(recipe, "first", measured)):
@@ -91,11 +91,11 @@ def store(tmp_path_factory, recipe):
 @pytest.fixture(scope="module")
 def page(store, recipe):
     with served(build_app(store)) as url:
-        yield from prepared(url, store, recipe)
+        yield from open_client(url, store, recipe)
 
 
-def prepared(url, store, recipe):
-    """A client of the page whose fields hold what a person would choose."""
+def open_client(url, store, recipe):
+    """Yield a client of the page with valid values in its fields."""
     client = PageClient(url)
     run = store.runs.all()[0].id
     for component in client.components.values():
@@ -106,15 +106,17 @@ def prepared(url, store, recipe):
             props["value"] = "Once upon"
         elif isinstance(props.get("value"), list) and len(props["value"]) == len(FIELD_NAMES):
             props["value"] = input_values(recipe)[0]
-    opened = next(number for number, name in named(client).items() if name == "on_open_row")
-    ((_, answer),) = client.answer_all([Question(opened, [], {"run": run})])
-    assert answer.error is None
+    opened = next(
+        number for number, name in listener_names(client).items() if name == "on_open_row"
+    )
+    ((_, response),) = client.send_all([PageEvent(opened, [], {"run": run})])
+    assert response.error is None
     yield client
     client.http.close()
 
 
-def named(page: PageClient) -> dict[int, str]:
-    """The names of the listeners that this project has in Python."""
+def listener_names(page: PageClient) -> dict[int, str]:
+    """Return the names of the listeners that run Python."""
     return {
         number: listener["api_name"]
         for number, listener in page.listeners.items()
@@ -122,79 +124,80 @@ def named(page: PageClient) -> dict[int, str]:
     }
 
 
-def usual(page: PageClient, listener: int, run: str) -> list:
-    """Values that a listener takes well."""
+def valid_values(page: PageClient, listener: int, run: str) -> list:
+    """Return valid values of a listener's inputs."""
     recipe = {"model": "demo-llama"}
-    of_scripts = {
+    endpoint_values = {
         "analyze": [recipe, 0.9],
         "allocate": [recipe],
         "compress": [recipe, "name"],
         "evaluate": [run, "stories", 2, 16],
         "compare": [[run], "Once", 2, 0.0, 0],
     }
-    return of_scripts.get(named(page)[listener]) or page.at_first(listener)
+    return endpoint_values.get(listener_names(page)[listener]) or page.initial_values(listener)
 
 
 def typed_inputs(page: PageClient) -> list[tuple[int, int]]:
-    """(listener, place of the input) of all that is typed, of every listener."""
+    """Return (listener, position) of each input of users, for all listeners."""
     return [
         (number, position)
-        for number in named(page)
+        for number in listener_names(page)
         for position, component_id in enumerate(page.listeners[number]["inputs"])
-        if page.components[component_id]["type"] in TYPED
+        if page.components[component_id]["type"] in INPUT_TYPES
     ]
 
 
-def questions(
+def invalid_events(
     page: PageClient, listener: int, position: int, run: str, field_values: Sequence
-) -> list[Question]:
-    """One input of a listener with all that nobody says; fields of a form with `field_values`."""
-    good = usual(page, listener, run)
+) -> list[PageEvent]:
+    """Return events with all invalid values in an input; fields of a form get `field_values`."""
+    good = valid_values(page, listener, run)
     kind = page.components[page.listeners[listener]["inputs"][position]]["type"]
-    values = list(NOBODY_SAYS)
+    values = list(INVALID_VALUES)
     if kind == "json" and isinstance(good[position], list):
         fields = range(len(good[position]))
         values += [
-            _with(good[position], field, field_value)
+            _replace(good[position], field, field_value)
             for field in fields
             for field_value in field_values
         ]
     if kind in ("file", "uploadbutton"):
-        values += [page.upload(name, content) for name, content in NO_FILES.items()]
-    return [Question(listener, _with(good, position, value)) for value in values]
+        values += [page.upload(name, content) for name, content in INVALID_FILES.items()]
+    return [PageEvent(listener, _replace(good, position, value)) for value in values]
 
 
-def _with(values: list, position: int, value: object) -> list:
+def _replace(values: list, position: int, value: object) -> list:
     return [*values[:position], value, *values[position + 1 :]]
 
 
-def wrong(page: PageClient, answers: Sequence[tuple[Question, Answer]]) -> list[str]:
-    """What of these answers is neither what the page shows nor one sentence."""
+def invalid_responses(
+    page: PageClient, responses: Sequence[tuple[PageEvent, PageResponse]]
+) -> list[str]:
+    """Return the responses that are neither valid nor an error message of one sentence."""
+    names = listener_names(page)
     return [
-        f"{named(page)[question.listener]} {str(question)[-200:]}: {answer.error or answer.text}"[
-            :500
-        ]
-        for question, answer in answers
-        if FAULT.search(answer.text if answer.error is None else answer.error)
-        or (answer.error is not None and not is_sentence(answer.error))
+        f"{names[event.listener]} {str(event)[-200:]}: {response.error or response.text}"[:500]
+        for event, response in responses
+        if TRACEBACK.search(response.text if response.error is None else response.error)
+        or (response.error is not None and not is_sentence(response.error))
     ]
 
 
 def is_sentence(error: str) -> bool:
-    return "\n" not in error and error.endswith(ENDINGS) and len(error) < 1500
+    return "\n" not in error and error.endswith(SENTENCE_ENDINGS) and len(error) < 1500
 
 
 def files(store: Store) -> list[str]:
-    """The files of the runs; records of jobs and texts that are dropped come besides."""
+    """Return the files of all runs, without job records and uploaded texts."""
     inside = (path.relative_to(store.runs.folder) for path in store.runs.folder.rglob("*"))
     run_files = (path for path in inside if path.parts[0][0] != "." and ".sqlite" not in path.name)
     return sorted(map(str, run_files))
 
 
-def check(page, store, capfd, caplog, batch):
-    """Ask, and look at the answers, the log, the runs and whether the server goes on."""
+def check(page, store, capfd, caplog, events):
+    """Send events, and check responses, log, runs and that the server keeps running."""
     before = files(store)
-    assert wrong(page, list(page.answer_all(batch))) == []
+    assert invalid_responses(page, list(page.send_all(events))) == []
     output = capfd.readouterr()
     assert "Traceback" not in output.out + output.err
     assert [record.getMessage() for record in caplog.records if record.levelno >= 40] == []
@@ -202,7 +205,7 @@ def check(page, store, capfd, caplog, batch):
     assert page.http.get("/config").status_code == 200
 
 
-def test_every_component_that_is_typed_into_is_an_event_s_input(page):
+def test_every_input_component_is_an_input_of_an_event(page):
     input_ids = {
         page.listeners[number]["inputs"][position] for number, position in typed_inputs(page)
     }
@@ -215,7 +218,8 @@ def test_every_component_that_is_typed_into_is_an_event_s_input(page):
     typed = {
         number
         for number, component in page.components.items()
-        if component["type"] in {*TYPED} - {"api"} and component["props"].get("interactive", True)
+        if component["type"] in {*INPUT_TYPES} - {"api"}
+        and component["props"].get("interactive", True)
     }
     untested = [
         page.components[component_id]["props"] for component_id in typed - input_ids - in_forms
@@ -224,31 +228,33 @@ def test_every_component_that_is_typed_into_is_an_event_s_input(page):
     assert len(input_ids) > 70
 
 
-def test_what_nobody_says_is_answered_with_a_sentence(page, store, capfd, caplog):
-    """Every input, through the first event that takes it; a third of the values."""
+def test_invalid_values_are_refused_with_an_error_message(page, store, capfd, caplog):
+    """Test each input with its first event and a third of the values."""
     run, first = store.runs.all()[0].id, {}
     for listener, position in typed_inputs(page):
         first.setdefault(page.listeners[listener]["inputs"][position], (listener, position))
-    batch = [
-        question
+    events = [
+        event
         for first_input in first.values()
-        for question in questions(page, *first_input, run, FEW)
+        for event in invalid_events(page, *first_input, run, COMMON_INVALID_VALUES)
     ]
-    check(page, store, capfd, caplog, random.Random(0).sample(batch, len(batch) // 3))
+    check(page, store, capfd, caplog, random.Random(0).sample(events, len(events) // 3))
 
 
-def test_events_that_say_something_else_are_answered_with_a_sentence(page, store, capfd, caplog):
-    pressed = [
+def test_invalid_event_data_is_refused_with_an_error_message(page, store, capfd, caplog):
+    click_listeners = [
         number
-        for number in named(page)
-        if PRESSED & {event for _, event in page.listeners[number]["targets"]}
+        for number in listener_names(page)
+        if CLICK_EVENTS & {event for _, event in page.listeners[number]["targets"]}
     ]
-    assert len(pressed) > 10
+    assert len(click_listeners) > 10
     run = store.runs.all()[0].id
-    batch = [
-        Question(number, usual(page, number, run), event) for number in pressed for event in EVENTS
+    events = [
+        PageEvent(number, valid_values(page, number, run), event)
+        for number in click_listeners
+        for event in EVENT_DATA
     ]
-    check(page, store, capfd, caplog, batch)
+    check(page, store, capfd, caplog, events)
 
 
 BODIES = (
@@ -263,26 +269,30 @@ ROUTES = (
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_bodies_that_a_route_does_not_take_are_no_fault(route, page, store, capfd, caplog):
+def test_invalid_request_bodies_cause_no_server_error(route, page, store, capfd, caplog):
     kind = {"Content-Type": "application/json"}
-    answers = [
+    responses = [
         page.http.post(f"/gradio_api/{route}", content=body.encode("latin-1"), headers=kind).text
         for body in BODIES
     ]
     assert [
-        answer for answer in answers if "Internal Server Error" in answer or FAULT.search(answer)
+        response
+        for response in responses
+        if "Internal Server Error" in response or TRACEBACK.search(response)
     ] == []
     check(page, store, capfd, caplog, [])
 
 
-SENT = (
+COMPONENT_VALUES = (
     *(None, 5, "x", [], {}, {"sort": []}, {"sort": {}}, {"columns": [[]]}, {"columns": 5}),
     *({"page": 10**400}, {"page": "1"}, {"page": -1}, {"words": {}}, {"falling": []}, [{}] * 3),
 )
 
 
 @pytest.mark.parametrize("name", ["runs-table runs_listed", "heartbeat version_now"])
-def test_what_a_function_of_a_component_is_sent_is_no_fault(name, page, store, capfd, caplog):
+def test_invalid_values_for_functions_of_components_cause_no_server_error(
+    name, page, store, capfd, caplog
+):
     elem_id, function = name.split()
     (at,) = [
         k
@@ -290,17 +300,17 @@ def test_what_a_function_of_a_component_is_sent_is_no_fault(name, page, store, c
         if component["props"].get("elem_id") == elem_id
     ]
     request = {"component_id": at, "fn_name": function, "session_hash": "page"}
-    answers = [
+    responses = [
         page.http.post("/gradio_api/component_server", json=request | {"data": value})
-        for value in SENT
+        for value in COMPONENT_VALUES
     ]
-    assert {answer.status_code for answer in answers} == {200}
+    assert {response.status_code for response in responses} == {200}
     check(page, store, capfd, caplog, [])
 
 
 @pytest.mark.soak
-def test_what_nobody_says_to_any_event(page, store, capfd, caplog):
-    """Every input of every event."""
+def test_invalid_values_are_refused_by_all_events(page, store, capfd, caplog):
+    """Test each input of each event with all values."""
     run = store.runs.all()[0].id
     for typed_input in typed_inputs(page):
-        check(page, store, capfd, caplog, questions(page, *typed_input, run, NOBODY_SAYS))
+        check(page, store, capfd, caplog, invalid_events(page, *typed_input, run, INVALID_VALUES))

@@ -1,4 +1,4 @@
-"""The small parts: form, object cache, runs on disk, figures, words."""
+"""Small parts of the workbench: form, object cache, run folders, figures and texts."""
 
 import json
 import pkgutil
@@ -49,7 +49,7 @@ def form():
         ),
     ],
 )
-def test_the_form_says_every_recipe(form, recipe):
+def test_each_recipe_survives_the_round_trip_through_the_form(form, recipe):
     assert read_recipe(input_values(recipe)) == recipe
 
 
@@ -57,7 +57,7 @@ def test_the_form_has_every_field_of_a_recipe(form):
     assert set(form.parts) == {*lrcore.Recipe().to_dict(), "rule"}
 
 
-def test_a_policy_without_a_temperature_gets_none_from_the_form():
+def test_a_policy_without_a_temperature_ignores_the_hidden_slider():
     values = input_values(lrcore.Recipe(policy="softmax", temperature=0.3))
     values[0][FIELD_NAMES.index("policy")] = "marginal"  # the slider is hidden and stays at 0.3
     recipe = read_recipe(values)
@@ -70,7 +70,7 @@ def test_a_new_page_has_the_defaults_of_the_command_line():
     assert lrcore.Recipe() == START
 
 
-def test_an_empty_box_is_named(form):
+def test_an_empty_field_is_named_in_the_error(form):
     values = input_values(lrcore.Recipe())
     values[0][FIELD_NAMES.index("samples")] = None
     with pytest.raises(lrcore.InputError, match="samples"):
@@ -80,7 +80,7 @@ def test_an_empty_box_is_named(form):
         read_recipe(values)
 
 
-def test_differences_are_only_differences():
+def test_differences_contain_only_different_fields():
     a, b = lrcore.Recipe(), lrcore.Recipe(ratio=0.4, method="modegpt")
     assert differences([a.to_dict(), b.to_dict()]) == [
         ["method", "a3", "modegpt"],
@@ -89,7 +89,7 @@ def test_differences_are_only_differences():
     assert differences([a.to_dict(), a.to_dict()]) == []
 
 
-def test_the_object_cache_makes_once_and_drops_the_least_used():
+def test_the_object_cache_creates_once_and_evicts_the_least_recently_used():
     objects, made = ObjectCache(), []
 
     def make():
@@ -118,14 +118,14 @@ def test_run_ids_cannot_leave_the_folder(tmp_path):
             runs.get(wrong)
 
 
-def test_strange_folders_are_left_out(tmp_path):
+def test_folders_with_an_invalid_report_are_skipped(tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "report.json").write_text("no json")
     runs = lrcore.Runs(tmp_path)
     assert runs.all() == []
 
 
-def test_runs_go_elsewhere_and_say_so_when_the_folder_cannot_be_written(
+def test_runs_are_saved_elsewhere_with_a_warning_if_the_folder_is_not_writable(
     tmp_path, monkeypatch, capsys
 ):
     blocked = tmp_path / "file"
@@ -140,7 +140,7 @@ def test_runs_go_elsewhere_and_say_so_when_the_folder_cannot_be_written(
 
 
 @pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
-def test_thinning_keeps_ends_and_order(count):
+def test_thinned_indices_are_sorted_and_include_both_ends(count):
     points = thinned_indices(count)
     assert points[0] == 0
     assert points[-1] == count - 1
@@ -148,7 +148,7 @@ def test_thinning_keeps_ends_and_order(count):
     assert len(points) <= MAX_POINTS + 1
 
 
-def test_figures_are_plain_json_without_backgrounds():
+def test_figures_are_json_without_backgrounds():
     figure = json.loads(
         curves(Curves("singular value", [("aware", [3.0, 2.0, 1.0])], 2, "rank 2", is_log=True))
     )
@@ -166,7 +166,7 @@ def test_figures_are_plain_json_without_backgrounds():
     assert bars["data"][1]["y"] == [0.75, 1.0]
 
 
-def test_the_forms_of_a_part_share_a_plot_side_by_side():
+def test_forms_of_a_component_are_drawn_side_by_side_in_one_plot():
     narrowed = [Bar(0, "ov", 3, 4, "narrowed"), Bar(1, "ov", 2, 4, "narrowed")]
     pairs = [Bar(1, "v", 6, 8, "pairs", 0, 2), Bar(1, "o", 2, 8, "pairs", 1, 2)]
     figure = json.loads(rank_bars(RankBars({"ov": [narrowed[0], *pairs]}, {"ov": narrowed})))
@@ -189,7 +189,7 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
 
 
 @pytest.mark.parametrize(("parts", "tick"), [(3, 0), (7, 0.5)])
-def test_every_number_stands_in_its_bar_or_above_a_low_one(parts, tick):
+def test_numbers_are_inside_their_bars_or_above_low_bars(parts, tick):
     bars = [Bar(0, "ov", 32, 32), Bar(1, "ov", 2, 32)]
     figure = json.loads(rank_bars(RankBars({f"part {i}": bars for i in range(parts)}, {})))
     numbers = [trace for trace in figure["data"] if trace.get("text")]
@@ -200,12 +200,12 @@ def test_every_number_stands_in_its_bar_or_above_a_low_one(parts, tick):
         assert inside["textposition"] == "middle center"
         assert above["textposition"] == "top center"
     axis = figure["layout"]["yaxis2"]
-    # of a low plot the name stands beside it, where else the numbers of its axis are
+    # a low plot has its name in the place of the labels of its axis
     assert axis["tickvals"][0] == tick
     assert ("part 1" in axis.get("ticktext", [])) == (axis["title"]["text"] == "")
 
 
-def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):
+def test_a_failed_job_is_in_the_status_bar_until_marked_as_read(tmp_path):
     def fail(record):
         raise lrcore.InputError("no such text")
 
@@ -219,15 +219,15 @@ def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):
     assert "data-action='read'" in bar
     jobs.mark_read(job.id)
     assert "Ready" in job_markup.status_bar(jobs)
-    assert "no such text" in job_markup.job_list(jobs)  # it stays there
+    assert "no such text" in job_markup.job_list(jobs)  # the list keeps it
 
 
-def test_a_message_goes_by_itself():
+def test_error_messages_disappear_after_some_seconds():
     for error in (lrcore.InputError("no"), RuntimeError("broken")):
         assert events.failure_message(error).duration == events.MESSAGE_SECONDS
 
 
-def test_what_people_type_is_escaped():
+def test_typed_text_is_escaped():
     job = JobRecord(
         CompressJob(lrcore.Recipe(model="<b>x</b>")), state="failed", error="<script>", log=["<i>"]
     )
@@ -239,20 +239,20 @@ def test_what_people_type_is_escaped():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "written"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")]
+    ("seconds", "expected"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")]
 )
-def test_durations(seconds, written):
-    assert words.compress.duration(seconds) == written
+def test_durations_are_formatted(seconds, expected):
+    assert words.compress.duration(seconds) == expected
 
 
-def test_sweep_shares():
+def test_ratios_of_a_sweep_are_validated():
     assert read_ratios("0.1, 0.25", lrcore.Recipe()) == [0.1, 0.25]
     for wrong in ("a", "", "0.1 0.2", "20"):
         with pytest.raises(lrcore.InputError):
             read_ratios(wrong, lrcore.Recipe())
 
 
-def test_the_chosen_policy_stands_out_in_every_method_and_is_drawn_last():
+def test_the_selected_policy_is_highlighted_and_drawn_last_for_each_method():
     names = [row["name"] for row in lrcore.list_policies()]
     shares = {method: {name: [0.5, 0.6] for name in names} for method in ("a3", "svd")}
     traces = json.loads(allocation_figures.policy_curves(shares, "softmax"))["data"]
@@ -267,7 +267,9 @@ def test_the_chosen_policy_stands_out_in_every_method_and_is_drawn_last():
     assert [trace["showlegend"] for trace in traces].count(True) == 1
 
 
-def test_every_tab_has_a_row():
+def test_every_tab_is_listed():
     names = {module.name for module in pkgutil.iter_modules(workbench.tabs.__path__)}
     rows = {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
-    assert names == rows, "a tab is a module and a row: see 'A tab' in docs/extending.md"
+    assert names == rows, (
+        "each module of tabs needs a row in TABS: see 'A tab' in docs/extending.md"
+    )

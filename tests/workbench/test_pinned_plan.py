@@ -1,4 +1,4 @@
-"""A pinned plan stands behind the bars, and in the cells, until it is let go."""
+"""A pinned plan, compared with the current plan in bars and cells."""
 
 import json
 from math import log
@@ -36,7 +36,7 @@ def draw_traces(store, recipe):
     return json.loads(bars)["data"], caption, summary
 
 
-def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
+def test_gray_bars_are_the_pinned_plan_until_it_is_unpinned(store, recipe):
     other_recipe, values = recipe.with_(ratio=0.5), input_values(recipe)
     assert draw_traces(store, other_recipe)[0][0]["name"] == "uniform"
     assert measured_cells.toggle_pin(store, BROWSER, *values).value == words.allocation.UNPIN
@@ -57,7 +57,7 @@ def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
     assert {trace["name"][2:] for trace in data if "Δ" in trace["name"]} == {
         n for _, n in plan.ranks
     }
-    assert min(y for trace in data if "Δ" in trace["name"] for y in trace["y"]) < 0  # less is kept
+    assert min(y for trace in data if "Δ" in trace["name"] for y in trace["y"]) < 0  # lower ranks
     assert "svd, probed, 20.0%" in caption
     change = plan.predicted.perplexity / pinned.predicted.perplexity - 1
     assert numbers.relative_change(change, 2) in summary
@@ -68,7 +68,7 @@ def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
     assert draw_traces(store, other_recipe)[0][0]["name"] == "uniform"
 
 
-def test_a_pinned_plan_of_other_components_or_another_text_is_no_ghost(store, recipe):
+def test_a_pinned_plan_of_different_components_or_text_is_not_compared(store, recipe):
     a3 = recipe.with_(method="a3", policy="uniform")
     store.factors(a3)
     measured_cells.toggle_pin(store, BROWSER, *input_values(recipe))
@@ -79,11 +79,11 @@ def test_a_pinned_plan_of_other_components_or_another_text_is_no_ghost(store, re
     measured_cells.toggle_pin(store, BROWSER, *input_values(recipe))
 
 
-def test_the_measured_change_is_said_and_beyond_two_standard_errors_is_a_verdict():
+def test_a_measured_change_beyond_two_standard_errors_is_a_verdict():
     figures = [LiveFigure(value, 1.5, {}, losses=(log(value), 0.7)) for value in (2.1, 2.0)]
     cell = markup.pinned_cell("p", *figures)
     assert "2.0000" in cell
-    assert "+5.00% ± 2.56%" in cell  # of ln 1.05 and 0
+    assert "+5.00% ± 2.56%" in cell  # standard error of ln 1.05 and 0
     assert "hurts" not in cell
     surer = [LiveFigure(value, 1.5, {}, losses=(log(value),) * 2) for value in (2.1, 2.0)]
     assert "hurts" in markup.pinned_cell("p", *surer)
@@ -91,7 +91,7 @@ def test_the_measured_change_is_said_and_beyond_two_standard_errors_is_a_verdict
     assert "not finite" in markup.pinned_cell("p", LiveFigure(None, 1.5, {}), figures[0])
 
 
-def test_pinned_plans_of_many_browsers_are_forgotten(recipe):
+def test_the_number_of_stored_pinned_plans_is_limited(recipe):
     browser_state = BrowserState()
     for browser in range(MAX_BROWSERS + 1):
         browser_state.pin(browser, recipe)
@@ -101,7 +101,7 @@ def test_pinned_plans_of_many_browsers_are_forgotten(recipe):
     )
 
 
-def test_predicted_and_measured_changes_from_dense_are_for_as_many_tokens(store, recipe):
+def test_predicted_and_measured_changes_are_for_the_same_number_of_tokens(store, recipe):
     plan, summary = store.plan(recipe), draw_traces(store, recipe)[2]
     dense = plan.dense_perplexity
     few = plan.predicted_for(LiveFigure().tokens)

@@ -1,4 +1,4 @@
-"""The plan in the address bar, without a browser."""
+"""The plan in the address bar, tested without a browser."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("recipe", PLANS)
-def test_an_address_gives_the_same_plan_again(recipe) -> None:
+def test_a_plan_survives_the_round_trip_through_an_address(recipe) -> None:
     query = {name: text for name, text in parameters(recipe).items() if text}
     plan = linked(query)
     assert (plan.recipe if plan else lrcore.Recipe()) == recipe
@@ -50,7 +50,7 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
         ({"rank_multiple": 5000 * "9"}, "5\u202f000 characters"),
     ],
 )
-def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, excerpt) -> None:
+def test_an_invalid_parameter_is_reported_and_the_others_are_used(query, excerpt) -> None:
     plan = linked(query | {"rounding": "nearest"})
     assert plan.recipe.rounding == "nearest"
     (sentence,) = plan.messages
@@ -58,12 +58,12 @@ def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, e
     assert len(sentence) < 600
 
 
-def test_a_parameter_that_python_cannot_nest_is_refused() -> None:
+def test_a_parameter_nested_too_deeply_is_refused() -> None:
     with pytest.raises(lrcore.InputError):
         changed(lrcore.Recipe(), "ratio", 3000 * "[")
 
 
-def test_an_address_without_a_plan_leaves_the_form_as_it_is() -> None:
+def test_an_address_without_a_plan_leaves_the_form_unchanged() -> None:
     query = {"tab": "Allocation", "layer": "3", "runs": "abc"}
     unchanged = open_plan(query)
     assert unchanged["__type__"] == "update"
@@ -72,9 +72,11 @@ def test_an_address_without_a_plan_leaves_the_form_as_it_is() -> None:
     assert filled[NAMES.index("method")] == "svd"
 
 
-def test_a_link_never_makes_the_server_ask_another_host(monkeypatch) -> None:
+def test_opening_a_link_sends_no_request_to_the_hub(monkeypatch) -> None:
     started = []
-    monkeypatch.setattr(plan_address, "start_analysis", lambda *given, **_: started.append(given))
+    monkeypatch.setattr(
+        plan_address, "start_analysis", lambda *arguments, **_: started.append(arguments)
+    )
     for query, count in (({"model": "someone/model"}, 0), ({"ratio": "0.4"}, 1), ({}, 1)):
         browser = SimpleNamespace(session_hash="here")
         recipe = linked(query).recipe if query else lrcore.Recipe()

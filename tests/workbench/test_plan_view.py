@@ -1,4 +1,4 @@
-"""The values of the Allocation tab for a recipe: no page, no Gradio."""
+"""The values of the Allocation tab for a recipe, without Gradio."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def recipe(tiny_llama, story_file):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """An empty cache folder: no probes of other tests are on disk."""
+    """Use an empty cache folder, without probes of other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LRCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -49,12 +49,12 @@ def test_plan_view_needs_no_gradio():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_without_factors_there_is_no_plan_and_no_error(store, recipe):
+def test_without_factors_there_is_neither_a_plan_nor_an_error(store, recipe):
     unfactorized = recipe.with_(seed=1)
     assert plan_view(store, unfactorized) == PlanView(unfactorized, unfactorized)
 
 
-def test_a_plan_with_its_size_and_messages(store, recipe):
+def test_a_plan_comes_with_its_size_and_messages(store, recipe):
     view = plan_view(store, recipe, BROWSER)
     assert (view.plan, view.uniform) == (store.plan(recipe), store.uniform_plan(recipe))
     assert view.reference is view.uniform
@@ -67,7 +67,7 @@ def test_a_plan_with_its_size_and_messages(store, recipe):
     assert (view.error, view.missing_evidence) == ("", None)
 
 
-def test_a_component_that_is_nearly_removed_without_a_measurement_is_named(store, recipe):
+def test_an_almost_removed_component_is_named_unless_it_was_probed(store, recipe):
     plan, uniform = store.plan(recipe), store.uniform_plan(recipe)
     few = replace(plan, ranks={**plan.ranks, (1, "q"): 1})
     assert words.allocation.CUT in uniform_message(few, uniform)
@@ -103,7 +103,7 @@ def test_the_pinned_plan_replaces_uniform_ranks(store, recipe):
     store.browsers.pin(BROWSER, None)
 
 
-def test_the_previous_policy_stays_while_evidence_is_missing(store, recipe, monkeypatch):
+def test_the_previous_policy_is_displayed_while_evidence_is_missing(store, recipe, monkeypatch):
     store.browsers.set_displayed(BROWSER, recipe)
     probed = recipe.with_(policy="probed")
     view = plan_view(store, probed, BROWSER)

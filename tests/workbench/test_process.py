@@ -1,5 +1,6 @@
-"""Memory that threads free: it goes back to the system. Each test starts a process, since the C
-library's settings hold for a process.
+"""Memory freed by threads and returned to the system.
+
+Each test starts a process, since settings of the C library hold for a process.
 """
 
 import subprocess
@@ -17,17 +18,17 @@ library.malloc.restype = ctypes.c_void_p
 library.malloc.argtypes = [ctypes.c_size_t]
 library.free.argtypes = [ctypes.c_void_p]
 
-def held():
+def resident_megabytes():
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1]) / 1024
 
 def in_threads(work, count):
-    together = threading.Barrier(count)
-    def one():
-        together.wait()
+    barrier = threading.Barrier(count)
+    def run():
+        barrier.wait()
         work()
-        together.wait()
-    threads = [threading.Thread(target=one) for _ in range(count)]
+        barrier.wait()
+    threads = [threading.Thread(target=run) for _ in range(count)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
 """
@@ -35,13 +36,13 @@ BLOCKS = """
 def work():
     blocks = [library.malloc(65536) for _ in range(500)]
     for block in blocks: ctypes.memset(block, 1, 65536)
-    for block in blocks[:-1]: library.free(block)  # the last one stays, above all that are free
+    for block in blocks[:-1]: library.free(block)  # the last block stays, above all free ones
 
-before = held()
+before = resident_megabytes()
 in_threads(work, 4)
-kept = held() - before
+held = resident_megabytes() - before
 with process.released_memory(): pass
-print(kept, held() - before)
+print(held, resident_megabytes() - before)
 """
 HEAPS = """
 library.fopen.restype = ctypes.c_void_p
@@ -57,26 +58,26 @@ def heaps():
         return Path(file.name).read_text().count("<heap nr=")
 """
 
-STAYING = """
+PERMANENT = """
 import gc
-kept = [[] for _ in range(5)]
+lists = [[] for _ in range(5)]
 
-def looked_at():
+def tracked():
     gc.collect()
-    return sum(one in map(id, gc.get_objects()) for one in map(id, kept))
+    return sum(number in map(id, gc.get_objects()) for number in map(id, lists))
 
-before = looked_at()
+before = tracked()
 with process.permanent_objects():
     inside = gc.isenabled()
-    kept += [[] for _ in range(5)]
-kept += [[] for _ in range(3)]
-print(before, int(inside), looked_at(), int(gc.isenabled()))
+    lists += [[] for _ in range(5)]
+lists += [[] for _ in range(3)]
+print(before, int(inside), tracked(), int(gc.isenabled()))
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="heaps of glibc")
 
 
-def printed(*program: str) -> list[float]:
+def run_program(*program: str) -> list[float]:
     done = subprocess.run(
         [sys.executable, "-c", "\n".join((LIBRARY, *program))],
         capture_output=True,
@@ -86,17 +87,17 @@ def printed(*program: str) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
-def test_free_memory_of_all_threads_goes_back():
-    held_megabytes, remaining_megabytes = printed(BLOCKS)
-    assert held_megabytes > 100  # MB, of 125: else there was nothing to give back
+def test_memory_freed_by_all_threads_returns_to_the_system():
+    held_megabytes, remaining_megabytes = run_program(BLOCKS)
+    assert held_megabytes > 100  # MB, of 125; otherwise the test measures nothing
     assert remaining_megabytes < 20
 
 
 def test_threads_share_two_heaps():
     work = "in_threads(lambda: library.malloc(1000), 6)"
-    assert printed(HEAPS, work, "print(heaps())")[0] > 2  # else there was nothing to share
-    assert printed(HEAPS, "process.limit_arenas()", work, "print(heaps())") == [2]
+    assert run_program(HEAPS, work, "print(heaps())")[0] > 2  # otherwise the limit has no effect
+    assert run_program(HEAPS, "process.limit_arenas()", work, "print(heaps())") == [2]
 
 
-def test_what_stays_is_not_searched_for_garbage():
-    assert printed(STAYING) == [5, 0, 3, 1]
+def test_permanent_objects_are_not_searched_for_garbage():
+    assert run_program(PERMANENT) == [5, 0, 3, 1]

@@ -1,4 +1,4 @@
-"""Attacks by requests: other hosts, other origins, too much, and files of other types."""
+"""Requests of foreign hosts and origins, oversized requests and wrong types of files."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ PROXY = HostNames("127.0.0.1", ("bench.example",))
 
 
 def send_request(names, method="GET", path="/", body=b"", kind="http", **headers):
-    """The status and the body of the answer; 200 where the request passed the gate."""
+    """Return the status and the body of the response; 200 if the checks passed."""
     passed, sent = [], []
     listed = [
         (key.replace("_", "-").encode(), value.encode())
@@ -73,7 +73,7 @@ def send_request(names, method="GET", path="/", body=b"", kind="http", **headers
         (HostNames("0.0.0.0", ("*",)), "owner-name.hf.space"),
     ],
 )
-def test_the_page_answers_to_its_names(names, host):
+def test_requests_to_the_names_of_the_server_pass(names, host):
     assert send_request(names, host=host) == (200, "")
     assert send_request(names, "POST", host=host, body=b"{}", origin=f"http://{host}") == (200, "")
 
@@ -112,8 +112,8 @@ def test_the_page_answers_to_its_names(names, host):
     ],
 )
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
-    """DNS rebinding: the browser of a reader asks here in the name of another site."""
+def test_a_foreign_host_name_is_refused(names, host, kind):
+    """After DNS rebinding, a browser sends requests here under the name of a foreign site."""
     status, sentence = send_request(names, host=host, kind=kind)
     assert status == 403
     assert kind == "websocket" or sentence.startswith("This server does not answer to ")
@@ -143,21 +143,21 @@ def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
 )
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "DELETE"])
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_a_page_of_another_site_is_refused(origin, method, kind):
+def test_a_foreign_origin_is_refused(origin, method, kind):
     assert send_request(LOOPBACK, method, origin=origin, kind=kind)[0] == 403
     assert send_request(LOOPBACK, method, origin=origin)[0] == 403
     assert send_request(LAN, method, host="192.168.1.7:7860", origin=origin)[0] == 403
 
 
-def test_a_form_of_another_site_that_hides_its_origin_is_refused():
+def test_a_cross_site_request_without_an_origin_is_refused():
     for where in ("cross-site", "same-site"):
         assert send_request(LOOPBACK, "POST", sec_fetch_site=where)[0] == 403
         for mode, status in (("navigate", 200), ("no-cors", 403), ("cors", 403)):
-            # a link that leads here, a picture or script, a stream of answers
+            # a link, an image or script, a fetch or stream
             assert send_request(LOOPBACK, sec_fetch_site=where, sec_fetch_mode=mode)[0] == status
         assert send_request(LOOPBACK, sec_fetch_site=where)[0] == 403
     assert send_request(LOOPBACK, "POST", sec_fetch_site="same-origin", origin="null")[0] == 200
-    assert send_request(LOOPBACK, "POST")[0] == 200  # a script, which sends neither
+    assert send_request(LOOPBACK, "POST")[0] == 200  # scripts send neither header
 
 
 def test_a_proxy_that_rewrites_the_host_needs_its_name():
@@ -169,7 +169,7 @@ def test_a_proxy_that_rewrites_the_host_needs_its_name():
     )
 
 
-def test_a_request_holds_so_much_at_most():
+def test_the_size_of_a_request_is_limited():
     assert send_request(LOOPBACK, "POST", body=bytes(MAX_BODY))[0] == 200
     assert send_request(LOOPBACK, "POST", body=bytes(MAX_BODY + 1))[0] == 413
     claimed = send_request(LOOPBACK, "POST", body=b"x", content_length=str(10**12))
@@ -184,7 +184,7 @@ def upload(name: str) -> bytes:
     )
 
 
-def test_files_of_other_types_are_not_taken():
+def test_uploads_of_other_file_types_are_refused():
     path = "/gradio_api/upload"
     for good in ('filename="recipe.json"', 'filename="a.b.YAML"', "filename=texts.parquet"):
         assert send_request(LOOPBACK, "POST", path, upload(good))[0] == 200
@@ -205,8 +205,8 @@ def test_files_of_other_types_are_not_taken():
     assert send_request(LOOPBACK, "POST", path + "/", many)[0] == 415
 
 
-def failing(module, error):
-    """A client of a page whose one route, in a module of this name, raises an error."""
+def failing_client(module, error):
+    """Return a client of a page whose route, in a module of this name, raises an error."""
     inside = {"__name__": module, "error": error}
     exec("async def route(request):\n    raise error", inside)
     routes = [Route(path, inside["route"], methods=["GET", "POST"]) for path in ("/", "/file/{x}")]
@@ -217,32 +217,42 @@ def failing(module, error):
     )
 
 
-MISTAKES = (KeyError("x"), ValueError("x"), TypeError("x"), AttributeError("x"), RecursionError())
-ASKED = (("POST", "/"), ("GET", "/?x=1"), ("GET", "/file/1"))
+BAD_REQUESTS = (
+    KeyError("x"),
+    ValueError("x"),
+    TypeError("x"),
+    AttributeError("x"),
+    RecursionError(),
+)
+REQUESTS = (("POST", "/"), ("GET", "/?x=1"), ("GET", "/file/1"))
 
 
-@pytest.mark.parametrize(("method", "path"), ASKED)
-@pytest.mark.parametrize("error", [*MISTAKES, FnIndexInferError("x"), ClientDisconnect()], ids=repr)
-def test_what_a_route_of_gradio_cannot_read_is_refused_in_one_line(error, method, path, caplog):
-    answer = failing("gradio.routes", error).request(method, path)
+@pytest.mark.parametrize(("method", "path"), REQUESTS)
+@pytest.mark.parametrize(
+    "error", [*BAD_REQUESTS, FnIndexInferError("x"), ClientDisconnect()], ids=repr
+)
+def test_a_request_that_gradio_cannot_read_is_refused_and_logged_in_a_line(
+    error, method, path, caplog
+):
+    answer = failing_client("gradio.routes", error).request(method, path)
     assert (answer.status_code, answer.text) == (400, INVALID)
     (record,) = caplog.records
     assert (record.levelno, record.exc_info) == (logging.WARNING, None)
 
 
-FAULTS = {
-    "ours, by a key": ("workbench.tabs.runs", KeyError("x"), ASKED[0]),
-    "of the core, by a value": ("lrcore.runs", ValueError("x"), ASKED[1]),
-    "of the disk": ("gradio.routes", OSError("x"), ASKED[0]),
-    "of memory": ("gradio.routes", MemoryError(), ASKED[2]),
-    "of a page that nothing was asked of": ("gradio.routes", KeyError("x"), ("GET", "/")),
+SERVER_ERRORS = {
+    "KeyError in the workbench": ("workbench.tabs.runs", KeyError("x"), REQUESTS[0]),
+    "ValueError in the core": ("lrcore.runs", ValueError("x"), REQUESTS[1]),
+    "OSError": ("gradio.routes", OSError("x"), REQUESTS[0]),
+    "MemoryError": ("gradio.routes", MemoryError(), REQUESTS[2]),
+    "request without input": ("gradio.routes", KeyError("x"), ("GET", "/")),
 }
 
 
-@pytest.mark.parametrize("case", FAULTS)
-def test_a_fault_of_the_server_is_answered_in_a_sentence_and_has_a_traceback(case, caplog):
-    module, error, (method, path) = FAULTS[case]
-    answer = failing(module, error).request(method, path)
+@pytest.mark.parametrize("case", SERVER_ERRORS)
+def test_a_server_error_returns_a_message_and_is_logged_with_a_traceback(case, caplog):
+    module, error, (method, path) = SERVER_ERRORS[case]
+    answer = failing_client(module, error).request(method, path)
     assert (answer.status_code, answer.text) == (500, FAILED)
     (record,) = caplog.records
     assert record.levelno == logging.ERROR

@@ -1,11 +1,11 @@
-"""The table of runs: pages, order, words, columns, and the ticks that compare."""
+"""The table of runs: pages, sorting, search, columns and selection."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from page_values import click
-from test_comparing import run_of
+from test_comparing import make_run
 
 import lrcore
 from workbench import words
@@ -18,8 +18,8 @@ from workbench.widgets.page import MAX_RUNS
 PICTURE = '<img src="http://other.example/x.png">'
 
 
-def measured(name, perplexity, **fields):
-    run = replace(run_of(name, lrcore.Recipe()), **fields)
+def make_evaluated_run(name, perplexity, **fields):
+    run = replace(make_run(name, lrcore.Recipe()), **fields)
     if perplexity:
         figures = {"perplexity": perplexity, "dense_perplexity": 2.0, "protocol": {"source": "s"}}
         run.evaluations.append(figures)
@@ -34,8 +34,8 @@ def store_of(runs):
     )
 
 
-def test_a_browser_is_sent_one_page_of_many_runs():
-    runs = [measured(f"run {i}", 0, created=float(i)) for i in range(10_000)]
+def test_a_browser_gets_one_page_of_many_runs():
+    runs = [make_evaluated_run(f"run {i}", 0, created=float(i)) for i in range(10_000)]
     first = table_page(runs, View.read({}))
     assert first["html"].count(" data-run=") == ROWS
     assert "run 9999" in first["html"]
@@ -45,8 +45,12 @@ def test_a_browser_is_sent_one_page_of_many_runs():
     assert "run 0<" in end["html"]
 
 
-def test_order_and_words_and_columns_are_the_browsers():
-    runs = [measured("b", 3.0, tags=("paper",)), measured("a", None), measured("c", 2.5)]
+def test_the_browser_selects_order_search_words_and_columns():
+    runs = [
+        make_evaluated_run("b", 3.0, tags=("paper",)),
+        make_evaluated_run("a", None),
+        make_evaluated_run("c", 2.5),
+    ]
     assert [run.id for run in sort_runs(runs, View(sort="perplexity", falling=False))] == [*"cba"]
     assert [run.id for run in sort_runs(runs, View(sort="perplexity", falling=True))] == [*"bca"]
     page = table_page(runs, View.read({"words": "PAPER b", "columns": ["name", "perplexity", "x"]}))
@@ -62,13 +66,13 @@ def test_order_and_words_and_columns_are_the_browsers():
 
 
 @pytest.mark.parametrize("stored_view", [{"sort": "x", "page": "1"}, {"columns": 3, "words": None}])
-def test_a_view_that_an_earlier_version_kept_is_read_as_far_as_it_goes(stored_view):
+def test_invalid_fields_of_a_stored_view_are_ignored(stored_view):
     assert View.read(stored_view) == View.read({})
 
 
-def test_what_people_type_is_escaped_and_long_bases_lose_their_middle():
+def test_typed_text_is_escaped_and_long_model_names_are_shortened():
     recipe = lrcore.Recipe(model=f"/models/{'deep/' * 20}tiny")
-    run = replace(measured(PICTURE, 2.0), id="'><i>", tags=(PICTURE,), recipe=recipe)
+    run = replace(make_evaluated_run(PICTURE, 2.0), id="'><i>", tags=(PICTURE,), recipe=recipe)
     html = table_page([run], View.read({}))["html"]
     assert "<img" not in html
     assert "<i>" not in html
@@ -76,12 +80,12 @@ def test_what_people_type_is_escaped_and_long_bases_lose_their_middle():
     assert len(run_text.shorter(recipe.model, 32)) == 32
 
 
-def test_ticks_choose_runs_and_the_seventh_is_refused():
-    runs = [measured(str(i), 2.0) for i in range(300)]
+def test_ticks_select_at_most_six_runs():
+    runs = [make_evaluated_run(str(i), 2.0) for i in range(300)]
     store = store_of(runs)
     selection = select_runs(store, click(runs=["2"]))
     assert selection["value"] == ["2"]
-    assert len(selection["choices"]) == chosen.MAX_LISTED + 1  # the newest, and run 2
+    assert len(selection["choices"]) == chosen.MAX_LISTED + 1  # the newest runs, and run 2
     assert select_runs(store, click(runs=["1", "gone", "1"]))["value"] == ["1"]
     assert chosen.toggle(store, ["1"], "2")["value"] == ["1", "2"]
     assert chosen.toggle(store, ["1", "2"], "1")["value"] == ["2"]

@@ -1,4 +1,4 @@
-"""As a Space of the hub: the front matter of the README, and where runs are kept."""
+"""Deployment as a Space: the front matter of the README, and storage of runs."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def front() -> dict:
     return yaml.safe_load((ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1])
 
 
-def test_versions_are_those_that_the_project_takes(front) -> None:
+def test_versions_meet_the_requirements_of_the_project(front) -> None:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     (gradio,) = [Requirement(line) for line in lines if line.startswith("gradio")]
     assert front["sdk"] == "gradio"
@@ -31,14 +31,14 @@ def test_versions_are_those_that_the_project_takes(front) -> None:
     assert front["python_version"] in SpecifierSet(project["requires-python"])
 
 
-def test_it_asks_for_storage_and_says_what_it_is(front) -> None:
+def test_the_front_matter_requests_storage_and_is_valid(front) -> None:
     assert front["suggested_storage"] in ("small", "medium", "large")
     assert front["license"] == "apache-2.0"
-    assert len(front["short_description"]) <= 60  # the hub refuses a longer one
+    assert len(front["short_description"]) <= 60  # limit of the hub
     assert (ROOT / front["app_file"]).is_file()
 
 
-def test_a_space_with_storage_keeps_runs_there(tmp_path) -> None:
+def test_a_space_with_storage_saves_runs_there(tmp_path) -> None:
     environment = dict(IN_SPACE)
     keep_in_storage(environment, tmp_path)
     storage_variables = {name: str(tmp_path / folder) for name, folder in STORED.items()}
@@ -50,13 +50,13 @@ def test_a_space_with_storage_keeps_runs_there(tmp_path) -> None:
     [({}, "."), (IN_SPACE, "none"), (IN_SPACE | dict.fromkeys(STORED, "/elsewhere"), ".")],
     ids=["on a machine", "without storage", "set already"],
 )
-def test_elsewhere_nothing_is_moved(environment, storage, tmp_path) -> None:
+def test_without_storage_no_folder_is_moved(environment, storage, tmp_path) -> None:
     after = dict(environment)
     keep_in_storage(after, tmp_path / storage)
     assert after == environment
 
 
-def test_it_is_said_before_the_client_of_the_hub_is_imported(tmp_path) -> None:
+def test_storage_is_set_before_huggingface_hub_is_imported(tmp_path) -> None:
     script = f"""
 import os, runpy, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Speeds of runs on the page: in turns with the dense model, and with factors merged."""
+"""Speeds of runs, alternating with the dense model, with and without merged factors."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ MERGED = {"merged_prefill", "merged_decode"}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, tiny_llama, story_file):
-    """Two runs: one in factors, and one with narrower heads and MLPs."""
+    """Return a store with a factorized run, and a run with narrower heads and MLPs."""
     store = Store(tmp_path_factory.mktemp("runs"), KINDS)
     for method in ("svd_llm", "a3"):
         recipe = lrcore.Recipe(
@@ -37,8 +37,8 @@ def dense_is_faster(monkeypatch):
     )
 
 
-def measured(store):
-    """The columns of the runs after their speed was measured, by name, and the job's log."""
+def measure_speed(store):
+    """Measure the speed of all runs; return columns by name, the table and the log."""
     runs = store.runs.all()
     job = SpeedJob(tuple(run.id for run in runs))
     record = JobRecord(job)
@@ -47,8 +47,8 @@ def measured(store):
     return {column.title: column for column in table.runs}, table, record.log
 
 
-def test_a_run_in_factors_is_measured_merged_too(store, dense_is_faster) -> None:
-    columns, table, _ = measured(store)
+def test_a_factorized_run_is_also_measured_with_merged_factors(store, dense_is_faster) -> None:
+    columns, table, _ = measure_speed(store)
     assert columns["svd_llm"].values.keys() >= MERGED | {"prefill", "decode"}
     assert not columns["a3"].values.keys() & MERGED
     labels = [METRICS[name].label for name in table.rows]
@@ -57,19 +57,21 @@ def test_a_run_in_factors_is_measured_merged_too(store, dense_is_faster) -> None
     assert dense["merged_decode"] == dense["decode"]
 
 
-def test_factors_that_are_faster_have_one_speed(store, monkeypatch) -> None:
+def test_without_a_benefit_of_merging_a_run_has_one_speed(store, monkeypatch) -> None:
     monkeypatch.setattr(
         merging,
         "_seconds",
         lambda modules, inputs: [float(isinstance(module, torch.nn.Linear)) for module in modules],
     )
-    columns, table, _ = measured(store)
+    columns, table, _ = measure_speed(store)
     assert not columns["svd_llm"].values.keys() & MERGED
     assert not set(table.rows) & MERGED
 
 
-def test_where_memory_does_not_suffice_the_log_says_so(store, dense_is_faster, monkeypatch) -> None:
+def test_without_memory_for_merging_the_log_has_a_message(
+    store, dense_is_faster, monkeypatch
+) -> None:
     monkeypatch.setattr(merging, "free_memory", lambda: 10)
-    columns, _, log = measured(store)
+    columns, _, log = measure_speed(store)
     assert not columns["svd_llm"].values.keys() & MERGED
     assert any("The matrices of the factors take" in line for line in log)

@@ -1,4 +1,4 @@
-"""The store alone: no page, no Gradio; what is made once, and what it costs to measure."""
+"""The store without page and Gradio: caching, plans, jobs and the survey."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def ended(record, seconds=60):
     return record
 
 
-def test_the_store_and_its_jobs_need_no_gradio():
+def test_store_and_jobs_need_no_gradio():
     code = (
         "import sys, workbench.state.store, workbench.jobs, workbench.state.survey\n"
         "import workbench.views.memory\n"
@@ -45,10 +45,12 @@ def test_the_store_and_its_jobs_need_no_gradio():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monkeypatch):
+def test_a_plan_is_allocated_once_and_needs_factors(store, recipe, monkeypatch):
     allocated, allocate = [], lrcore.allocate
     monkeypatch.setattr(
-        lrcore, "allocate", lambda *given: allocated.append(given[1]) or allocate(*given)
+        lrcore,
+        "allocate",
+        lambda *arguments: allocated.append(arguments[1]) or allocate(*arguments),
     )
     assert store.plan(recipe) is None
     assert store.plan(None) is None
@@ -64,7 +66,7 @@ def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monke
     assert len(allocated) == 4
 
 
-def test_a_plan_says_why_no_ranks_would_run_in_the_target(store, recipe, tiny_opt):
+def test_a_plan_for_an_unsupported_target_is_an_error(store, recipe, tiny_opt):
     target_recipe = recipe.with_(model=str(tiny_opt), target="llama.cpp", method="a3")
     assert store.plan(target_recipe) is None
     store.factors(target_recipe)
@@ -74,7 +76,7 @@ def test_a_plan_says_why_no_ranks_would_run_in_the_target(store, recipe, tiny_op
     assert store.plan(target_recipe.with_(target="transformers")) is not None
 
 
-def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
+def test_an_impossible_budget_is_an_error_each_time(store, recipe):
     wrong = recipe.with_(rank_overrides={"7.mlp": 3})
     store.factors(recipe)
     for _ in range(2):
@@ -84,7 +86,7 @@ def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
             store.live_request(wrong, "browser")
 
 
-def test_an_analysis_is_queued_once_and_not_where_it_is(store, recipe):
+def test_an_analysis_is_queued_once(store, recipe):
     record = ended(start_analysis(store, recipe))
     assert (record.state, record.is_stored) == ("done", False)
     assert store.peek_analysis(recipe) is not None
@@ -94,7 +96,7 @@ def test_an_analysis_is_queued_once_and_not_where_it_is(store, recipe):
 
 
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
-def test_no_refit_is_counted_where_the_architecture_allows_none(
+def test_refits_that_the_architecture_does_not_support_cost_nothing(
     store, recipe, family, tiny_llama, tmp_path, monkeypatch
 ):
     folder = family_folder(family, tiny_llama, tmp_path / family)
@@ -104,8 +106,8 @@ def test_no_refit_is_counted_where_the_architecture_allows_none(
         live, "MAX_PARAMETER_TOKENS", factors.shape.parameters * live.WINDOWS * live.LENGTH
     )
     assert not store.has_refit(fused)
-    assert store.live_request(fused, "browser") is not None  # the sample alone is run
-    assert memory.needed(model, fused, 1.0, None) == 10**6  # no states are kept
+    assert store.live_request(fused, "browser") is not None  # only the sample is evaluated
+    assert memory.needed(model, fused, 1.0, None) == 10**6  # no hidden states are stored
     on = fused.with_(refit="on")
     with pytest.raises(lrcore.InputError, match="a refit does not support"):
         memory.needed(model, on, 1.0, None)
@@ -116,7 +118,7 @@ def test_no_refit_is_counted_where_the_architecture_allows_none(
     assert "a refit does not support" in store.live.peek(request.key).error
 
 
-def test_a_refit_is_counted_where_there_is_one(store, recipe, monkeypatch):
+def test_the_cost_of_a_refit_prevents_a_live_measurement(store, recipe, monkeypatch):
     fused = recipe.with_(method="fused")
     factors = store.factors(fused)
     monkeypatch.setattr(
@@ -127,7 +129,7 @@ def test_a_refit_is_counted_where_there_is_one(store, recipe, monkeypatch):
     assert store.live_request(fused.with_(refit="off"), "browser") is not None
 
 
-def test_a_job_makes_a_run_that_a_restart_finds(store, recipe, tmp_path):
+def test_a_run_of_a_job_survives_a_restart(store, recipe, tmp_path):
     settings = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=32)
     record = ended(store.jobs.submit(CompressJob(recipe, "mine", settings)))
     assert record.state == "done", record.error
@@ -140,7 +142,7 @@ def test_a_job_makes_a_run_that_a_restart_finds(store, recipe, tmp_path):
     assert reopened.runs_by_id(record.result) == []
 
 
-def test_a_job_that_is_canceled_while_it_evaluates_leaves_no_run(store, recipe, monkeypatch):
+def test_a_job_canceled_during_its_evaluation_saves_no_run(store, recipe, monkeypatch):
     class Stopped:
         id, part, result, outcome, curve = "job", "", [], "", []
 
@@ -157,7 +159,7 @@ def test_a_job_that_is_canceled_while_it_evaluates_leaves_no_run(store, recipe, 
     assert store.runs.all() == []
 
 
-def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
+def test_the_survey_has_each_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     two = [row for row in lrcore.list_methods() if row["name"] in ("a3", "svd")]
     monkeypatch.setattr(lrcore, "list_methods", lambda: two)
     nothing = survey(store, recipe)
@@ -170,7 +172,7 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     figures = measurements(store, recipe)
     assert figures == sorted(figures)
     assert [figure.is_displayed for figure in figures].count(True) == 1
-    # several policies choose the same ranks here: the same plan is one row
+    # policies with the same ranks share a row
     policy = recipe.policy
     assert sorted((figure.method, figure.policy) for figure in figures) == [
         ("a3", policy),
@@ -179,7 +181,7 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     assert measurements(store, recipe.with_(rank_overrides={"0.mlp": 3})) == []
 
 
-def test_what_a_browser_chose_before_is_dropped_unless_another_one_wants_it(tmp_path, recipe):
+def test_an_outdated_analysis_is_canceled_unless_a_second_browser_needs_it(tmp_path, recipe):
     store = Store(tmp_path / "runs", KINDS)
     gate, jobs = threading.Event(), store.jobs
     jobs._work = lambda record: [str(gate.wait(60))]
@@ -188,20 +190,20 @@ def test_what_a_browser_chose_before_is_dropped_unless_another_one_wants_it(tmp_
     assert first.canceled.is_set()
     assert start_analysis(store, recipe.with_(policy="probed"), "two") is probed
     fisher = start_analysis(store, recipe.with_(policy="fisher"), "one")
-    assert not probed.canceled.is_set()  # the other browser waits for it
+    assert not probed.canceled.is_set()  # the second browser waits for it
     start_analysis(store, recipe.with_(policy="probed", ratio=0.3), "one")
     assert fisher.canceled.is_set()
     assert not probed.canceled.is_set()
     gate.set()
 
 
-def test_an_analysis_serves_the_run_that_needs_its_factors(recipe):
+def test_an_analysis_is_a_prerequisite_of_runs_with_its_factors(recipe):
     analysis = AnalyzeJob(recipe)
     assert analysis.is_prerequisite_of(CompressJob(recipe.with_(ratio=0.35)))
     assert not analysis.is_prerequisite_of(CompressJob(recipe.with_(method="svd")))
     assert not analysis.is_prerequisite_of(SurveyJob(recipe.with_(seed=9)))
 
 
-def test_sizes_that_cannot_work_are_refused_before_anything_runs():
+def test_oversized_calibrations_are_refused_by_the_recipe():
     with pytest.raises(lrcore.InputError, match="the maximum is 134,217,728"):
         lrcore.Recipe(samples=10**9)

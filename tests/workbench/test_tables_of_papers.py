@@ -1,4 +1,4 @@
-"""Rows of steps as one job of the page: what is shown before, the tables, and going on."""
+"""Tables of papers as jobs: previews, results and resuming."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ def sweep(recipe, story_file):
     return lrcore.Sweep(recipe.with_(model="demo-llama"), evaluations=(measured,), rows=rows)
 
 
-def test_every_shipped_table_shows_its_rows_before_it_starts():
+def test_each_included_table_lists_its_rows_before_the_start():
     for name in included_sweeps():
         chosen, rows = table.select_included(name)
         cells = lrcore.Sweep.from_dict(chosen["sweep"]).cells()
@@ -43,7 +43,7 @@ def test_every_shipped_table_shows_its_rows_before_it_starts():
     assert table.select_included("/etc/passwd") == (None, "")
 
 
-def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path):
+def test_a_table_equals_that_of_the_command_line_and_is_reused(recipe, sweep, tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text(json.dumps(sweep.to_dict()), encoding="utf-8")
     chosen, rows, _ = table.load_file(str(path))
@@ -71,7 +71,7 @@ def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path
     assert not store.runs.all()
 
 
-def test_a_table_that_was_cancelled_goes_on_after_the_rows_it_has(recipe, sweep, tmp_path):
+def test_a_canceled_table_resumes_after_the_saved_rows(recipe, sweep, tmp_path):
     store = Store(tmp_path / "runs", KINDS)
     job = TableJob("own", replace(sweep, base=recipe))
 
@@ -89,7 +89,7 @@ def test_a_table_that_was_cancelled_goes_on_after_the_rows_it_has(recipe, sweep,
     assert set(table_files(store, repeated.id, job)) == {"table.csv", "table.json", "report.html"}
 
 
-def test_a_table_that_is_not_chosen_or_cannot_be_made_is_refused(recipe, sweep, tmp_path):
+def test_a_missing_or_impossible_table_is_refused(recipe, sweep, tmp_path):
     store = Store(tmp_path / "runs", KINDS)
     with pytest.raises(lrcore.InputError, match="No table is chosen"):
         table.start(store, None, *input_values(recipe))

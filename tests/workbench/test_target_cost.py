@@ -1,6 +1,4 @@
-"""The Allocation tab says what a target costs: the perplexity that the same method and policy are
-predicted to have at the same budget where any form runs.
-"""
+"""The cost of a target: the increase in perplexity over the same plan without the target."""
 
 import pytest
 
@@ -25,7 +23,7 @@ def store(recipe, tmp_path_factory) -> Store:
     return store
 
 
-def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> None:
+def test_the_cost_of_a_target_compares_predicted_perplexities(store, recipe) -> None:
     target_recipe, anywhere = recipe.with_(target="llama.cpp", ratio=0.15), recipe.with_(ratio=0.15)
     store.factors(target_recipe)
     target_perplexity, free_perplexity = (
@@ -41,7 +39,7 @@ def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> N
     assert costs in message
 
 
-def test_where_nothing_is_predicted_it_says_how_to_learn_the_cost(store, recipe) -> None:
+def test_without_a_prediction_the_message_says_how_to_get_the_cost(store, recipe) -> None:
     even = recipe.with_(policy="uniform", ratio=0.15, seed=73)  # no probes on disk
     target_recipe = even.with_(target="llama.cpp")
     store.factors(target_recipe)

@@ -1,4 +1,4 @@
-"""A text box that the browser has not drawn yet sends None; the listener gets empty text."""
+"""Text boxes that the browser has not drawn, which send None."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from workbench import build_app
 from workbench.state.store import Store
 
 
-def test_a_text_box_that_was_never_drawn_is_empty_text(tmp_path) -> None:
+def test_the_value_of_an_undrawn_text_box_is_an_empty_string(tmp_path) -> None:
     app = build_app(Store(tmp_path / "runs"))
     listeners = [
         listener

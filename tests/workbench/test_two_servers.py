@@ -1,4 +1,4 @@
-"""Two servers on one folder of runs: neither takes the jobs of the other for interrupted ones."""
+"""Two servers with the same folder of runs."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from workbench.state.job_queue import SERVERS, JobQueue
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks of files")
 PATIENCE = 60  # seconds
-OTHER = """
+OTHER_SERVER = """
 import sys, time
 from pathlib import Path
 import lrcore
@@ -33,9 +33,9 @@ time.sleep(600)
 
 @pytest.fixture
 def other_server(tmp_path):
-    """A server whose job runs, in a process of its own."""
+    """Start a server in a second process, and wait until its job runs."""
     script, begun = tmp_path / "other.py", tmp_path / "begun"
-    script.write_text(OTHER)
+    script.write_text(OTHER_SERVER)
     process = fresh.page().start(
         [str(script), str(tmp_path / "jobs"), str(begun)], dict(os.environ), tmp_path
     )
@@ -46,42 +46,42 @@ def other_server(tmp_path):
     process.wait(PATIENCE)
 
 
-def wait_for(happened) -> None:
+def wait_for(condition) -> None:
     end = time.monotonic() + PATIENCE
-    while not happened():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def opened(folder: Path) -> JobQueue:
+def open_queue(folder: Path) -> JobQueue:
     return JobQueue(folder, KINDS, lambda record: [])
 
 
-def test_a_job_that_another_server_runs_is_not_interrupted(other_server, tmp_path):
+def test_a_running_job_of_a_second_server_is_not_marked_as_interrupted(other_server, tmp_path):
     record = next((tmp_path / "jobs").glob("*.json"))
     wait_for(lambda: '"running"' in record.read_text())
     before = record.read_text()
-    assert opened(tmp_path / "jobs").all() == []
+    assert open_queue(tmp_path / "jobs").all() == []
     assert record.read_text() == before
     other_server.send_signal(signal.SIGKILL)
     other_server.wait(PATIENCE)
-    records = opened(tmp_path / "jobs").all()
+    records = open_queue(tmp_path / "jobs").all()
     assert [listed.state for listed in records] == ["interrupted"]
     assert records[0].job == CompressJob(lrcore.Recipe())
 
 
-def test_what_another_server_has_ended_is_listed(other_server, tmp_path):
-    queue = opened(tmp_path / "jobs")
+def test_finished_jobs_of_a_second_server_are_listed(other_server, tmp_path):
+    queue = open_queue(tmp_path / "jobs")
     done = queue.submit(CompressJob(lrcore.Recipe(ratio=0.3)))
     wait_for(lambda: queue.get(done.id).state == "done")
-    assert [listed.state for listed in opened(tmp_path / "jobs").all()] == ["done"]
+    assert [listed.state for listed in open_queue(tmp_path / "jobs").all()] == ["done"]
 
 
-def test_a_server_that_was_killed_leaves_no_lock_behind(other_server, tmp_path):
+def test_the_lock_of_a_killed_server_is_removed(other_server, tmp_path):
     servers = tmp_path / "jobs" / SERVERS
     assert len([*servers.glob("*.lock")]) == 1
     other_server.send_signal(signal.SIGKILL)
     other_server.wait(PATIENCE)
-    queue = opened(tmp_path / "jobs")
+    queue = open_queue(tmp_path / "jobs")
     queue.submit(CompressJob(lrcore.Recipe()))
     assert [lock.stem for lock in servers.glob("*.lock")] == [queue._server()]

@@ -1,6 +1,4 @@
-"""Every sentence of the source that is put together, with a place of the server in each gap: where
-others reach the page, none of them is told.
-"""
+"""Error messages of the source with secret paths in their placeholders, which must be removed."""
 
 import ast
 from pathlib import Path
@@ -12,12 +10,12 @@ from lrcore.system.path_access import restrict_paths, strip_paths
 ROOT = Path(__file__).parents[2]
 FILES = [file for name in ("lrcore", "workbench") for file in sorted((ROOT / name).rglob("*.py"))]
 ERRORS = {"InputError", "ResourceError", "ValueError", "OSError", "RuntimeError", "unknown"}
-HIDDEN = "secluded"  # part of every place below
+HIDDEN = "secluded"  # part of each path below
 TOKEN = "hf_verysecret"
 
 
-def sentences():
-    """The texts that errors are made of, as their parts: text, or None for a gap."""
+def templates_of_errors():
+    """Yield the f-strings of errors as lists of parts: text, or None for a placeholder."""
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             name = getattr(node, "func", None)
@@ -29,9 +27,10 @@ def sentences():
                         yield [p.value if isinstance(p, ast.Constant) else None for p in parts]
 
 
-def filled(parts, path: str):
-    """The sentence with the path in one gap after the other, and a letter in the others. What goes
-    on from a word, a slash or a full stop is no path of its own.
+def fill(parts, path: str):
+    """Yield the message with the path in one placeholder and a letter in the others.
+
+    Placeholders after a word, a slash or a period are skipped: they cannot start a path.
     """
     for at, part in enumerate(parts):
         before = (parts[at - 1] or "x")[-1] if at else " "
@@ -51,7 +50,7 @@ def confined(tmp_path, monkeypatch):
     restrict_paths([])
 
 
-def test_no_sentence_tells_a_place_of_the_server(confined):
+def test_error_messages_disclose_no_path_of_the_server(confined):
     paths = (
         f"/srv/{HIDDEN}/model.safetensors",
         f"/{HIDDEN}/x",
@@ -61,13 +60,13 @@ def test_no_sentence_tells_a_place_of_the_server(confined):
         f"http://user:{HIDDEN}@proxy.internal:8080",
         TOKEN,
     )
-    tried, templates = 0, list(sentences())
+    tested, templates = 0, list(templates_of_errors())
     assert len(templates) > 300
     for parts in templates:
         for path in paths:
-            for sentence in filled(parts, path):
+            for sentence in fill(parts, path):
                 stripped = strip_paths(sentence)
                 assert HIDDEN not in stripped, stripped
                 assert TOKEN not in stripped, stripped
-                tried += 1
-    assert tried > 3000
+                tested += 1
+    assert tested > 3000

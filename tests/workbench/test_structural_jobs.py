@@ -1,6 +1,4 @@
-"""Layers dropped, the hidden size sliced and bases shared from the page: the jobs, the runs they
-leave, and what is said of each.
-"""
+"""Jobs that prune layers, slice the hidden size or share bases, and the runs that they save."""
 
 import json
 import time
@@ -60,7 +58,7 @@ def recipe(tiny_llama, story_file):
     )
 
 
-def done(store, job):
+def run_job(store, job):
     record, end = store.jobs.submit(job), time.monotonic() + 60
     while record.state not in ENDED:
         assert time.monotonic() < end, record
@@ -68,22 +66,20 @@ def done(store, job):
     return record
 
 
-def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> PruneLayersJob:
-    return PruneLayersJob(recipe, layers, by, name, measured(recipe))
+def prune_job(recipe, layers: int = 1, by: str = "influence", name: str = "") -> PruneLayersJob:
+    return PruneLayersJob(recipe, layers, by, name, evaluation_settings(recipe))
 
 
-def measured(recipe) -> lrcore.EvaluationSettings:
+def evaluation_settings(recipe) -> lrcore.EvaluationSettings:
     return lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=32)
 
 
 @pytest.mark.parametrize("by", ["influence", "loss"])
-def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
-    store, recipe, by, tmp_path
-):
-    job = done(store, short(recipe, 2, by))
+def test_a_pruned_run_is_saved_and_evaluated_and_survives_a_restart(store, recipe, by, tmp_path):
+    job = run_job(store, prune_job(recipe, 2, by))
     assert job.state == "done", job.error
     expected = lrcore.prune_layers(lrcore.load(recipe.model), recipe, 2, by)
-    (run,) = Store(tmp_path / "runs").runs.all()  # another process
+    (run,) = Store(tmp_path / "runs").runs.all()  # as after a restart
     assert run.id == job.result[0]
     assert run.name == f"without 2 of 3 layers, {by} · {Path(recipe.model).name}"
     assert run.step(LayersDropped) == expected.step(LayersDropped)
@@ -98,19 +94,23 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     assert any("pruned in this order" in line for line in job.log)
 
 
-def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store, recipe):
+def test_details_of_a_run_are_rows_of_the_comparison(store, recipe):
     recipe = recipe.with_(method="a3", policy="uniform")
-    (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
-    (gone,) = done(store, short(recipe, name="without details")).result
-    job = done(store, DetailsJob((small, gone), measured(recipe), items=4))
+    (small,) = run_job(store, CompressJob(recipe, evaluation=evaluation_settings(recipe))).result
+    (gone,) = run_job(store, prune_job(recipe, name="without details")).result
+    job = run_job(store, DetailsJob((small, gone), evaluation_settings(recipe), items=4))
     assert any(line.endswith(f"details of {store.runs.get(gone).name}") for line in job.log)
     runs = [store.runs.get(small), store.runs.get(gone)]
     (table,) = metrics.tables(runs, None, metrics.results(store, runs))
     first, second = table.runs
-    result = contributions(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
+    result = contributions(
+        store.dense(recipe), store.run_model(runs[0]), evaluation_settings(recipe)
+    )
     alone = {row["parts"]: row["delta_nll"] for row in result.rows}
     assert first.values["loss_mlp"] == pytest.approx(alone["mlp"], abs=1e-6)
-    errors = local_errors(store.dense(recipe), store.run_model(runs[0]), measured(recipe))
+    errors = local_errors(
+        store.dense(recipe), store.run_model(runs[0]), evaluation_settings(recipe)
+    )
     layers = [layer_errors["residual"] for layer_errors in errors.errors]
     assert first.values["error_residual"] == pytest.approx(sum(layers) / len(layers), rel=1e-4)
     score = lrcore.score_choices(store.dense(recipe), "stories", 4)
@@ -123,10 +123,10 @@ def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store,
     assert "Loss from mlp alone" in comparison_table.as_markdown([table])
 
 
-def test_errors_of_modegpt_stand_beside_their_bounds(store, recipe):
+def test_errors_of_modegpt_are_compared_with_their_bounds(store, recipe):
     recipe = recipe.with_(method="modegpt", policy="softmax", budget="params", ratio=0.3)
-    (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
-    done(store, DetailsJob((small,), measured(recipe), items=2))
+    (small,) = run_job(store, CompressJob(recipe, evaluation=evaluation_settings(recipe))).result
+    run_job(store, DetailsJob((small,), evaluation_settings(recipe), items=2))
     run = store.runs.get(small)
     (table,) = metrics.tables([run], None, metrics.results(store, [run]))
     factors = lrcore.prepare(store.dense(recipe), recipe)
@@ -140,9 +140,9 @@ def test_errors_of_modegpt_stand_beside_their_bounds(store, recipe):
     assert "Error of mlp, fraction of its bound" in comparison_table.as_markdown([table])
 
 
-def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, recipe):
-    (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
-    (gone,) = done(store, short(recipe, name="short one")).result
+def test_a_pruned_run_is_compared_with_a_compressed_run(store, recipe):
+    (small,) = run_job(store, CompressJob(recipe, evaluation=evaluation_settings(recipe))).result
+    (gone,) = run_job(store, prune_job(recipe, name="short one")).result
     runs = [store.runs.get(small), store.runs.get(gone)]
     table_html = comparison_table.html(metrics.tables(runs, None, metrics.Results()))
     assert all(f"{run.evaluations[0]['perplexity']:.4f}" in table_html for run in runs)
@@ -156,19 +156,19 @@ def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, 
     assert table["ratio"] == ["0.4", "–"]
     assert "data" not in table
     assert len([name for name in table if "gone" in name]) == 1
-    assert sweep_runs.find_run(runs[1:], recipe) is None  # a sweep still makes its own
+    assert sweep_runs.find_run(runs[1:], recipe) is None  # a sweep compresses the model itself
     assert "pruned" in run_text.pruned(runs[1].history)
     assert run_text.pruned(runs[0].history) == ""
 
 
-def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
-    (made,) = done(store, short(recipe, name="short one")).result
+def test_a_pruned_run_is_exported_without_code_and_its_report_has_no_ranks(store, recipe):
+    (made,) = run_job(store, prune_job(recipe, name="short one")).result
     run = store.runs.get(made)
     assert (
         run_text.standard_fit(standard_fit_of(run.history), not run.ranks_csv)
         == words.compare_and_runs.STANDARD_SHORT
     )
-    job = done(store, ExportJob(made, "transformers-stock"))
+    job = run_job(store, ExportJob(made, "transformers-stock"))
     assert job.state == "done", job.error
     folder = run.folder / "export-stock"
     assert not list(folder.glob("*.py"))
@@ -181,20 +181,18 @@ def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
     assert words.compare_and_runs.NO_RANKS in export.report_html(run)
     with pytest.raises(lrcore.InputError, match="no ranks"):
         ranks_of(run)
-    quantized = done(store, QuantizeJob(made, 8))
+    quantized = run_job(store, QuantizeJob(made, 8))
     assert store.runs.get(quantized.result[0]).method == "prune-layers"
-    healed = done(store, HealJob(made, lrcore.Healing(steps=1, samples=2, seq_len=16)))
+    healed = run_job(store, HealJob(made, lrcore.Healing(steps=1, samples=2, seq_len=16)))
     assert healed.state == "done", healed.error
     assert store.runs.get(healed.result[0]).step(Healed).train == "all"
 
 
 @pytest.mark.parametrize("rotations", ["block", "one"])
-def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(
-    store, recipe, rotations
-):
+def test_a_sliced_run_has_the_previewed_size_and_is_compared_and_exported(store, recipe, rotations):
     model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3, rank_multiple=4)
     message = sliced_size(model, 0.3, rotations, 4)
-    job = done(store, SliceJob(requested, rotations, evaluation=measured(recipe)))
+    job = run_job(store, SliceJob(requested, rotations, evaluation=evaluation_settings(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
     assert run.name == (
@@ -218,22 +216,22 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     assert ("matrices between" in run_text.sliced(run.history)) == (rotations == "block")
     assert any("Hidden size:" in line for line in job.log)
     assert sweep_runs.find_run([run], requested) is None
-    (gone,) = done(store, short(recipe)).result
+    (gone,) = run_job(store, prune_job(recipe)).result
     table = {row[0]: row[1:] for row in chosen_runs.all_differences([run, store.runs.get(gone)])}
     assert table["method"] == ["slice", "prune-layers"]
     assert table["sliced: width"] == [str(message["width"]), "–"]
-    assert done(store, ExportJob(run.id, "transformers")).state == "done"
-    fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, "transformers-stock"))
+    assert run_job(store, ExportJob(run.id, "transformers")).state == "done"
+    fit, stock = run.history[-1].stock, run_job(store, ExportJob(run.id, "transformers-stock"))
     assert fit.qualifies == (rotations == "one") == (stock.state == "done")
     assert fit.qualifies or fit.reasons[0] in stock.error
 
 
-def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, recipe):
+def test_a_run_with_shared_bases_has_the_previewed_size_and_is_evaluated(store, recipe):
     model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3)
     expected_size = shared_size(model, 0.3, 2)
     description = sharing.describe(store, [0.3, 2], *input_values(recipe))
-    assert words.spectra.NOT_ANALYZED in description  # the model is not loaded yet
-    job = done(store, ShareJob(requested, 2, evaluation=measured(recipe)))
+    assert words.spectra.NOT_ANALYZED in description  # the model is not loaded
+    job = run_job(store, ShareJob(requested, 2, evaluation=evaluation_settings(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
     assert run.name == f"shared by 2 30% · {Path(recipe.model).name}"
@@ -249,21 +247,21 @@ def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, 
     assert "less than one rank" in sharing.describe(store, [0.985, 2], *input_values(recipe))
 
 
-def test_what_cannot_be_shortened_says_why_in_one_line(store, recipe):
+def test_an_impossible_pruning_fails_with_a_message_of_one_line(store, recipe):
     for layers, reason in ((3, "keep at least 1"), (0, "at least 1")):
-        job = done(store, short(recipe, layers))
+        job = run_job(store, prune_job(recipe, layers))
         assert job.state == "failed"
         assert reason in job.error
         assert "\n" not in job.error
-    job = done(store, short(recipe.with_(offload=True)))
+    job = run_job(store, prune_job(recipe.with_(offload=True)))
     assert "without offload" in job.error
     assert store.runs.all() == []
 
 
 @pytest.mark.parametrize("by", ["influence", "loss"])
-def test_it_stops_at_the_next_step(store, recipe, by):
+def test_pruning_stops_at_the_next_step_after_a_cancellation(store, recipe, by):
     store.dense(recipe)
-    job = JobRecord(short(recipe, 2, by))
+    job = JobRecord(prune_job(recipe, 2, by))
 
     def progress(stage: str, done: int, total: int) -> None:
         seen.append((stage, done))
@@ -277,7 +275,7 @@ def test_it_stops_at_the_next_step(store, recipe, by):
     assert store.runs.all() == []
 
 
-def test_what_is_shown_before_is_what_comes_out(store, recipe):
+def test_the_preview_of_pruning_matches_the_pruned_model(store, recipe):
     model = store.dense(recipe)
     influence = store.calibration(recipe).block_influence
     for layers in (1, 2):
@@ -297,13 +295,13 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
         } == dict(enumerate(influence))
     assert pruning.lowest(influence, 9) == pruning.lowest(
         influence, 2
-    )  # a slider that has not followed a smaller model yet
+    )  # the slider still has the range of a larger model
     assert "The job selects" in preview.pruning(influence, gone, "loss", summary)
     (all_stay,) = json.loads(influence_figure(influence, []))["data"]
     assert not all_stay["showlegend"]
 
 
-def test_the_account_is_that_of_a_plan_for_the_same_dense_model(recipe):
+def test_a_pruned_model_and_a_plan_have_the_same_dense_account(recipe):
     model = lrcore.load(recipe.model)
     summary = lrcore.prune_layers(model, recipe, 1).account.to_dict()
     plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe).summary()

@@ -1,4 +1,4 @@
-"""A page that others reach, asked as an attacker would: without a password, for files, by paths."""
+"""A page on the network, accessed without a password and with hostile paths."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def app(store):
 
 @pytest.fixture(scope="module")
 def page(app):
-    """The address of a page with a password."""
+    """Serve the page with a password, and return its address."""
     with served(app, HostNames("127.0.0.1", ("bench.example",)), PASSWORD) as url:
         yield url
 
@@ -44,7 +44,7 @@ def stranger(page):
 
 @pytest.fixture(scope="module")
 def guest(page):
-    """Somebody who gave the password."""
+    """Return a client that is logged in."""
     with httpx.Client(base_url=page, timeout=60) as client:
         answer = client.post("/login", data={"username": "me", "password": PASSWORD})
         assert answer.status_code == 200
@@ -53,7 +53,7 @@ def guest(page):
 
 @pytest.fixture
 def confined(tmp_path):
-    """Only this folder may be read."""
+    """Restrict readable files to a folder, and return it."""
     root = tmp_path / "allowed"
     root.mkdir()
     restrict_paths([root])
@@ -61,7 +61,7 @@ def confined(tmp_path):
     restrict_paths([])
 
 
-def test_without_the_password_nothing_is_answered(stranger):
+def test_all_routes_require_the_password(stranger):
     assert "auth_required" in stranger.get("/").text
     assert stranger.post("/login", data={"username": "me", "password": "x"}).status_code == 400
     for path in (
@@ -85,11 +85,11 @@ def test_without_the_password_nothing_is_answered(stranger):
         assert answer.status_code in (401, 404, 405, 422), path
 
 
-def test_with_the_password_the_page_is_there(guest):
+def test_the_page_loads_with_the_password(guest):
     assert "components" in guest.get("/config").json()
 
 
-def test_other_hosts_and_origins_are_refused_before_gradio(guest):
+def test_foreign_hosts_and_origins_are_refused_before_gradio(guest):
     assert guest.get("/", headers={"host": "evil.example"}).status_code == 403
     assert guest.get("/", headers={"host": "bench.example"}).status_code == 200
     refused = guest.post(
@@ -100,8 +100,8 @@ def test_other_hosts_and_origins_are_refused_before_gradio(guest):
     assert "content-security-policy" in refused.headers
 
 
-def test_every_address_of_the_server_is_behind_the_gate(app, guest):
-    """Uploads, streams of answers, agents' tools and what a later Gradio adds."""
+def test_every_route_checks_host_and_origin(app, guest):
+    """Includes uploads, streams and tools of agents, and routes of later versions of Gradio."""
     served_routes = sorted(routes(app.app))
     assert {"/gradio_api/upload", "/gradio_api/queue/data"} <= {path for path, _ in served_routes}
     for path, methods in served_routes:
@@ -119,7 +119,7 @@ def test_every_address_of_the_server_is_behind_the_gate(app, guest):
 
 
 def routes(app):
-    """(path, methods) of all that a server answers to."""
+    """Yield the path and the methods of each route of a server."""
     for route in app.routes:
         inner = getattr(route, "original_router", route)
         if getattr(inner, "routes", None):
@@ -128,7 +128,7 @@ def routes(app):
             yield route.path, tuple(getattr(route, "methods", None) or ("GET", "POST"))
 
 
-def test_no_page_of_another_site_shows_it_in_a_frame(guest):
+def test_pages_of_other_sites_cannot_frame_the_page(guest):
     assert "frame-ancestors 'self'" in guest.get("/").headers["content-security-policy"]
 
 
@@ -151,7 +151,7 @@ def test_files_of_the_server_are_not_served(guest, path):
         assert guest.get(address).status_code in (400, 403, 404, 405), address
 
 
-def test_a_file_of_the_server_does_not_pass_for_an_upload(guest):
+def test_a_file_of_the_server_is_not_accepted_as_an_upload(guest):
     config = guest.get("/config").json()
     button = next(
         component["id"]
@@ -177,7 +177,7 @@ def test_a_file_of_the_server_does_not_pass_for_an_upload(guest):
 
 
 def endpoint(guest, name, *data):
-    """What an endpoint answers, or the message of its failure."""
+    """Return the response of an endpoint, or its error message."""
     begun = guest.post(f"/gradio_api/call/{name}", json={"data": list(data)})
     assert begun.status_code == 200, begun.text
     return guest.get(f"/gradio_api/call/{name}/{begun.json()['event_id']}").text
@@ -201,7 +201,7 @@ def endpoint(guest, name, *data):
         {"model": "owner/../../etc"},
     ],
 )
-def test_paths_and_addresses_in_recipes_lead_nowhere(guest, confined, recipe):
+def test_recipes_cannot_read_paths_or_addresses_outside_the_folder(guest, confined, recipe):
     (confined / "out").symlink_to("/etc")
     (confined / "out.txt").symlink_to("/etc/passwd")
     answer = endpoint(guest, "analyze", recipe, 0.9)
@@ -211,7 +211,7 @@ def test_paths_and_addresses_in_recipes_lead_nowhere(guest, confined, recipe):
     assert "No such file" not in answer
 
 
-def test_what_is_in_the_folder_is_read(guest, confined, tiny_llama, story_text):
+def test_files_in_the_folder_can_be_read(guest, confined, tiny_llama, story_text):
     target = confined / "model"
     target.mkdir()
     for file in tiny_llama.iterdir():
@@ -223,7 +223,7 @@ def test_what_is_in_the_folder_is_read(guest, confined, tiny_llama, story_text):
     assert "event: complete" in endpoint(guest, "allocate", recipe)
 
 
-def test_messages_name_no_folder_and_no_value_of_the_environment(
+def test_messages_contain_neither_folders_nor_values_of_the_environment(
     guest, confined, store, monkeypatch
 ):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
@@ -244,7 +244,7 @@ def test_messages_name_no_folder_and_no_value_of_the_environment(
     assert "https://huggingface.co/docs/hub." in message
 
 
-def test_one_request_and_one_file_are_so_large_at_most(guest):
+def test_size_and_type_of_uploads_are_limited(guest):
     large = {"files": ("recipe.json", b"x" * (9 * 2**20))}
     assert guest.post("/gradio_api/upload", files=large).status_code == 413
     page = {"files": ("page.html", b"<script>alert(1)</script>")}
@@ -253,11 +253,11 @@ def test_one_request_and_one_file_are_so_large_at_most(guest):
     assert guest.post("/gradio_api/upload", files=recipe).status_code == 200
 
 
-def test_the_list_of_endpoints_is_linked(guest):
+def test_the_footer_links_the_list_of_endpoints(guest):
     assert "api" in guest.get("/config").json()["footer_links"]
 
 
-def test_a_browser_is_the_same_after_a_reload(guest):
+def test_a_browser_keeps_its_cookie_after_a_reload(guest):
     cookie = guest.cookies.get(BROWSER_COOKIE)
     assert cookie or BROWSER_COOKIE in guest.get("/").headers["set-cookie"]
     assert BROWSER_COOKIE not in guest.get("/").headers.get("set-cookie", "")

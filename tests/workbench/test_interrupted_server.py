@@ -1,4 +1,4 @@
-"""A server that is told to end while it computes: in a process that Python itself ends."""
+"""A server that gets Ctrl+C during a job, in a process that Python ends itself."""
 
 import os
 import signal
@@ -13,11 +13,11 @@ from page_server import PATIENCE, ROOT, free_port
 SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3}
 
 
-def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
+def test_ctrl_c_during_a_job_ends_the_server_without_an_error(tmp_path):
     port, output_file = free_port(), tmp_path / "said"
     folders = {"LRCORE_RUNS": str(tmp_path / "runs"), "LRCORE_CACHE": str(tmp_path / "cache")}
 
-    def until(words: str) -> None:
+    def wait_for_output(words: str) -> None:
         end = time.monotonic() + PATIENCE
         while words not in output_file.read_text():
             assert process.poll() is None, output_file.read_text()
@@ -34,10 +34,10 @@ def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
             preexec_fn=hears_ctrl_c,
         )
         try:
-            until("Running on http")
+            wait_for_output("Running on http")
             client = Client(f"http://127.0.0.1:{port}", verbose=False)
             client.submit(SLOW, "slow", api_name="/compress")
-            until(": compress 0/")
+            wait_for_output(": compress 0/")
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 0, output_file.read_text()
         finally:

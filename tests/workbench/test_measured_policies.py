@@ -1,4 +1,4 @@
-"""A policy that measures on the model does so when it is asked to, and says how long it takes."""
+"""Policies that need measurements of the model, which start on request."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def recipe(tiny_llama, story_file):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, recipe):
-    """A store with the analysis and the factors of a recipe, whose jobs wait until the end."""
+    """Return a store with analysis and factors of a recipe; its jobs wait until canceled."""
     store, gate = Store(tmp_path_factory.mktemp("runs"), KINDS), threading.Event()
 
     def until_cancelled(record):
@@ -42,9 +42,9 @@ def prepared(tmp_path_factory, recipe):
         return []
 
     store.jobs._work = until_cancelled
-    with pytest.MonkeyPatch.context() as patch:  # what other tests have measured is not there
+    with pytest.MonkeyPatch.context() as patch:  # measurements of other tests are hidden
         patch.setenv("LRCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        store.objects.put("pace", model_key(recipe), 1e-9)  # the least time is said
+        store.objects.put("pace", model_key(recipe), 1e-9)  # the shortest estimate
         AnalyzeJob(recipe).run(store, Quiet())
         yield store
     gate.set()
@@ -52,7 +52,7 @@ def prepared(tmp_path_factory, recipe):
 
 @pytest.fixture
 def store(prepared):
-    """Without what a test before chose."""
+    """Return the store after canceling jobs of earlier tests."""
     for record in prepared.jobs.waiting():
         prepared.jobs.cancel(record.id)
     wait_until(lambda: not prepared.jobs.waiting())
@@ -70,7 +70,7 @@ def draw_bars(store, recipe):
 
 
 @pytest.mark.parametrize("policy", ["probed", "fisher", "mix"])
-def test_choosing_a_policy_queues_nothing_and_says_how_long_it_takes(store, recipe, policy):
+def test_selecting_a_policy_queues_no_job_and_shows_the_estimated_time(store, recipe, policy):
     draw_bars(store, recipe.with_(policy="softmax"))
     chosen = recipe.with_(policy=policy)
     handlers.queue_factors(store, BROWSER, *input_values(chosen))
@@ -83,7 +83,7 @@ def test_choosing_a_policy_queues_nothing_and_says_how_long_it_takes(store, reci
     assert key == ""
 
 
-def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe):
+def test_a_requested_measurement_is_canceled_when_the_policy_changes(store, recipe):
     draw_bars(store, recipe)
     chosen = recipe.with_(policy="probed")
     before = polling.factors_state(store, chosen)
@@ -105,7 +105,7 @@ def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe
 
 
 @pytest.mark.parametrize("hurt", [True, False])
-def test_the_ranks_on_show_are_those_that_start_gives(store, recipe, monkeypatch, hurt):
+def test_the_displayed_ranks_are_those_of_the_compressed_model(store, recipe, monkeypatch, hurt):
     comparison = AgainstUniform(2.0 if hurt else 0.5, 1.0, 0.1)
     monkeypatch.setattr(choose_plan, "against_uniform", lambda *_: comparison)
     chosen = recipe.with_(policy="probed", ratio=0.35 if hurt else 0.4)
@@ -132,7 +132,7 @@ def wait_until(done):
         time.sleep(0.02)
 
 
-def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, recipe):
+def test_the_heatmap_of_the_loss_is_drawn_after_probing(prepared, tmp_path, recipe):
     store, values = Store(tmp_path / "runs", KINDS), input_values(recipe)
     store.jobs._work = lambda record: []
     store.objects.put("factors", factor_key(recipe), prepared.factors(recipe))
@@ -140,7 +140,7 @@ def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, rec
     controls = [spectra.LOSS, 0.9, "aware"]
     heat, scatter, message = spectra.draw_heatmap(store, controls, None, *values)
     assert heat == scatter == ""
-    assert "Run (" in message or "being measured" in message  # of the test before on disk
+    assert "Run (" in message or "being measured" in message  # a previous test may have queued it
     spectral = ["effective_rank", 0.9, "aware"]
     unchanged = spectra.redraw_loss(store, False, spectral, None, *values)
     assert all(value == gr.skip() for value in unchanged)
@@ -173,7 +173,7 @@ def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, rec
     assert f"{agreement(slots):.2f}" in message
 
 
-def test_the_rank_correlation_is_spearmans():
+def test_agreement_is_the_rank_correlation_of_spearman():
     def slot(lost, increase):
         return ProbedSlot(0, "qk", 1, 2, 0.5, lost, increase, 0.0)
 
@@ -182,18 +182,18 @@ def test_the_rank_correlation_is_spearmans():
     assert agreement([slot(0.1, 3), slot(0.1, 2), slot(0.1, 1)]) is None
 
 
-def test_what_is_on_disk_is_read_without_asking(store, recipe, tmp_path):
+def test_measurements_on_disk_are_read_without_a_request(store, recipe, tmp_path):
     chosen = recipe.with_(policy="mix")
     lrcore.measure_evidence(store.dense(recipe), store.peek_factors(recipe), chosen)
     record = start_analysis(store, chosen, "one", measure=False)
     assert record.job == AnalyzeJob(analysis_recipe(chosen))
-    other_store = Store(tmp_path / "other", KINDS)  # where that is not known yet, it waits
+    other_store = Store(tmp_path / "other", KINDS)  # measurements unknown
     other_store.jobs._work = lambda record: []
     first = start_analysis(other_store, chosen, "one", measure=False)
     assert first.job == AnalyzeJob(analysis_recipe(recipe))
 
 
-def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
+def test_an_estimated_time_is_rounded():
     sentences = [
         words.allocation.approximate_time(seconds) for seconds in (0.2, 12, 49, 61, 700, 20_000)
     ]
@@ -210,12 +210,12 @@ def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
 @pytest.mark.parametrize("policy", ["uniform", "probed", "softmax"])
 @pytest.mark.parametrize("budget", ["auto", "params", "kv", "latency"])
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_the_job_makes_the_very_factors_that_the_page_waits_for(method, budget, policy):
+def test_an_analysis_job_computes_the_factors_of_the_page(method, budget, policy):
     recipe = lrcore.Recipe(method=method, budget=budget, policy=policy)
     assert factor_key(analysis_recipe(recipe)) == factor_key(recipe)
 
 
-def test_probes_that_ship_are_read_when_their_map_is_asked_for(
+def test_probes_on_disk_are_read_when_their_heatmap_is_selected(
     prepared, tmp_path, recipe, monkeypatch
 ):
     store, values = Store(tmp_path / "runs", KINDS), input_values(recipe)
