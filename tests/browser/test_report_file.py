@@ -86,9 +86,9 @@ def test_a_report_opens_offline_with_all_answers_and_nothing_of_them_is_an_eleme
 
 def test_answers_of_an_earlier_prompt_are_not_those_of_the_typed_one(store):
     ids = [run.id for run in store.runs.all()]
-    values = (*SAMPLING, [], "", "typed later", "first a", "first b", "first c")
+    values = (*SAMPLING, [], "", "typed later", "one", "two", "three")
     text = json.loads(report.save_report(store, ids, None, *values))["text"]
-    assert "first b" in text
+    assert "two" in text
     assert "typed later" not in text
 
 

@@ -86,6 +86,22 @@ def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_t
     workbench.locator("#loss-against-energy .plot").wait_for(state="hidden")
 
 
+def test_on_a_wide_window_the_curves_are_next_to_the_heatmap(workbench):
+    workbench.tab("Spectra")
+    workbench.drawn("energy")
+    before = workbench.page.viewport_size
+    for width in (1440, 1100):
+        workbench.page.set_viewport_size({"width": width, "height": 900})
+        workbench.settled()
+        heatmap, curves = (
+            workbench.locator(f"#{name}").bounding_box() for name in ("heatmap", "spectrum")
+        )
+        is_wide = width >= 1200
+        assert (curves["x"] >= heatmap["x"] + heatmap["width"]) == is_wide
+        assert (curves["y"] >= heatmap["y"] + heatmap["height"]) != is_wide
+    workbench.page.set_viewport_size(before)
+
+
 def test_every_head_has_a_plot_of_its_own_on_the_same_axes(workbench):
     click_cell(workbench, 3, "qk")
     heads = workbench.evaluate(PANELS, "spectrum")
