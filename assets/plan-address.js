@@ -7,21 +7,3 @@ element.querySelector('button').addEventListener('click', async () => {
   clearTimeout(clearing);
   clearing = setTimeout(() => (message.textContent = ''), 4000);
 });
-async function copy(link) {
-  try {
-    await navigator.clipboard.writeText(link);
-    return true;
-  } catch {
-    // a page over plain http, or in a frame, has no access to the clipboard
-    return copyAsSelection(link);
-  }
-}
-function copyAsSelection(link) {
-  const box = document.createElement('textarea');
-  box.value = link;
-  document.body.appendChild(box);
-  box.select();
-  const done = document.execCommand('copy');
-  box.remove();
-  return done;
-}

@@ -100,7 +100,7 @@ def make_run(page) -> None:
     page.wait_for_selector(".job.done", timeout=PATIENCE)
     until_idle(page)
     page.locator(".guide .next").click()
-    page.wait_for_selector("#compared table", timeout=PATIENCE)
+    page.wait_for_selector("#headline .cells", timeout=PATIENCE)
     open_tab(page, "Runs & export")
     page.locator("#runs-table .open", has_text=RUN).first.click()
     page.wait_for_selector("#run-heading h3")

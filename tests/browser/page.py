@@ -275,6 +275,10 @@ class Workbench:
     def value(self, elem_id: str) -> str:
         return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
 
+    def answer(self, column: int) -> str:
+        """The prompt and the answer of a model, the dense one first; "" before it is asked."""
+        return self.page.locator(f"#answer-{column}").get_attribute("data-text") or ""
+
     def status(self) -> dict[str, Any]:
         """Job id, state class, stage, done, total and text of the status bar."""
         return self.evaluate("tests.status()")

@@ -33,7 +33,7 @@ BEYOND = """[...document.querySelectorAll('.job')].flatMap(job =>
     button.getBoundingClientRect().right > job.getBoundingClientRect().right)).length"""
 SCORE = re.compile(r"\d+\.\d% ± 0\.\d{4}")
 COPIED = """async () => await navigator.clipboard.readText()
-  === document.querySelector('#answer-1 textarea').value"""
+  === document.querySelector('#answer-1').dataset.text"""
 
 
 def test_a_sweep_is_compared(workbench):
@@ -146,8 +146,7 @@ def test_where_a_run_loses_and_a_task_stand_beside_its_perplexity(workbench):
 
 def titles(workbench) -> list[str]:
     """What stands above the answers of the dense model and of the two runs."""
-    labels = [workbench.locator(f"#answer-{i} label > span").first for i in range(3)]
-    return [label.inner_text() for label in labels]
+    return [workbench.locator(f"#answer-{i}").get_attribute("aria-label") for i in range(3)]
 
 
 def test_no_column_says_how_fast_it_was_written_and_each_can_be_copied(workbench):
@@ -159,9 +158,10 @@ def test_no_column_says_how_fast_it_was_written_and_each_can_be_copied(workbench
     workbench.click("#generate")
     workbench.answered()  # the answers are whole
     workbench.until(
-        lambda: page.locator("#divergence .tokens").count() == 2, "no answer is shown by token"
+        lambda: page.locator("#answers .tokens").count() == 3, "no answer is shown by token"
     )
-    assert page.locator("#divergence .scale").count() == 1
+    assert page.locator("#answers .scale").count() == 1
+    assert page.locator("#answers .tokens .first").count() >= 2  # the dense model's, and a run's
     assert titles(workbench)[0] == "dense · demo-llama"
     assert {*titles(workbench)[1:]} == {*NAMES}
     copy = page.locator("#answer-1 button[aria-label*=opy]").first

@@ -313,20 +313,18 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
 
 
 def answers(workbench) -> list[str]:
-    return workbench.evaluate(
-        "[0, 1].map(i => document.querySelector(`#answer-${i} textarea`).value)"
-    )
+    return [workbench.answer(i) for i in range(2)]
 
 
 # Empties both answers and notes their lengths every 20 ms; with `stop` it presses Stop once both
 # have begun: a small model writes faster than a test can look, or click, from outside.
 RECORD = """([prompt, stop]) => {
-  const boxes = [0, 1].map(i => document.querySelector(`#answer-${i} textarea`));
-  for (const box of boxes) box.value = '';
+  const columns = () => [0, 1].map(i => document.querySelector(`#answer-${i}`).dataset);
+  for (const column of columns()) column.text = '';
   clearInterval(window.recorder);
   window.lengths = [];
   window.recorder = setInterval(() => {
-    const [left, right] = boxes.map(box => box.value.length);
+    const [left, right] = columns().map(column => column.text.length);
     window.lengths.push([performance.now(), left, right]);
     if (stop && left > prompt.length && right > prompt.length) {
       stop = false;

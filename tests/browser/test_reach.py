@@ -113,6 +113,4 @@ def test_the_whole_job_with_the_keyboard(workbench):
     press_until(workbench, "Tab", "#generate")
     keys.press("Enter")
     prompt = workbench.value("prompt")
-    workbench.until(
-        lambda: len(workbench.value("answer-1")) > len(prompt) + 5, "no answer is written"
-    )
+    workbench.until(lambda: len(workbench.answer(1)) > len(prompt) + 5, "no answer is written")

@@ -8,6 +8,7 @@ import lrcore
 from lrcore.evaluation.answers import answers_csv
 from workbench.state.store import Store
 from workbench.tabs.compare import chosen_runs, report
+from workbench.tabs.compare.answers import Generated
 
 from .test_hostile_text import ELEMENTS, HOSTILE, PLACES
 
@@ -47,9 +48,9 @@ def test_a_report_opens_offline_with_all_answers_and_nothing_of_them_is_an_eleme
         for p in range(2)
         for name in names
     ]
-    texts = [prompt + answer for answer in answers] + [""] * 4
+    generated = Generated((), prompt, tuple(prompt + answer for answer in answers))
     ids = [run.id for run in runs]
-    values = (*SAMPLING, chats, answers_csv(rows), prompt, *texts)
+    values = (*SAMPLING, chats, answers_csv(rows), generated)
     file = json.loads(report.save_report(store, ids, protocol, *values))
     assert file["name"] == "comparison.html"
     path = tmp_path / file["name"]
@@ -84,17 +85,16 @@ def test_a_report_opens_offline_with_all_answers_and_nothing_of_them_is_an_eleme
     context.close()
 
 
-def test_answers_of_an_earlier_prompt_are_not_those_of_the_typed_one(store):
+def test_answers_of_other_models_are_left_out(store):
     ids = [run.id for run in store.runs.all()]
-    values = (*SAMPLING, [], "", "typed later", "one", "two", "three")
-    text = json.loads(report.save_report(store, ids, None, *values))["text"]
-    assert "two" in text
-    assert "typed later" not in text
+    generated = Generated((), "Once", ("Once a", "Once b"))
+    text = json.loads(report.save_report(store, ids, None, *SAMPLING, [], "", generated))["text"]
+    assert "Once" not in text
 
 
 def test_a_report_needs_a_run_but_no_answers(store):
     with pytest.raises(lrcore.InputError, match="No run is selected"):
-        report.save_report(store, [], None, *SAMPLING, [], "", "", *[""] * 7)
+        report.save_report(store, [], None, *SAMPLING, [], "", Generated())
     ids = [run.id for run in store.runs.all()][:1]
-    text = json.loads(report.save_report(store, ids, None, *SAMPLING, [], "", "x", *[""] * 7))
+    text = json.loads(report.save_report(store, ids, None, *SAMPLING, [], "", Generated()))
     assert "<section>" not in text["text"]

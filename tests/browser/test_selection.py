@@ -241,5 +241,5 @@ def test_a_linked_tab_is_filled(open_page):
         panel_locator = workbench.locator(f"#{panel}")
         workbench.until(lambda shown=panel_locator: shown.inner_text().strip(), f"{panel} is empty")
     workbench.tab("Compare")
-    label = workbench.locator("#answer-0 label, #answer-0 [data-testid=block-info]").first
+    label = workbench.locator("#answer-0 h4")
     workbench.until(lambda: "demo-llama" in label.inner_text(), "no model above the answers")

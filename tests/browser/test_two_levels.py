@@ -51,7 +51,7 @@ def test_compress_under_allocation_starts_a_run(workbench):
     workbench.until(
         lambda: workbench.open_tab() == words.compress.COMPRESS_TAB, "the jobs are not shown"
     )
-    workbench.page.wait_for_selector(".job.done")
+    workbench.page.wait_for_selector(".job.done", state="attached")
 
 
 def test_a_link_to_an_expert_setting_opens_the_fold(open_page):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from workbench.state.store import Store
 from workbench.tabs.compare import (
     answers,
     chosen_runs,
-    divergence,
     prompt_set,
     runs,
     token_losses,
@@ -131,7 +131,13 @@ def test_runs_are_listed_compared_and_drawn(store):
     relisted = chosen_runs.list_runs(store, {}, [run.id], measured)
     # the current selection must not be overwritten
     assert not [part for part in relisted if "value" in part]
-    cards, _, hint = runs.draw_runs(store, [run.id], measured)
+    headline, cards, _, hint = runs.draw_runs(store, [run.id], measured)
+    evaluation = run.evaluations[0]
+    relative = numbers.relative_change(
+        evaluation["perplexity"] / evaluation["dense_perplexity"] - 1
+    )
+    assert f"{relative} ± " in headline
+    assert headline.count("class='cell ") == 4
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
     assert words.compare_and_runs.SELECT_TWO in hint
     figure, caption = runs.draw_chart(store, [run.id], measured, "size (MB)")
@@ -149,10 +155,9 @@ def test_runs_are_listed_compared_and_drawn(store):
 def test_answers_are_streamed_and_a_set_of_prompts_becomes_a_table(store, recipe):
     (run,) = store.runs.all()
     values = [[run.id], *input_values(recipe)]
-    *_, last = answers.generate(store, "Once", 4, 0, 1, 0, *values)
-    filled_columns = [column for column in last if "value" in column]
-    assert len(filled_columns) == 2
-    assert all(column["value"].startswith("Once") for column in filled_columns)
+    *_, (_, generated) = answers.generate(store, "Once", 4, 0, 1, 0, *values)
+    assert len(generated.texts) == 2
+    assert all(text.startswith("Once") for text in generated.texts)
     frame, csv, markup = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
     assert "first: " in markup
     assert "of 2 answers are the same as the dense model" in markup
@@ -178,30 +183,47 @@ def test_answers_have_a_speed_only_if_it_was_measured(store, recipe):
         f"dense · {recipe.model} · 100 tokens/s",
         "first · 125 tokens/s",
     )
-    *_, last = answers.generate(store, "Once", 4, 0, 1, 0, [run.id], *form)
-    assert not any("label" in column for column in last)
+    *_, (columns, generated) = answers.generate(store, "Once", 4, 0, 1, 0, [run.id], *form)
+    assert {*re.findall(r"\d+ tokens/s", columns)} == {"100 tokens/s", "125 tokens/s"}
+    redrawn, _ = answers.draw(store, generated, [run.id], *form)
+    assert redrawn == columns
 
 
 def test_the_first_difference_from_the_dense_answer_is_marked(store, recipe):
     (run,) = store.runs.all()
-    form, blank = input_values(recipe), [""] * (answers.COLUMNS - 2)
-    prompt, dense_answer = "Once upon", "Once upon a time there was"
-    marked_html = divergence.diverge(
-        store, prompt, [run.id], dense_answer, "Once upon a time Tom was", *blank, *form
-    )
-    assert marked_html.count("class='first'") == 1
-    assert "class='same'" in marked_html
-    assert "then “Tom” instead of “there”" in marked_html
-    assert "class='scale'" in marked_html
-    same = divergence.diverge(store, prompt, [run.id], dense_answer, dense_answer, *blank, *form)
-    assert "Same answer" in same
-    assert "class='first'" not in same
-    nothing = divergence.diverge(store, prompt, [run.id], "", "", *blank, *form)
-    assert nothing == divergence.NO_ANSWERS
-    long = divergence.diverge(
-        store, prompt, [run.id], dense_answer, dense_answer * 99, *blank, *form
-    )
+    form, prompt, dense_answer = input_values(recipe), "Once upon", "Once upon a time there was"
+    models = answers.compared_models(store, [run.id], form)
+
+    def marked(*texts):
+        return answers.mark(store, answers.Generated(models, prompt, texts), [run.id], *form)
+
+    page, generated = marked(dense_answer, "Once upon a time Tom was")
+    dense, small = generated.marked
+    assert dense.count("class='first'") == small.count("class='first'") == 1
+    assert "class='same'" in small
+    assert "then “Tom” instead of “there”" in small
+    assert dense in page
+    assert small in page
+    assert "class='scale'" in page
+    _, generated = marked(dense_answer, dense_answer)
+    assert "Same answer" in generated.marked[1]
+    assert "class='first'" not in "".join(generated.marked)
+    assert marked("", "") == marked(prompt, dense_answer) == marked() == (gr.skip(), gr.skip())
+    long, _ = marked(dense_answer, dense_answer * 99)
     assert "context" in long  # a message instead of an error
+
+
+def test_answers_stay_until_other_models_are_chosen(store, recipe):
+    (run,) = store.runs.all()
+    form = input_values(recipe)
+    models = answers.compared_models(store, [run.id], form)
+    generated = answers.Generated(models, "Once", ("Once upon", "Once more"))
+    page, state = answers.draw(store, generated, [run.id], *form)
+    assert "Once more" in page
+    assert state == gr.skip()
+    page, state = answers.draw(store, generated, [], *form)
+    assert "Once" not in page
+    assert state.texts == ()
 
 
 def test_tokens_are_colored_by_their_loss(store):

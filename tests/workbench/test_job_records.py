@@ -205,7 +205,7 @@ def test_a_job_shows_the_name_of_its_run_before_the_description(kind, fields):
 def test_every_kind_has_a_title_and_a_row():
     details = KINDS["details"](("run-1",), lrcore.EvaluationSettings("stories", 2, 16))
     former = {FORMER_KINDS.get(kind, kind) for kind in FORMER_SPECS}
-    assert KINDS.keys() == {*former, "analyze", "survey", "details", "table"}
+    assert KINDS.keys() == {*former, "analyze", "survey", "details", "table", "shrink", "smallest"}
     table = KINDS["table"]("a3-table10", lrcore.Sweep.read("a3-table10"))
     special_jobs = {"details": details, "table": table}
     for kind in ("analyze", "survey", *special_jobs):

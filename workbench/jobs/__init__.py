@@ -1,6 +1,7 @@
 """Kinds of jobs, as frozen values with a title, a stored form and a `run` method."""
 
 from .analysis import AnalyzeJob, SurveyJob, start_analysis, start_survey
+from .automatic import ShrinkJob, SmallestJob
 from .details import DetailsJob
 from .exports import ExportJob, PushJob
 from .measuring import MeasureJob, SpeedJob
@@ -21,6 +22,8 @@ KINDS = {
         AnalyzeJob,
         SurveyJob,
         CompressJob,
+        ShrinkJob,
+        SmallestJob,
         PruneLayersJob,
         SliceJob,
         ShareJob,
@@ -48,7 +51,9 @@ __all__ = [
     "PushJob",
     "QuantizeJob",
     "ShareJob",
+    "ShrinkJob",
     "SliceJob",
+    "SmallestJob",
     "SpeedJob",
     "SurveyJob",
     "SweepJob",

@@ -1,6 +1,7 @@
 """Jobs that compare runs with their dense models: perplexity and speed."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -61,23 +62,25 @@ class SpeedJob(Job):
             groups.setdefault(model_key(run.recipe), []).append(run)
         for group in groups.values():
             dense = load_dense(store, group[0].recipe, reporter)
-            self._measure(store, dense, group, reporter)
+            measure_speeds(store, dense, group, reporter)
         return list(self.runs)
 
-    def _measure(
-        self, store: Store, dense: lrcore.LoadedModel, runs: list[Run], reporter: Reporter
-    ) -> None:
-        small = [store.run_model(run) for run in runs]
-        merged = [_merge(model, reporter) for model in small]
-        models = [dense, *small, *(model for model in merged if model is not None)]
-        dense_speed, *speeds = lrcore.measure_speed(models, progress=reporter.progress)
-        small_speeds, merged_speeds = speeds[: len(runs)], iter(speeds[len(runs) :])
-        hardware = {"device": str(dense.device), "dtype": dense.dtype}
-        for run, speed, merged_model in zip(runs, small_speeds, merged, strict=True):
-            figures = {"dense": dense_speed.to_dict(), "small": speed.to_dict(), "where": hardware}
-            if merged_model is not None:
-                figures["merged"] = next(merged_speeds).to_dict()
-            store.runs.add_result(run.id, "speed", hardware, figures)
+
+def measure_speeds(
+    store: Store, dense: lrcore.LoadedModel, runs: Sequence[Run], reporter: Reporter
+) -> None:
+    """Measure and store the speeds of runs with the same dense model."""
+    small = [store.run_model(run) for run in runs]
+    merged = [_merge(model, reporter) for model in small]
+    models = [dense, *small, *(model for model in merged if model is not None)]
+    dense_speed, *speeds = lrcore.measure_speed(models, progress=reporter.progress)
+    small_speeds, merged_speeds = speeds[: len(runs)], iter(speeds[len(runs) :])
+    hardware = {"device": str(dense.device), "dtype": dense.dtype}
+    for run, speed, merged_model in zip(runs, small_speeds, merged, strict=True):
+        figures = {"dense": dense_speed.to_dict(), "small": speed.to_dict(), "where": hardware}
+        if merged_model is not None:
+            figures["merged"] = next(merged_speeds).to_dict()
+        store.runs.add_result(run.id, "speed", hardware, figures)
 
 
 def _merge(model: lrcore.LoadedModel, reporter: Reporter) -> lrcore.LoadedModel | None:

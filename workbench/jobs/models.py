@@ -40,10 +40,7 @@ class CompressJob(Job):
         dense = load_dense(store, recipe, reporter, self.evaluation)
         factors = store.factors(recipe, reporter.progress)
         small = lrcore.compress(dense, recipe, factors, progress=reporter.progress)
-        if notice := small.account.planned.uniform_notice(recipe.policy):
-            reporter.add_log(notice)
-        if few_tokens := small.history[-1].about_calibration:
-            reporter.add_log(few_tokens)
+        log_notices(reporter, recipe, small)
         name = self.name or run_name(recipe)
         return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
 
@@ -201,6 +198,14 @@ def run_name(recipe: lrcore.Recipe) -> str:
 def name_with_model(action: str, recipe: lrcore.Recipe) -> str:
     """Return an action with the name of the model, without the folders of its path."""
     return f"{action} · {recipe.model.rstrip('/').rpartition('/')[2]}"
+
+
+def log_notices(reporter: Reporter, recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> None:
+    """Log if uniform ranks were used instead, and if the calibration had few tokens."""
+    if notice := model.account.planned.uniform_notice(recipe.policy):
+        reporter.add_log(notice)
+    if few_tokens := model.history[-1].about_calibration:
+        reporter.add_log(few_tokens)
 
 
 def save_run(

@@ -42,13 +42,15 @@ class Job(ABC):
 
     kind: name in records. is_stored: whether the record is written to disk. is_unique: whether an
     equal job that waits or runs is used instead of a second job. is_preemptible: whether the job
-    stops for other jobs, and continues after them with its previous results.
+    stops for other jobs, and continues after them with its previous results. opens_answers: whether
+    the page of the browser that queued the job opens the answers of its run at the end.
     """
 
     kind: ClassVar[str]
     is_stored: ClassVar[bool] = True
     is_unique: ClassVar[bool] = False
     is_preemptible: ClassVar[bool] = False
+    opens_answers: ClassVar[bool] = False
 
     @property
     @abstractmethod

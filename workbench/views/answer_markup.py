@@ -62,6 +62,42 @@ def answer(continuation: Continuation) -> str:
     return f"<div class='tokens'>{''.join(parts)}</div>"
 
 
+def marked(continuation: Continuation) -> str:
+    """Return an answer token by token, and a sentence about its first difference.
+
+    A continuation without an answer of the dense model has no sentence.
+    """
+    if continuation.error:
+        return markup.note(continuation.error)
+    sentence = divergence(continuation) if continuation.dense else ""
+    return answer(continuation) + markup.note(sentence)
+
+
+def columns(titles: Sequence[str], texts: Sequence[str], marked_texts: Sequence[str]) -> str:
+    """Return the answers of all models side by side, in the order of their titles.
+
+    texts: prompt and answer of each model; [] before the first answers. marked_texts: HTML of the
+    same texts token by token; [] while the answers grow.
+    """
+    sections, text_of_tab = [], words.compare_and_runs
+    for position, title in enumerate(titles):
+        text = texts[position] if texts else ""
+        body = marked_texts[position] if marked_texts else f"<p>{escape(text)}</p>"
+        name = escape(title, quote=True)
+        label = escape(text_of_tab.COPY_ANSWER.format(title), quote=True)
+        copy = (
+            f"<button type='button' class='copy' aria-label='{label}'>{text_of_tab.COPY}</button>"
+        )
+        sections.append(
+            f"<section id='answer-{position}' aria-label='{name}' "
+            f"data-text='{escape(text, quote=True)}'>"
+            f"<h4>{name}{copy if text else ''}</h4>{body}</section>"
+        )
+    legend = scale(text_of_tab.ANSWER_SCALE) if marked_texts else ""
+    hint = "" if texts else markup.note(text_of_tab.NO_ANSWERS, "hint")
+    return f"<div class='chats answers'>{''.join(sections)}</div>{legend}{hint}"
+
+
 def conversations(titles: Sequence[str], chats: Sequence[Messages]) -> str:
     """Return the conversations of all models side by side, in the order of their titles."""
     columns = (

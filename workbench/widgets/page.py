@@ -35,9 +35,14 @@ def chosen_runs() -> gr.Dropdown:
     )
 
 
-def compress_button() -> gr.Button:
-    label = words.compress.COMPRESS
+def shrink_button() -> gr.Button:
+    label = words.compress.compress_to(START.ratio)
     return gr.Button(label, variant="primary", elem_id="compress", render=False)
+
+
+def smallest_button() -> gr.Button:
+    label = words.compress.FIND_SMALLEST
+    return gr.Button(label, size="sm", elem_id="find-smallest", render=False)
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,9 @@ class Page:
     # its event comes when the plan has stopped changing
     plan_at_rest: gr.HTML = field(default_factory=partial(after_changes, "plan-rest", "plan"))
     status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
-    # starts a run, see `tabs/compress/one_run.py`
-    compress: gr.Button = field(default_factory=compress_button)
+    # start a run and open its answers, see `tabs/compress/automatic.py`
+    shrink: gr.Button = field(default_factory=shrink_button)
+    find_smallest: gr.Button = field(default_factory=smallest_button)
     job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
     hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
     model_note: gr.HTML = field(default_factory=partial(panel, "model-note", render=False))
@@ -87,6 +93,8 @@ class Page:
     # changes with the runs on disk
     runs_stamp: gr.State = field(default_factory=partial(gr.State, ""))
     chosen: gr.Dropdown = field(default_factory=chosen_runs)  # the runs to compare
+    # id of a job whose answers have to be opened, see `Job.opens_answers`
+    finished_job: gr.State = field(default_factory=partial(gr.State, ""))
     opened_run: gr.State = field(default_factory=partial(gr.State, ""))  # its id
     run_address: gr.HTML = field(default_factory=selection.run_in_address)
     # method and policy of the options in the form, and the time when a recipe was loaded

@@ -63,7 +63,7 @@ def link_button() -> gr.HTML:
     return gr.HTML(
         "",
         html_template=template,
-        js_on_load=script("plan-address.js", **labels),
+        js_on_load=script("copy.js", "plan-address.js", **labels),
         elem_id="plan-address",
     )
 

@@ -1,7 +1,7 @@
 """Updates of the open page: status bar, jobs, and keys that change when a result is ready."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,6 +35,7 @@ def wire(page: Page, store: Store) -> None:
         page.methods_ready,
         page.figure_count,
         page.runs_stamp,
+        page.finished_job,
         page.steps,
     ]
     update, inputs, outputs = (
@@ -132,8 +133,22 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         store.methods_factorized(recipe) if recipe else None,
         store.live.count(),
         store.runs.stamp(),
+        finished_job(store, browser),
         steps.done(analyzed, factored, has_run),
     ]
+
+
+def finished_job(store: Store, browser: Hashable) -> str | None:
+    """Return the id of the last job whose answers a browser has not opened yet, or None."""
+    ids = [
+        record.id
+        for record in store.jobs.all()
+        if record.job.opens_answers
+        and record.state == "done"
+        and not record.was_read
+        and browser in record.clients
+    ]
+    return ids[-1] if ids else None
 
 
 def device_note(dense: lrcore.LoadedModel | None) -> str:

@@ -4,7 +4,8 @@ COMPRESS_TAB, EXPERIMENTS_TAB = "Compress", "Experiments"
 
 # One run
 COMMAND = "The same as a command line"
-COMPRESS = "Compress"
+COMPRESS_TO = "Compress to {} %"  # of the size
+FIND_SMALLEST = "Find the smallest size within +2 % perplexity"
 RUN_NAME, RUN_NAME_HINT, START = "Run name", "generated automatically", "Start"
 REMOVES = (
     "**{method}** will compress **{model}** by **{ratio:.1%}** of {budget}. Ranks are assigned by "
@@ -114,6 +115,22 @@ GROUP_RANGE = "'Layers per basis' is {}. Enter a whole number of at least 1."
 START_SHARE = "Share bases"
 SHARES = "Decoder parameters: {} to {} ({:.1%} fewer), with {} layers per basis."
 
+# Automatic compression
+TO_SIZE, SMALLEST = "Compress {} to {:.4g} %", "Smallest size of {} within {:+.0%} perplexity"
+CHOICE_PART, COMPRESS_PART, MEASURE_PART = "1 of 3, compare methods", "2 of 3", "3 of 3"
+TRY = "size {} of at most {}"
+FORM_CHOICE = "The method and policy of the form are used."
+NOT_COMPARED = "Methods are not compared, because each measurement of this model takes long."
+CANDIDATE = "{}, {}: {}"
+NOT_SAMPLED, TAKES_LONG = "not measured", "not compared, because its measurements take long"
+OTHER_BUDGET = "not compared, because its budget counts another quantity"
+BEST = "{}, {} has the lowest perplexity on a small sample."
+MEASURED_SIZE = "{:.1%} removed: {} perplexity"
+NOTHING_WITHIN = (
+    "No size within {:+.0%} perplexity was found: removing {:.1%} changes it by {}. Choose another "
+    "method or policy under Expert settings."
+)
+
 # Jobs
 JOBS, NO_JOBS, CANCELING, READY = "Jobs", "No jobs yet.", "canceling…", "Ready"
 ELAPSED, TIME_LEFT, QUEUED = "{} elapsed", "about {} left in this stage", "{} queued"
@@ -124,6 +141,11 @@ CANCEL, DISMISS, OPEN, COMPARE = "Cancel", "Dismiss", "Open", "Compare"
 START_AGAIN, REMOVE = "Start again", "Remove"
 LOG, TIMES_AND_LOG = "log", "times and log"
 LOSS_CURVE = "cross-entropy at each step, nats per token"
+
+
+def compress_to(ratio: float) -> str:
+    """Return the label of the button that removes a fraction of the size."""
+    return COMPRESS_TO.format(f"{100 * (1 - ratio):.4g}")
 
 
 def duration(seconds: float | None) -> str:

@@ -151,7 +151,8 @@ def controls(page: Page) -> Controls:
     form["ratio"].render()
     form["budget"].render()
     about = panel("method-about")
-    page.compress.render()
+    page.shrink.render()
+    page.find_smallest.render()
     summary = panel("size-and-cost")
     more = small_button(words.allocation.MEASURE_MORE, "measure-more", 160)
     with expert_fold("allocation", plan_address.EXPERT_FIELDS, plan="size-and-cost"):

@@ -1,9 +1,10 @@
-"""Compare tab: metrics, answers, losses and recipes of runs and their dense models."""
+"""Compare tab: answers, metrics, losses and recipes of runs and their dense models."""
 
 import gradio as gr
 
 from ... import words
 from ...state.store import Store
+from ...widgets.components import panel
 from ...widgets.expert_fold import expert_fold
 from ...widgets.page import Page
 from . import answers, chat, prompt_set, report, runs, token_losses
@@ -13,16 +14,17 @@ TITLE = words.compare_and_runs.COMPARE_TAB
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     """Place the components of the tab and attach their handlers."""
-    comparison = runs.layout(page)
-    gr.Markdown(f"### {words.compare_and_runs.ANSWERS}")
+    page.chosen.render()
     conversations = chat.layout()
     columns = answers.layout()
+    headline = panel("headline")
     report_button = report.layout()
     with expert_fold("compare"):
+        comparison = runs.layout()
         prompts = prompt_set.layout()
         passage = token_losses.layout()
         differences = runs.differences_layout()
-    runs.wire(page, store, comparison, differences)
+    runs.wire(page, store, headline, comparison, differences)
     chat.wire(page, store, conversations, columns.settings, tab)
     answers.wire(page, store, columns, tab)
     prompt_set.wire(page, store, prompts)

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -12,18 +13,35 @@ from lrcore.runs.runs import Run
 
 from ... import words
 from ...base import numbers, process
-from ...state.keys import model_key
+from ...base.assets import script
+from ...state.keys import Key, model_key
 from ...state.store import Store
-from ...widgets.components import MAX_TOKENS, panel, whole_number
+from ...views import answer_markup
+from ...widgets.chosen import chosen
+from ...widgets.components import MAX_TOKENS, whole_number
 from ...widgets.events import DRAWN, QUIET, bind, listen
 from ...widgets.expert_fold import EXPERT
-from ...widgets.page import MAX_RUNS, Page
+from ...widgets.page import Page
 from .chosen_runs import dense_recipe, models
-from .divergence import NO_ANSWERS, diverge
+from .divergence import align_answers, dense_answer
 from .metrics import speeds
 
 FRAME = 0.05  # seconds between two updates of growing answers
-COLUMNS = MAX_RUNS + 1  # the first column belongs to the dense model
+SETTINGS = 4  # arguments of `generation_settings`
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Answers of models to a prompt.
+
+    models: keys of the dense model and of the runs. texts: prompt and answer of each model. marked:
+    the same texts as HTML, token by token; () until all answers are complete.
+    """
+
+    models: Key = ()
+    prompt: str = ""
+    texts: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,12 +52,12 @@ class Answers:
     settings: list[gr.components.Component]
     generate: gr.Button
     stop: gr.Button
-    columns: list[gr.Textbox]
-    divergence: gr.HTML
+    columns: gr.HTML
+    generated: gr.State
 
 
 def layout() -> Answers:
-    """Place the prompt, the sampling settings and the columns."""
+    """Place the prompt, the columns and the sampling settings."""
     text = words.compare_and_runs
     with gr.Row(elem_classes="bottom"):
         prompt = gr.Textbox(
@@ -56,42 +74,37 @@ def layout() -> Answers:
             gr.Slider(0.05, 1, 1, step=0.05, label=text.TOP_P, elem_id="sampling-top-p"),
             gr.Number(0, precision=0, label=text.SEED, elem_id="sampling-seed", min_width=110),
         ]
-    with gr.Row():
-        columns = [
-            gr.Textbox(
-                label="dense",
-                lines=9,
-                interactive=False,
-                elem_id=f"answer-{i}",
-                visible=i == 0,
-                min_width=220,
-                buttons=["copy"],
-            )
-            for i in range(COLUMNS)
-        ]
-    return Answers(prompt, settings, start, stop, columns, panel("divergence", value=NO_ANSWERS))
+    columns = gr.HTML(js_on_load=script("copy.js", "copy-answer.js"), elem_id="answers")
+    return Answers(prompt, settings, start, stop, columns, gr.State(Generated()))
 
 
 def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
     """Attach the handlers."""
     selected = [page.chosen, *page.form.inputs]
-    changed = [page.chosen.change, tab.select]
-    listen(changed, bind(lay_out, store), selected, parts.columns, **DRAWN)
-    # a speed may have been measured
-    results = [page.runs_stamp.change]
-    listen(results, bind(name_columns, store), selected, parts.columns, **DRAWN)
+    outputs = [parts.columns, parts.generated]
+    # with the results of runs, a speed may have been measured
+    changed = [page.chosen.change, tab.select, page.runs_stamp.change]
+    listen(changed, bind(draw, store), [parts.generated, *selected], outputs, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),
         [parts.prompt, *parts.settings, *selected],
-        parts.columns,
+        outputs,
         **QUIET,
         concurrency_limit=2,
     )
-    stopped = parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
-    inputs = [parts.prompt, page.chosen, *parts.columns, *page.form.inputs]
-    for ended in (streaming, stopped):
-        listen(ended, bind(diverge, store), inputs, parts.divergence, **QUIET)
+    finished = listen(
+        [page.finished_job.change],
+        bind(answer_finished, store),
+        [page.finished_job, parts.prompt, *parts.settings, *page.form.inputs],
+        [page.chosen, page.tabs, *outputs],
+        **QUIET,
+        concurrency_limit=2,
+    )
+    finished.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    stopped = parts.stop.click(None, None, None, cancels=[streaming, finished], **QUIET)
+    for ended in (streaming, finished, stopped):
+        listen(ended, bind(mark, store), [parts.generated, *selected], outputs, **QUIET)
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:
@@ -119,31 +132,77 @@ def speed_text(speed: Mapping[str, Any] | None) -> str:
     return "" if speed is None else f" · {numbers.speed(speed['decode'])}"
 
 
-def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
-    """Return an empty column for each model."""
-    names = titles(store, ids, values)
-    return [
-        gr.update(label=names[i] if i < len(names) else "", visible=i < len(names), value="")
-        for i in range(COLUMNS)
-    ]
+def compared_models(store: Store, ids: Sequence[str], values: Sequence[Any]) -> Key:
+    """Return the keys of the dense model and of the selected runs."""
+    runs = (run.id for run in store.runs_by_id(ids))
+    return (model_key(dense_recipe(store, ids, values)), *runs)
 
 
-def name_columns(store: Store, ids: list[str], *values: Any) -> list[Any]:
-    """Return the columns with new titles and the same answers."""
-    return columns([gr.update(label=name) for name in titles(store, ids, values)])
+def columns(column_titles: Sequence[str], generated: Generated) -> tuple[str, Generated]:
+    """Return the columns with these titles and answers, and the answers."""
+    return answer_markup.columns(column_titles, generated.texts, generated.marked), generated
 
 
-def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
-    """Yield the columns as the answers grow.
+def draw(store: Store, generated: Generated, ids: list[str], *values: Any) -> tuple[str, Any]:
+    """Return the columns of the selected models; answers of other models are dropped."""
+    selected, column_titles = compared_models(store, ids, values), titles(store, ids, values)
+    if generated.models == selected:
+        return columns(column_titles, generated)[0], gr.skip()
+    return columns(column_titles, Generated(selected))
+
+
+def generate(store: Store, prompt: str, *values: Any) -> Iterator[tuple[str, Generated]]:
+    """Yield the columns and the answers as they grow.
 
     values: new tokens, temperature, top-p and seed, then the selected runs and the form.
     """
     new_tokens, temperature, top_p, seed, ids, *form = values
-    yield columns([gr.update(value=prompt, label=name) for name in titles(store, ids, form)])
+    generated = Generated(compared_models(store, ids, form), prompt)
+    column_titles = titles(store, ids, form)
+    yield columns(column_titles, replace(generated, texts=(prompt,) * len(column_titles)))
     settings = generation_settings(new_tokens, temperature, top_p, seed)
     with process.released_memory():
         for answers in frames(stream_answers(models(store, ids, form), prompt, **settings)):
-            yield frame(prompt, answers)
+            texts = tuple(prompt + answer.text for answer in answers)
+            yield columns(column_titles, replace(generated, texts=texts))
+
+
+def answer_finished(
+    store: Store, job_id: str, prompt: str, *values: Any
+) -> Iterator[tuple[Any, ...]]:
+    """Open the run of a finished job and yield its answers, once for all pages of a browser.
+
+    Yields the selected runs, the open tab, and the values of `generate`. values: new tokens,
+    temperature, top-p and seed, then the form.
+    """
+    record = store.jobs.get(job_id)
+    runs = store.runs_by_id([] if record is None else record.result)
+    if record is None or record.was_read or not runs:
+        yield (gr.skip(),) * 4
+        return
+    store.jobs.mark_read(job_id)
+    ids = [run.id for run in runs]
+    opened = chosen(store, ids), gr.Tabs(selected=words.compare_and_runs.COMPARE_TAB)
+    for step in generate(store, prompt, *values[:SETTINGS], ids, *values[SETTINGS:]):
+        yield (*opened, *step)
+        opened = gr.skip(), gr.skip()
+
+
+def mark(store: Store, generated: Generated, ids: list[str], *values: Any) -> tuple[Any, Any]:
+    """Return the columns token by token, marked where they differ from the dense model's."""
+    runs, texts = store.runs_by_id(ids), generated.texts
+    has_answers = bool(runs and texts) and not {"", generated.prompt} & {*texts}
+    if not has_answers or generated.models != compared_models(store, ids, values):
+        return gr.skip(), gr.skip()
+    recipe = dense_recipe(store, ids, values)
+    aligned = align_answers(store, runs, recipe, generated.prompt, texts)
+    dense, plain = dense_answer(aligned), [f"<p>{escape(text)}</p>" for text in texts]
+    marked = [
+        answer_markup.marked(answer) + (text if answer.error else "")
+        for answer, text in zip(aligned, plain[1:], strict=True)
+    ]
+    first = plain[0] if dense is None else answer_markup.answer(dense)
+    return columns(titles(store, ids, values), replace(generated, marked=(first, *marked)))
 
 
 def generation_settings(
@@ -169,13 +228,3 @@ def frames(stream: Iterator[list[Answer]]) -> Iterator[list[Answer]]:
             yield answers
             last_frame = time.monotonic()
     yield answers
-
-
-def frame(prompt: str, answers: Sequence[Answer]) -> list[Any]:
-    """Return the columns with the answers so far."""
-    return columns([gr.update(value=prompt + answer.text) for answer in answers])
-
-
-def columns(updates: list[Any]) -> list[Any]:
-    """Return an update per column; columns without a model do not change."""
-    return updates + [gr.skip()] * (COLUMNS - len(updates))

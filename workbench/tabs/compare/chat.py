@@ -46,6 +46,7 @@ def layout() -> Chat:
         view = panel("conversations", value=NO_MESSAGES)
         with gr.Row(elem_classes="bottom"):
             message = gr.Textbox(
+                text.FIRST_MESSAGE,
                 label=text.MESSAGE,
                 placeholder=text.MESSAGE_PLACEHOLDER,
                 lines=1,

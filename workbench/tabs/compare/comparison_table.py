@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from html import escape
 
 from ... import words
+from ...base import numbers
 from ...views import markup
 from .metrics import METRICS, Column, Table
 
 FILES = {"CSV": "comparison.csv", "Markdown": "comparison.md", "LaTeX": "comparison.tex"}
+HEADLINE = ("megabytes", "kv_bytes_per_token", "decode")  # before: the change in perplexity
 LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": "\\textbackslash{}",
     "~": "\\textasciitilde{}",
@@ -23,10 +25,49 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
+def headline(tables: Sequence[Table]) -> str:
+    """Return a row of cells per run: size, KV cache, perplexity and speed.
+
+    Several rows have the names of their runs.
+    """
+    pairs = [(table, column) for table in tables for column in table.runs]
+    if not pairs:
+        return markup.note(words.compare_and_runs.NO_RUNS, "hint")
+    rows = []
+    for table, column in pairs:
+        name = f"<h4>{escape(column.title)}</h4>" if len(pairs) > 1 else ""
+        cells = [headline_cell(table, column, metric) for metric in HEADLINE]
+        rows.append(
+            f"{name}<div class='cells'>{perplexity_cell(table, column)}{''.join(cells)}</div>"
+        )
+    return "".join(rows)
+
+
+def headline_cell(table: Table, column: Column, name: str) -> str:
+    """Return the cell of a metric, with its change from the dense model."""
+    metric, value = METRICS[name], column.values.get(name)
+    if value is None:
+        return markup.cell(metric.label, words.compare_and_runs.NOT_MEASURED)
+    return markup.cell(metric.label, metric.as_text(value), change_text(table, name, column))
+
+
+def perplexity_cell(table: Table, column: Column) -> str:
+    """Return the cell of the relative change in perplexity ± its standard error."""
+    text = words.compare_and_runs
+    perplexity = column.values.get("perplexity")
+    dense = column.dense.get("perplexity", table.dense.values.get("perplexity"))
+    if perplexity is None or not dense:
+        return markup.cell(text.PERPLEXITY_CHANGE, text.NOT_MEASURED)
+    change, error = numbers.relative_change(perplexity / dense - 1), column.errors.get("perplexity")
+    spread = "" if error is None else f" ± {numbers.percent(error / dense)}"
+    info = text.PERPLEXITIES.format(*map(numbers.perplexity, (perplexity, dense)))
+    return markup.cell(text.PERPLEXITY_CHANGE, change + spread, info)
+
+
 def html(tables: Sequence[Table]) -> str:
     """Return all tables, and save buttons."""
     if not tables:
-        return markup.note(words.compare_and_runs.NO_RUNS, "hint")
+        return markup.note(words.compare_and_runs.NO_RUN_SELECTED, "hint")
     return "".join(map(table_html, tables)) + save_buttons()
 
 

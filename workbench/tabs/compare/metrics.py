@@ -72,7 +72,7 @@ class Column:
     """The metrics of a model.
 
     values: by metric. errors: standard errors, if known. note: protocol of the perplexity. dense:
-    values of the dense model on the same text, if they differ from the values in the column.
+    values of the dense model in the same measurement, which may differ from those in its column.
     """
 
     title: str
@@ -209,6 +209,8 @@ def run_column(run: Run, evaluation: dict[str, Any] | None, other_results: Resul
     if error is not None and "perplexity" in values:
         errors |= {"excess": error, "perplexity": values["perplexity"] * error}
     dense = present_values(evaluation, perplexity="dense_perplexity")
+    # a speed compares with that of the dense model in the same measurement
+    dense |= {name: run_speeds["dense"][name] for name in SPEEDS} if run_speeds else {}
     return Column(run.name, values | detail_values, errors, protocol_note(evaluation), dense)
 
 

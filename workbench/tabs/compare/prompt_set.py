@@ -20,7 +20,7 @@ from ...widgets.components import MAX_TOKENS, download, panel, whole_number
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.page import Page
 from .chosen_runs import dense_recipe, models
-from .divergence import marked_answers
+from .divergence import align_answers
 
 COLUMNS = ["prompt", "model", "answer", "as dense"]
 UNFOLDED = 4  # prompts whose marked answers are unfolded initially
@@ -135,7 +135,11 @@ def marked_prompts(
         texts = [prompt + row["answer"] for row in prompt_rows]
         if any(row["error"] for row in prompt_rows):  # the table has the message
             continue
-        marked = marked_answers(store, runs, recipe, prompt, texts)
+        aligned = align_answers(store, runs, recipe, prompt, texts)
+        marked = "".join(
+            f"<h4>{escape(run.name)}</h4>{answer_markup.marked(answer)}"
+            for run, answer in zip(runs, aligned, strict=True)
+        )
         unfolded = " open" if i < UNFOLDED else ""
         title = f"<summary>{escape(prompt)}</summary>"
         parts.append(f"<details class='marked'{unfolded}>{title}{marked}</details>")

@@ -20,7 +20,7 @@ from ...state.store import Store
 from ...widgets.components import download, small_button
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.page import Page
-from .answers import Answers
+from .answers import Answers, Generated
 from .chart import AXES
 from .chat import Chat
 from .chosen_runs import evaluation_of, selected_runs
@@ -47,7 +47,7 @@ def wire(
     prompts: PromptSet,
 ) -> None:
     """Attach the handler."""
-    texts = [chat.conversations, prompts.csv, answers.prompt, *answers.columns]
+    texts = [chat.conversations, prompts.csv, answers.generated]
     inputs = [page.chosen, comparison.protocol, *answers.settings, *texts]
     listen([button.click], bind(save_report, store), inputs, page.downloads, **QUIET)
 
@@ -56,11 +56,10 @@ def save_report(store: Store, ids: list[str], protocol: str | None, *values: Any
     """Return the report as a file to download.
 
     values: new tokens, temperature, top-p and seed; the conversations; the answers to the set of
-    prompts as CSV; the prompt and the texts of the columns. Raises InputError without a run.
+    prompts as CSV; the answers in the columns. Raises InputError without a run.
     """
     runs = selected_runs(store, ids)
-    *sampling, conversations, answers_csv, prompt = values[: len(SAMPLING) + 3]
-    texts = values[len(SAMPLING) + 3 :]
+    *sampling, conversations, answers_csv, generated = values
     names = [strip_paths(f"dense · {runs[0].recipe.model}"), *(run.name for run in runs)]
     text = words.compare_and_runs
     measured = tables(runs, protocol, results(store, runs))
@@ -68,7 +67,7 @@ def save_report(store: Store, ids: list[str], protocol: str | None, *values: Any
     page = report.page(
         text.COMPARISON.format(", ".join(run.name for run in runs)),
         *map(measurements, measured),
-        *column_answers(names, prompt, texts),
+        *column_answers(names, generated),
         *chat_answers(names, conversations),
         *prompt_set_answers(answers_csv),
         *plots(store, runs, protocol),
@@ -103,19 +102,13 @@ def cell(table: Table, name: str, column: Column) -> str:
     return value_text(name, column) + (f" ({change})" if change else "")
 
 
-def column_answers(
-    names: Sequence[str], prompt: str, texts: Sequence[str | None]
-) -> list[report.Answers]:
-    """Return the answers in the columns of the page; [] before the first answers.
-
-    The columns contain the prompt of the answers, which may have changed since.
-    """
-    generated = [text or "" for text in texts[: len(names)]]
-    if not any(generated):
+def column_answers(names: Sequence[str], generated: Generated) -> list[report.Answers]:
+    """Return the answers in the columns of the page; [] before the first answers."""
+    if len(generated.texts) != len(names):
         return []
-    prompt = prompt if all(text.startswith(prompt) for text in generated) else ""
-    pairs = [(name, text.removeprefix(prompt)) for name, text in zip(names, generated, strict=True)]
-    return [report.Answers(words.compare_and_runs.ANSWERS, prompt, pairs)]
+    answers = [text.removeprefix(generated.prompt) for text in generated.texts]
+    pairs = list(zip(names, answers, strict=True))
+    return [report.Answers(words.compare_and_runs.ANSWERS, generated.prompt, pairs)]
 
 
 def chat_answers(

@@ -21,7 +21,6 @@ from ...widgets.chosen import toggle
 from ...widgets.components import download, panel, plot, small_button
 from ...widgets.evaluation_controls import read_settings
 from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
-from ...widgets.expert_fold import EXPERT
 from ...widgets.page import Page
 from . import chart_files, comparison_table
 from .chart import AXES, caption, conclusion, describe_times, on_one_device, panels
@@ -51,12 +50,11 @@ class Differences:
     note: gr.HTML
 
 
-def layout(page: Page) -> Comparison:
-    """Place the selection of runs, their metrics and the chart."""
+def layout() -> Comparison:
+    """Place the metrics of the selected runs and the chart."""
     text = words.compare_and_runs
-    page.chosen.render()
     metrics = panel("compared")
-    with gr.Row(elem_classes=["bottom", EXPERT], elem_id="measured-row"):
+    with gr.Row(elem_classes="bottom", elem_id="measured-row"):
         protocol = gr.Dropdown([], label=text.MEASURED_ON, elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label=text.AXIS, elem_id="axis")
         measure = small_button(text.MEASURE_RUNS, "measure-runs", 180)
@@ -73,8 +71,10 @@ def differences_layout() -> Differences:
         return Differences(table, panel("recipes-equal"))
 
 
-def wire(page: Page, store: Store, parts: Comparison, differences: Differences) -> None:
-    """Attach the handlers."""
+def wire(
+    page: Page, store: Store, headline: gr.HTML, parts: Comparison, differences: Differences
+) -> None:
+    """Attach the handlers. headline: the component of the most important metrics."""
     stamp = page.runs_stamp.change
     choice = [page.chosen, parts.protocol]
     read = page.address_first(page.opened, stamp)
@@ -87,7 +87,7 @@ def wire(page: Page, store: Store, parts: Comparison, differences: Differences) 
         [page.chosen.change, parts.protocol.change, stamp],
         bind(draw_runs, store),
         choice,
-        [parts.metrics, differences.table, differences.note],
+        [headline, parts.metrics, differences.table, differences.note],
         **DRAWN,
     )
     listen(
@@ -109,7 +109,7 @@ def wire(page: Page, store: Store, parts: Comparison, differences: Differences) 
 
 
 def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
-    """Draw the metrics and the differences, or a note in place of the differences."""
+    """Draw the headline, all metrics and the differences, or a note in place of the differences."""
     runs = store.runs_by_id(ids)
     rows = all_differences(runs) if len(runs) > 1 else []
     columns = ["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]
@@ -118,8 +118,10 @@ def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
     if not rows:
         text = words.compare_and_runs
         message = text.RECIPES_EQUAL if len(runs) > 1 else text.SELECT_TWO
+    metrics = tables(runs, protocol, results(store, runs))
     return (
-        comparison_table.html(tables(runs, protocol, results(store, runs))),
+        comparison_table.headline(metrics),
+        comparison_table.html(metrics),
         gr.update(value=frame, visible=bool(rows)),
         markup.note(message),
     )

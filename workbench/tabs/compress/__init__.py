@@ -5,7 +5,7 @@ import gradio as gr
 from ... import words
 from ...state.store import Store
 from ...widgets.page import Page
-from . import one_run
+from . import automatic, one_run
 
 TITLE = words.compress.COMPRESS_TAB
 
@@ -16,3 +16,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     gr.Markdown(f"### {words.compress.JOBS}")
     page.job_list.render()
     one_run.wire(page, store, run, tab)
+    automatic.wire(page, store)

@@ -57,9 +57,6 @@ def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
     changed += [part.change for part in page.evaluation.all]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
     listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)
-    outputs = [parts.name, page.tabs]
-    starting = bind(start_and_open, store)
-    listen([page.compress.click], starting, [parts.name, *values], outputs, **QUIET)
 
 
 def describe(store: Store, *values: Any) -> tuple[str, str]:
@@ -90,8 +87,3 @@ def start(store: Store, name: str, *values: Any) -> str:
     recipe, settings = read_and_check(store, values)
     store.jobs.submit(CompressJob(recipe, run_name(name), settings))
     return ""
-
-
-def start_and_open(store: Store, name: str, *values: Any) -> tuple[str, gr.Tabs]:
-    """Queue the run and open the tab that lists the jobs."""
-    return start(store, name, *values), gr.Tabs(selected=words.compress.COMPRESS_TAB)
