@@ -78,6 +78,8 @@ def prepare(page: Page) -> None:
         page.wait_for_timeout(1000)
     page.get_by_text("Compare selected").click()
     page.wait_for_timeout(1500)
+    page.click("#generate")
+    page.wait_for_selector("#answers .tokens", timeout=120_000)
 
 
 def open_tab(page: Page, title: str) -> None:
