@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and a real Chromium."""
+"""A workbench server in a separate process, and a Chromium."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ from .page import Workbench, visit
 
 SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
 sys.path.insert(0, SCRIPTS)
-import chromium  # noqa: E402 (its folder is no package)
+import chromium  # noqa: E402 (its folder is not a package)
 
 sys.path.remove(SCRIPTS)
 
@@ -33,9 +33,9 @@ print(evidence_tokens(factors, lrcore.Recipe(policy="probed")))
 """
 
 
-# What begins first, the others follow in their order. While one of two processes calibrates for all
-# pages (see `cache`), the other has the page that needs no calibration. Then come those that take
-# longest, so that neither waits long for the other at the end.
+# Test modules that run first. While one of two processes calibrates for all pages (see `cache`),
+# the other runs the module that needs no calibration. The longest modules follow, so that neither
+# process waits long for the other at the end.
 FIRST = (
     "test_jobs",
     "test_large_model",
@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    """A cache folder for all servers of all processes of the tests, with the calibration and
-    the analysis that every page opens with: computed once.
+    """Return a cache folder that the servers of all test processes share, with the calibration and
+    the analysis of the start page.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pages"
@@ -83,7 +83,7 @@ def common_server(tmp_path_factory, cache):
 
 
 def stop(server: Server) -> None:
-    """Nothing that was done on its pages may have been a fault of the server's."""
+    """Stop the server, and fail if its log has a traceback."""
     server.stop()
     before, fault, after = server.log.partition("Traceback")
     assert not fault, f"{before[-500:]}{fault}{after[:4000]}"
@@ -91,8 +91,8 @@ def stop(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def server(request, tmp_path_factory, cache):
-    """One for all modules but those that say `OWN_SERVER`, since they count runs and jobs or kill
-    it.
+    """Return the common server, or a new one for a module with `OWN_SERVER`, which counts runs and
+    jobs or kills the server.
     """
     if not getattr(request.module, "OWN_SERVER", False):
         yield request.getfixturevalue("common_server")
@@ -116,12 +116,12 @@ def browser():
 
 @contextmanager
 def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
-    """Opens pages, each in a browser profile of its own, and closes them: a page that nobody looks
-    at goes on asking its server. A script that failed in one of them fails the test.
+    """Provide a function that opens pages in separate browser profiles, and close them at the end,
+    because an open page keeps polling its server. Fail if a script raised an error in a page.
     """
     contexts, faults = [], []
 
-    def open_one(query: str = "", ready: bool = True, **settings) -> Workbench:
+    def open_workbench(query: str = "", ready: bool = True, **settings) -> Workbench:
         page = visit(browser, f"{url}/{query}", **settings)
         page.on("pageerror", lambda error: faults.append(str(error)))
         contexts.append(page.context)
@@ -130,7 +130,7 @@ def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
             workbench.analyzed()
         return workbench
 
-    yield open_one
+    yield open_workbench
     for context in contexts:
         context.close()
     assert faults == []
@@ -138,15 +138,15 @@ def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
 
 @pytest.fixture
 def open_page(browser, server):
-    """Opens pages that are closed when the test ends."""
-    with pages(browser, server.url) as open_one:
-        yield open_one
+    """Provide a function that opens pages and closes them when the test ends."""
+    with pages(browser, server.url) as open_workbench:
+        yield open_workbench
 
 
 @pytest.fixture(scope="module")
 def workbench(browser, server):
-    """One page for all tests of a module, as one person would use it: loading it takes longer
-    than most tests.
+    """Return a page for all tests of a module, because loading a page takes longer than
+    most tests.
     """
-    with pages(browser, server.url) as open_one:
-        yield open_one()
+    with pages(browser, server.url) as open_workbench:
+        yield open_workbench()

@@ -1,24 +1,22 @@
-// Runs before the page's own scripts: what the tests ask of the page.
-//
-// It notes what the page asks the server, so that a test waits for the answers instead of for a
-// time. asked: how many questions there were; open: those that are not answered yet. The
-// clock of the page asks again and again and is counted apart, in looks. A live figure comes
-// whenever it has been measured: nothing waits for it here.
+// State and helpers for the tests, installed before the scripts of the page. The wrapper of fetch
+// counts the requests of the page, so that a test waits for answers, not for a time. asked: the
+// number of requests; open: those without an answer. Polls of the page's clock are counted
+// separately, in looks. Live figures are ignored, because they arrive whenever they are measured.
 window.questions = { asked: 0, open: new Set(), looks: { asked: 0, answered: 0 } };
 {
   const plain = window.fetch.bind(window),
-    waiting = new Map(), // event id -> question
-    early = new Set(); // ids of events that ended before the page knew their id
+    waiting = new Map(),  // event id -> request
+    early = new Set();  // ids of events that ended before the page knew them
 
   function begin(index) {
     const { dependencies, components } = window.gradio_config,
-      asked = dependencies.find((one) => one.id === index);
+      asked = dependencies.find((listener) => listener.id === index);
     if (window.tests.isClock(index)) {
       window.questions.looks.asked++;
       return { end: () => window.questions.looks.answered++ };
     }
     if (window.tests.isWake(index)) return { end: () => {} };
-    const figures = components.find((one) => one.props.elem_id === 'pending-cells')?.id;
+    const figures = components.find((component) => component.props.elem_id === 'pending-cells')?.id;
     if (asked?.outputs.includes(figures)) return { end: () => {} };
     const question = { end: () => window.questions.open.delete(question) };
     window.questions.asked++;
@@ -40,7 +38,7 @@ window.questions = { asked: 0, open: new Set(), looks: { asked: 0, answered: 0 }
     }
   }
 
-  // A question past the queue is answered by its response.
+  // A request that bypasses the queue is answered by its response.
   async function run(url, settings) {
     const question = begin(JSON.parse(settings.body).fn_index);
     try {
@@ -86,23 +84,23 @@ window.questions = { asked: 0, open: new Set(), looks: { asked: 0, answered: 0 }
 }
 
 window.tests = {
-  // Whether a listener is the clock's, or follows it.
+  // Return whether a listener belongs to the clock, or follows such a listener.
   isClock(index) {
-    const one = window.gradio_config.dependencies.find((other) => other.id === index);
-    if (!one) return false;
-    if (one.targets.some(([, event]) => event === 'tick')) return true;
-    return one.trigger_after != null && this.isClock(one.trigger_after);
+    const listener = window.gradio_config.dependencies.find((candidate) => candidate.id === index);
+    if (!listener) return false;
+    if (listener.targets.some(([, event]) => event === 'tick')) return true;
+    return listener.trigger_after != null && this.isClock(listener.trigger_after);
   },
 
-  // Whether a listener only has the stream of answers opened anew.
+  // Return whether a listener only reopens the stream of answers.
   isWake(index) {
-    const one = window.gradio_config.dependencies.find((other) => other.id === index);
-    return one?.targets.some(([, event]) => event === 'wake') ?? false;
+    const listener = window.gradio_config.dependencies.find((candidate) => candidate.id === index);
+    return listener?.targets.some(([, event]) => event === 'wake') ?? false;
   },
 
-  // Whether every question is answered, and none comes for some turns of the page: an answer that
-  // has arrived is drawn, and what follows from it is asked, within a few; the page itself waits up
-  // to 80 ms before it sends an edit.
+  // Return whether all requests are answered and no new one follows for ten turns: an answer is
+  // drawn, and its follow-up requests are sent, within a few turns; the page waits up to 80 ms
+  // before it sends an edit.
   async answered() {
     const { questions } = window,
       before = questions.asked;
@@ -113,15 +111,15 @@ window.tests = {
     return !questions.open.size && questions.asked === before;
   },
 
-  // Resolves once what fades or slides in is there; what turns for ever does not count.
+  // Resolve when transitions have ended; endless animations are ignored.
   still() {
     const ending = document
       .getAnimations()
-      .filter((one) => one.effect.getComputedTiming().endTime !== Infinity);
-    return Promise.all(ending.map((one) => one.finished.catch(() => null)));
+      .filter((animation) => animation.effect.getComputedTiming().endTime !== Infinity);
+    return Promise.all(ending.map((animation) => animation.finished.catch(() => null)));
   },
 
-  // The ids of all components that take a text, whether or not they are drawn yet.
+  // Return the ids of all components for text, drawn or not.
   textFields() {
     return window.gradio_config.components
       .filter(
@@ -130,10 +128,10 @@ window.tests = {
           props.visible !== false &&
           (type === 'textbox' || (type === 'dropdown' && props.allow_custom_value)),
       )
-      .map(({ id, props }) => props.elem_id || `without a name: ${id}`); // cannot be found
+      .map(({ id, props }) => props.elem_id || `without a name: ${id}`);  // reported by the test
   },
 
-  // Write a text into a field as a person does, if it is on show. Whether it is.
+  // Write a text into a visible field, as a user does; return whether the field is visible.
   feed(id, text) {
     const field = document.querySelector(`[id="${id}"] textarea, [id="${id}"] input`);
     if (!field || !field.checkVisibility()) return false;
@@ -149,19 +147,18 @@ window.tests = {
     return true;
   },
 
-  // Gradio writes its own value into a component in the frame after it appeared, over whatever was
-  // put there.
+  // Gradio writes its value into a component in the frame after it appears, over any earlier input.
   async frames() {
     for (let left = 6; left; left--) await new Promise(requestAnimationFrame);
   },
 
   setRange(input, value) {
-    const own = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value');
-    own.set.call(input, value);
+    const property = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value');
+    property.set.call(input, value);
     input.dispatchEvent(new Event('input', { bubbles: true }));
   },
 
-  // What is drawn; nothing while there is no such plot.
+  // Return the drawn traces and layout of a plot, or empty values if it does not exist.
   plot(id) {
     const host = document.querySelector(`#${id} .js-plotly-plot[data-drawn]`),
       layout = host?._fullLayout;

@@ -27,7 +27,7 @@ def server(tmp_path_factory, cache):
     stop(server)
 
 
-def test_two_turns_with_both_models(browser, server):
+def test_a_chat_of_two_turns_with_both_models(browser, server):
     with pages(browser, server.url) as open_page:
         workbench = open_page()
         workbench.tab("Compare")

@@ -1,5 +1,5 @@
-"""The cockpit of the Allocation tab: what fits one screen, what is held against a pinned plan, what
-is typed beyond a range, and plots of another model.
+"""The cockpit of the Allocation tab: layout, pinned plan, values outside a range, and plots of the
+previous model.
 """
 
 import json
@@ -19,18 +19,18 @@ from .conftest import pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-# What is chosen with what it costs, the bars, and what follows the slider below them.
+# Controls and cost on the left, plots that follow the slider on the right.
 LEFT = ("#field-ratio", "#field-budget", "#compress", "#size-and-cost", "#measure-more")
 RIGHT = ("#bars .plot", "#continuation", "#budget-curve .plot")
 BOX = "input[type=number]"
 POINT = """ratio => {
   const p = document.querySelector('#budget-curve .js-plotly-plot');
   const { xaxis, yaxis } = p._fullLayout, box = p.getBoundingClientRect();
-  const own = p.data.find(trace => trace.mode === 'lines+markers');
-  const i = own.x.findIndex(x => Math.abs(x - ratio) < 1e-9);
-  return [box.x + xaxis._offset + xaxis.d2p(own.x[i]),
-    box.y + yaxis._offset + yaxis.d2p(own.y[i])]; }"""
-# Of a plot and all that holds it.
+  const curve = p.data.find(trace => trace.mode === 'lines+markers');
+  const i = curve.x.findIndex(x => Math.abs(x - ratio) < 1e-9);
+  return [box.x + xaxis._offset + xaxis.d2p(curve.x[i]),
+    box.y + yaxis._offset + yaxis.d2p(curve.y[i])]; }"""
+# Opacity of a plot, multiplied by that of its parents.
 OPACITY = """id => { let seen = 1;
   for (let e = document.querySelector(`#${id} .plot`); e; e = e.parentElement)
     seen *= getComputedStyle(e).opacity;
@@ -40,8 +40,8 @@ PLOTS = ("bars", "budget-curve", "network")
 
 @pytest.fixture(scope="module")
 def laptop(browser, server):
-    with pages(browser, server.url) as open_one:
-        workbench = open_one("?tab=Allocation", ready=False, width=1440, height=900)
+    with pages(browser, server.url) as open_workbench:
+        workbench = open_workbench("?tab=Allocation", ready=False, width=1440, height=900)
         workbench.allocation()
         workbench.wait_for_plot("budget-curve")
         yield workbench
@@ -49,7 +49,7 @@ def laptop(browser, server):
 
 @pytest.fixture
 def cockpit(laptop):
-    """A page of a laptop with a plan of uneven ranks, and all that is measured of that."""
+    """Return a page of laptop size with a plan of uneven ranks and its live figures."""
     laptop.evaluate("window.scrollTo(0, 0)")
     if laptop.value("field-policy") != "marginal":
         laptop.choose("field-policy", "marginal")
@@ -60,13 +60,13 @@ def cockpit(laptop):
 
 
 def measured(workbench):
-    """Wait until no live figure is awaited any more."""
+    """Wait until all live figures are measured."""
     pending = workbench.locator("#size-and-cost [data-known='False']")
     workbench.until(lambda: not pending.count(), "the live figures are not measured")
     workbench.settled()
 
 
-def test_controls_readout_bars_and_what_follows_them_fit_a_laptop(cockpit):
+def test_controls_readout_and_bars_fit_a_laptop_screen(cockpit):
     fold = cockpit.locator("#expert-allocation > button.label-wrap")
     fold.click()
     cockpit.locator("#field-policy").wait_for(state="hidden")
@@ -80,11 +80,11 @@ def test_controls_readout_bars_and_what_follows_them_fit_a_laptop(cockpit):
     assert cockpit.evaluate("document.documentElement.scrollWidth") <= 1440
     fold.click()
     cockpit.see("#policies")
-    for name in LEFT:  # what is chosen, with what it costs, stays beside what one scrolls to
+    for name in LEFT:  # controls and costs stay in view
         assert 0 <= cockpit.locator(name).bounding_box()["y"] < 900, name
 
 
-def test_the_expert_settings_are_below_the_cost_of_a_plan(cockpit):
+def test_expert_settings_are_below_the_cost_of_a_plan(cockpit):
     cockpit.choose("field-policy", "softmax")
     cockpit.locator("#field-temperature").wait_for()
     cockpit.answered()
@@ -95,20 +95,20 @@ def test_the_expert_settings_are_below_the_cost_of_a_plan(cockpit):
     assert readout["x"] < cockpit.locator("#bars").bounding_box()["x"]
 
 
-def test_a_click_in_the_curve_sets_the_budget(cockpit):
+def test_a_click_on_the_budget_curve_sets_the_budget(cockpit):
     names = [trace["name"] for trace in cockpit.plot("budget-curve")["traces"]]
     assert sum(bool(re.fullmatch(r"dense: \d+\.\d{4}", name)) for name in names) == 1
     cockpit.press_until(
         lambda: cockpit.page.mouse.click(*cockpit.evaluate(POINT, 0.35)),
         lambda: cockpit.locator(f"#field-ratio {BOX}").input_value() == "0.35",
-        "a click in the curve sets no budget",
+        "a click on the curve does not set the budget",
     )
     cockpit.shows_ratio(0.35)
     cockpit.until(lambda: abs(marked_ratio(cockpit) - 0.35) < 0.01, "the plan is not marked")
 
 
 def marked_ratio(workbench) -> float:
-    """The share removed by the plan that the curve marks; 0 while there is none."""
+    """Return the share removed by the plan that the curve marks, or 0 without a mark."""
     markers = [
         trace for trace in workbench.plot("budget-curve")["traces"] if trace["name"] == "this plan"
     ]
@@ -116,7 +116,7 @@ def marked_ratio(workbench) -> float:
 
 
 def changes(workbench):
-    """(component, layer) -> what is drawn of its change against the pinned plan."""
+    """Return the drawn change from the pinned plan by (component, layer)."""
     return {
         (name, layer): y
         for trace in workbench.plot("bars")["traces"]
@@ -125,7 +125,7 @@ def changes(workbench):
     }
 
 
-def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
+def test_bars_show_the_change_of_each_rank_from_a_pinned_plan(cockpit):
     before = cockpit.ranks()
     actual = cockpit.locator("#size-and-cost .actual b").inner_text()
     cockpit.click("#pin")
@@ -134,7 +134,7 @@ def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
         "the plan is not pinned",
     )
     cockpit.at_ratio(0.4)
-    drawn_changes = cockpit.until(lambda: changes(cockpit), "no changes are drawn")
+    drawn_changes = cockpit.until(lambda: changes(cockpit), "the changes are not drawn")
     after = cockpit.ranks()
     assert drawn_changes.keys() == after.keys()
     for slot, by in drawn_changes.items():
@@ -146,15 +146,15 @@ def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
     assert actual in readout
     assert re.search(r"this plan: \+\d+\.\d\d% ± \d+\.\d\d% on the same tokens", readout)
     cockpit.click("#pin")
-    cockpit.until(lambda: not changes(cockpit), "the pinned plan is not let go")
+    cockpit.until(lambda: not changes(cockpit), "the plan is still pinned")
     assert cockpit.locator("#pin").inner_text() == words.allocation.PIN
     cockpit.until(
         lambda: words.allocation.WITH_UNIFORM in cockpit.locator("#size-and-cost").inner_text(),
-        "the ranks are not held against uniform ones again",
+        "the ranks are not compared with uniform ones again",
     )
 
 
-def test_the_size_of_the_cache_follows_the_context(cockpit):
+def test_cache_size_follows_the_context_length(cockpit):
     cell = cockpit.locator("#size-and-cost .cell.cache")
     assert numbers.count(CONTEXT) in cell.inner_text()
     size = cell.locator("b").inner_text()
@@ -164,13 +164,11 @@ def test_the_size_of_the_cache_follows_the_context(cockpit):
     )
     assert cell.locator("b").inner_text() != size
     cockpit.at_ratio(0.3)
-    assert numbers.count(CONTEXTS[-1]) in cell.inner_text()  # the choice stays
+    assert numbers.count(CONTEXTS[-1]) in cell.inner_text()
 
 
-def typed(workbench, elem_id: str, number: str):
-    """Type a number, leave its box, and give what the box and its slider show once all is
-    answered.
-    """
+def type_number(workbench, elem_id: str, number: str):
+    """Type a number, leave the box, and return the value that the box and its slider show."""
     box = workbench.locator(f"#{elem_id} {BOX}")
     box.fill(number)
     box.press("Tab")
@@ -181,63 +179,65 @@ def typed(workbench, elem_id: str, number: str):
     return float(displayed_numbers[0])
 
 
-def test_what_is_typed_beyond_a_range_is_said_and_control_and_plan_agree(cockpit):
+def test_a_number_outside_its_range_is_reported_and_replaced_by_the_nearest_value(cockpit):
     error_note = cockpit.locator("#size-and-cost .note.error")
     for number, nearest in (("2", 0.995), ("-1", 0.005), ("0.99", 0.99)):
-        assert typed(cockpit, "field-ratio", number) == nearest
+        assert type_number(cockpit, "field-ratio", number) == nearest
         if number != "0.99":
             refused = f"Size reduction is {number}, outside the range 0.005 to 0.995"
             assert refused in error_note.inner_text()
         caption = cockpit.locator("#bars .plot-head span").inner_text()
         summary = cockpit.locator("#size-and-cost").inner_text()
         assert f"{nearest:.1%} of" in caption or "more than this method can remove" in summary
-    assert typed(cockpit, "field-ratio", "0.2") == 0.2
+    assert type_number(cockpit, "field-ratio", "0.2") == 0.2
     cockpit.shows_ratio(0.2)
     assert error_note.count() == 0
     assert cockpit.evaluate(OPACITY, "bars") == 1
 
 
-def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
+def test_temperature_and_rank_outside_their_ranges_are_reported(cockpit):
     cockpit.choose("field-policy", "softmax")
     cockpit.page.wait_for_selector("#field-temperature", state="visible")
     cockpit.answered()
-    assert typed(cockpit, "field-temperature", "-3") > 0
+    assert type_number(cockpit, "field-temperature", "-3") > 0
     error_text = cockpit.locator("#size-and-cost .note.error").inner_text()
     assert "Temperature is -3, but must be positive" in error_text
     assert cockpit.locator("#field-rule input").is_checked()
-    assert typed(cockpit, "field-temperature", "50") == 50
+    assert type_number(cockpit, "field-temperature", "50") == 50
     assert not cockpit.locator("#field-rule input").is_checked()
     assert cockpit.recipe()["temperature"] == 50
     rank = float(cockpit.locator("#slot-rank input").input_value())
-    assert typed(cockpit, "slot-rank", "9999") == rank
+    assert type_number(cockpit, "slot-rank", "9999") == rank
     assert "ranks go from" in cockpit.locator(".toast-body").inner_text()
 
 
-def test_the_plan_is_projected_onto_a_model_of_the_list_and_onto_a_pasted_one(cockpit):
+def test_the_plan_is_projected_onto_a_listed_and_a_pasted_architecture(cockpit):
     cockpit.open(words.allocation.WHAT_IF)
     table = cockpit.locator("#what-if-sizes table")
 
     def fitting() -> list[str]:
-        """On which cards the dense model and the smaller one fit."""
+        """Return the rows that state whether the dense and the compressed model fit a card."""
         return table.locator("tr", has_text="fits in").all_inner_texts()
 
     cockpit.choose("what-if-shape", "Llama-3-70B")
-    cockpit.until(lambda: "70\u202f" in table.inner_text(), "no sizes of 70 B")
+    cockpit.until(lambda: "70\u202f" in table.inner_text(), "the sizes of 70 B are not shown")
     assert [row.split("\t")[0] for row in fitting()] == [f"fits in {size} GB" for size in CARDS]
     assert fitting()[-1].split("\t")[1] == "no"  # 141 GB dense
     config = json.dumps(MODEL_SHAPES["Qwen2.5-7B"])
     cockpit.type_into("what-if-config", config)
-    cockpit.until(lambda: fitting()[-1].split("\t")[1:] == ["yes", "yes"], "7 B do not fit")
+    cockpit.until(
+        lambda: fitting()[-1].split("\t")[1:] == ["yes", "yes"], "the 7 B model does not fit"
+    )
     assert "qwen2 (28 layers)" in cockpit.locator("#what-if-sizes").inner_text()
 
 
-PLACE = """() => {
+POSITIONS = """() => {
   const slider = document.querySelector('#field-temperature .log-slider'),
     [mark, over] = slider.children;
   return [(mark.offsetLeft + 1 - 8) / (slider.clientWidth - 16), over.value / over.max]; }"""
 
 
-def test_the_temperature_has_a_logarithmic_slider_with_the_rule_of_thumb_marked(cockpit):
+def test_the_temperature_slider_is_logarithmic_and_marks_the_rule_of_thumb(cockpit):
     cockpit.choose("field-policy", "softmax")
     over = cockpit.locator("#field-temperature .log-slider input")
     over.wait_for()
@@ -245,8 +245,8 @@ def test_the_temperature_has_a_logarithmic_slider_with_the_rule_of_thumb_marked(
     cockpit.answered()
     plain = cockpit.locator("#field-temperature input[type=range]").first
     low, high = (float(plain.get_attribute(name)) for name in ("min", "max"))
-    mark, thumb = cockpit.evaluate(PLACE)
-    assert mark == pytest.approx(thumb, abs=0.03)  # the rule of thumb is followed
+    mark, thumb = cockpit.evaluate(POSITIONS)
+    assert mark == pytest.approx(thumb, abs=0.03)  # the slider is at the rule of thumb
     uneven, even = temperature_at(cockpit, 0.2), temperature_at(cockpit, 0.8)
     for share, value in ((0.2, uneven), (0.8, even)):
         assert value == pytest.approx(low * (high / low) ** share, rel=0.1, abs=2 * low)
@@ -256,11 +256,14 @@ def test_the_temperature_has_a_logarithmic_slider_with_the_rule_of_thumb_marked(
     cockpit.answered()
     assert low < cockpit.recipe()["temperature"] < even
     cockpit.locator("#field-rule input").check()
-    cockpit.until(lambda: abs(cockpit.evaluate(PLACE)[1] - mark) < 0.03, "it does not go back")
+    cockpit.until(
+        lambda: abs(cockpit.evaluate(POSITIONS)[1] - mark) < 0.03,
+        "the slider does not return to the mark",
+    )
 
 
 def temperature_at(workbench, share: float) -> float:
-    """Click the logarithmic slider at a share of its length; the temperature that it gives."""
+    """Click the logarithmic slider at a share of its length, and return the temperature."""
     box = workbench.locator("#field-temperature .log-slider").bounding_box()
     x = box["x"] + 8 + share * (box["width"] - 16)
     before = workbench.plot("bars")["drawn"]
@@ -271,7 +274,7 @@ def temperature_at(workbench, share: float) -> float:
 
 
 @pytest.mark.soak
-def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
+def test_plots_of_the_previous_model_are_dimmed_until_redrawn(open_page):
     cockpit = open_page()
     cockpit.allocation()
     for name in PLOTS:
@@ -288,26 +291,26 @@ def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
     summary = cockpit.locator("#size-and-cost")
     assert markup.escape(words.spectra.NO_FACTORS) in markup.escape(summary.inner_text())
     cockpit.click("#analyse")
-    cockpit.until(lambda: "demo-opt" in caption.inner_text(), "the other model is not drawn")
-    cockpit.until(lambda: cockpit.evaluate(OPACITY, "bars") == 1, "the bars stay dimmed")
+    cockpit.until(lambda: "demo-opt" in caption.inner_text(), "the new model is not drawn")
+    cockpit.until(lambda: cockpit.evaluate(OPACITY, "bars") == 1, "the bars are still dimmed")
 
 
-def test_how_the_chosen_text_begins_is_told_before_it_is_calibrated_on(open_page):
+def test_the_beginning_of_the_chosen_text_is_shown_before_calibration(open_page):
     cockpit = open_page()
     cockpit.choose("field-data", "python-docs")
     details = cockpit.locator("#text-note details")
     cockpit.until(
         lambda: "The text begins" in (details.text_content() if details.count() else ""),
-        "how the text begins is not told",
+        "the beginning of the text is not shown",
     )
     words = details.locator("summary").get_attribute("title")
     assert len(words) > 100
     details.locator("summary").click()
     assert words in " ".join(details.locator("p").inner_text().split())
-    assert not cockpit.evaluate("tests.busy()")  # nothing was analysed for it
+    assert not cockpit.evaluate("tests.busy()")  # no job was started
 
 
-def test_a_grey_shape_stands_where_the_bars_will_be(open_page):
+def test_a_gray_placeholder_is_shown_until_the_bars_are_drawn(open_page):
     held, free = [], []
 
     def hold(route):

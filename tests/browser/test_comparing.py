@@ -36,7 +36,7 @@ COPIED = """async () => await navigator.clipboard.readText()
   === document.querySelector('#answer-1').dataset.text"""
 
 
-def test_a_sweep_is_compared(workbench):
+def test_runs_of_a_sweep_are_compared(workbench):
     page = workbench.page
     workbench.tab("Compress")
     workbench.type_into("measure-samples", "4")
@@ -107,7 +107,7 @@ def test_a_sweep_is_compared(workbench):
     assert not [name for name in rows[0] if "second" in name]
 
 
-def test_a_prompt_that_is_too_long_leaves_the_others_answered(workbench):
+def test_prompts_are_answered_even_if_one_of_the_set_is_too_long(workbench):
     workbench.type_into("prompt-set", "Tom went to\n" + "and then " * 600)
     workbench.click("#set-go")
     workbench.answered()
@@ -119,7 +119,7 @@ def test_a_prompt_that_is_too_long_leaves_the_others_answered(workbench):
     assert workbench.locator("#set-summary").inner_text().count(" of 1 answers are the same") == 2
 
 
-def test_the_comparison_is_saved_as_it_is_shown(workbench):
+def test_saved_comparison_files_contain_both_runs(workbench):
     for form, begin in (("CSV", "metric,"), ("Markdown", "|  | dense"), ("LaTeX", "% ")):
         button = workbench.locator(f"#compared button[data-form={form}]")
         saved = workbench.saved(button)
@@ -129,7 +129,7 @@ def test_the_comparison_is_saved_as_it_is_shown(workbench):
 
 
 @pytest.mark.soak
-def test_where_a_run_loses_and_a_task_stand_beside_its_perplexity(workbench):
+def test_losses_and_task_scores_are_measured_for_compared_runs(workbench):
     compared = workbench.locator("#compared")
     assert "Local error of mlp" not in compared.inner_text()
     workbench.click("#measure-details")
@@ -149,7 +149,7 @@ def titles(workbench) -> list[str]:
     return [workbench.locator(f"#answer-{i}").get_attribute("aria-label") for i in range(3)]
 
 
-def test_no_column_says_how_fast_it_was_written_and_each_can_be_copied(workbench):
+def test_answers_can_be_copied_and_their_titles_show_no_unmeasured_speed(workbench):
     page = workbench.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     workbench.set_range("new-tokens", 24)
@@ -174,7 +174,7 @@ def test_no_column_says_how_fast_it_was_written_and_each_can_be_copied(workbench
 
 
 @pytest.mark.soak
-def test_measured_speed_is_an_axis_and_stands_above_the_answers(workbench):
+def test_measured_speed_is_an_axis_of_the_chart_and_part_of_the_titles(workbench):
     page = workbench.page
     caption = page.locator("#scatter-caption")
     workbench.choose("axis", "decode time per token (ms)")
@@ -203,7 +203,7 @@ def test_measured_speed_is_an_axis_and_stands_above_the_answers(workbench):
     )
 
 
-def test_a_click_on_a_point_takes_its_run_out_and_adds_it_again(workbench, server):
+def test_a_click_on_a_point_removes_its_run_and_a_second_click_adds_it(workbench, server):
     page = workbench.page
     workbench.choose("axis", "size (MB)")
     ids = {run["name"]: run["id"] for run in server.client().predict(api_name="/runs")}
@@ -236,7 +236,7 @@ def table_of(workbench, title: str, file: str) -> str:
     return workbench.saved(job.locator(f"button[data-file='{file}']").first)
 
 
-def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workbench):
+def test_a_cross_calibration_study_measures_all_pairs_and_writes_its_tables(workbench):
     page = workbench.page
     workbench.experiment("Sweep")
     workbench.type_into("sweep-sets", "stories")
@@ -267,7 +267,7 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
     assert log.count("already saved") == 2  # the runs of the sweep before, calibrated on stories
 
 
-def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
+def test_reports_open_offline_and_request_no_host(workbench, tmp_path):
     sweep, run = tmp_path / "sweep.html", tmp_path / "run.html"
     sweep.write_text(table_of(workbench, "Sweep of 4 runs", "report.html"), encoding="utf-8")
     workbench.open_run("svd 30% uniform · demo-llama")
@@ -285,7 +285,7 @@ def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     context.close()
 
 
-def test_runs_of_another_model_have_a_dense_card_and_a_panel_of_their_own(workbench, server):
+def test_runs_of_a_second_model_have_a_separate_dense_card_and_chart_panel(workbench, server):
     client, page = server.client(), workbench.page
     recipe = {"model": "demo-opt", "method": "svd", "samples": 4, "seq_len": 32, "ratio": 0.3}
     run = client.predict(recipe, "of another", api_name="/compress")
@@ -306,7 +306,7 @@ def test_runs_of_another_model_have_a_dense_card_and_a_panel_of_their_own(workbe
     assert "calibrated on stories, seed 0" in page.locator("#scatter .plot-head").inner_text()
 
 
-def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(workbench):
+def test_the_table_of_runs_remembers_sorting_filter_and_ticks(workbench):
     page, table = workbench.page, workbench.locator("#runs-table")
     rows, boxes = table.locator("tbody tr"), table.locator("tbody [type=checkbox]")
 

@@ -1,4 +1,4 @@
-"""Spectra and allocation: what is drawn, how fast, and that the numbers agree with the
+"""Plots of spectra and allocation: their content, their speed, and their agreement with the
 downloads.
 """
 
@@ -25,16 +25,16 @@ CELL = """([layer, name]) => {
   const {xaxis, yaxis} = p._fullLayout, b = p.getBoundingClientRect();
   return [b.x + xaxis._offset + xaxis.d2p(layer), b.y + yaxis._offset + yaxis.d2p(name)]; }"""
 
-# What Plotly says of a click: of two real ones that come at once it takes the first cell twice.
+# Plotly's click event: for two real clicks in a row, Plotly reports the first cell twice.
 CELLS = """() => {
   const [{ z }] = document.querySelector('#heatmap .js-plotly-plot').data;
-  return z.flat().filter((one) => one !== null).length; }"""
+  return z.flat().filter((value) => value !== null).length; }"""
 CLICK = """([x, y]) => document.querySelector('#heatmap .js-plotly-plot')
   .emit('plotly_click', {points: [{x, y, customdata: [x, y]}]})"""
 
 
 def click_cell(workbench, layer, name):
-    """Click a cell of the heatmap, and wait until its spectrum is shown."""
+    """Click a cell of the heatmap, and wait for its spectrum."""
     workbench.tab("Spectra")
     workbench.wait_for_plot("heatmap")
     heading = workbench.locator(f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']")
@@ -57,11 +57,12 @@ def test_a_click_on_a_cell_shows_its_spectrum(workbench):
         )
 
 
-def test_of_two_clicks_in_a_row_the_last_one_counts(workbench):
-    """Gradio drops a press while it answers the one before, or repeats that one afterwards."""
+def test_the_last_of_two_clicks_in_a_row_counts(workbench):
+    """Gradio drops an event while it handles the previous one, or repeats that one afterwards."""
     click_cell(workbench, 2, "ov")
     for first, last in (((5, "q"), (1, "k")), ((4, "o"), (0, "gate"))):
-        # once the server has the first: two requests on their way may overtake each other
+        # wait until the server has the first click, because two requests in flight may overtake
+        # each other
         clicked = f'"custom":{json.dumps(first, separators=(",", ":"))}'
         with workbench.page.expect_response(
             lambda answer, clicked=clicked: clicked in (answer.request.post_data or "")
@@ -71,11 +72,11 @@ def test_of_two_clicks_in_a_row_the_last_one_counts(workbench):
         layer, name = last
         heading = f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']"
         workbench.locator(heading).wait_for()
-        workbench.answered()  # and no answer of before comes after it
+        workbench.answered()  # no late answer to the first click replaces it
         assert workbench.locator(heading).count(), name
 
 
-def test_log_axis_and_linear_toggle(workbench):
+def test_the_scale_switches_between_logarithmic_and_linear(workbench):
     click_cell(workbench, 2, "ov")
     assert workbench.plot("spectrum")["ytype"] == "log"
     workbench.locator("#scale").get_by_text("linear").click()
@@ -84,11 +85,11 @@ def test_log_axis_and_linear_toggle(workbench):
     )
     workbench.until(
         lambda: "loses" in workbench.locator("#cell-heading").inner_text(),
-        "what the plan loses is not said",
+        "the loss of the plan is not shown",
     )
 
 
-def test_heads_can_be_chosen(workbench):
+def test_a_head_can_be_selected(workbench):
     click_cell(workbench, 2, "qk")
     workbench.choose("head", "Head 1")
     workbench.until(
@@ -97,7 +98,7 @@ def test_heads_can_be_chosen(workbench):
     )
 
 
-def test_the_bars_follow_the_slider(workbench):
+def test_bars_follow_the_slider(workbench):
     workbench.allocation()
     seen = []
     for ratio in (0.25, 0.3, 0.4):
@@ -106,7 +107,7 @@ def test_the_bars_follow_the_slider(workbench):
     assert all(sum(higher.values()) > sum(lower.values()) for higher, lower in pairwise(seen))
 
 
-def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
+def test_a_typed_temperature_turns_off_the_rule_of_thumb(workbench):
     workbench.allocation()
     workbench.choose("field-policy", "softmax")
     workbench.page.wait_for_selector("#field-temperature", state="visible")
@@ -131,8 +132,8 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
 
 
 @pytest.mark.soak
-def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is_asked(workbench):
-    """Probes of the method on show ship with the page: those of another have to be measured."""
+def test_policies_that_measure_show_their_time_and_wait_for_the_button(workbench):
+    """Probes of the default method ship with the page; other methods have to be measured."""
     workbench.allocation()
     summary = workbench.locator("#size-and-cost")
     run_button = summary.locator(".ask button")
@@ -149,14 +150,14 @@ def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is
             assert f"{policy} assigns ranks from measurements of this model" in summary.inner_text()
             assert not workbench.evaluate("tests.busy()")
             workbench.choose("field-policy", "uniform")
-            workbench.until(lambda: not run_button.count(), f"{policy} is still to be measured")
+            workbench.until(lambda: not run_button.count(), f"{policy} still offers to measure")
             workbench.answered()
             assert not workbench.evaluate("tests.busy()")
     workbench.choose("field-method", "a3")
     workbench.until(lambda: workbench.plotted("qk"), "a3 is not drawn again")
 
 
-def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbench):
+def test_a_policy_measures_on_request_and_stops_when_another_is_chosen(workbench):
     workbench.allocation()
     workbench.choose("field-policy", "fisher")
     summary = workbench.locator("#size-and-cost")
@@ -168,12 +169,12 @@ def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbe
         lambda: "are running (see above)" in summary.inner_text(), "nothing is measured"
     )
     workbench.choose("field-policy", "uniform")
-    workbench.until(lambda: not summary.locator(".before").count(), "the plan stays pale")
-    workbench.until(lambda: not workbench.evaluate("tests.busy()"), "it is measured all the same")
+    workbench.until(lambda: not summary.locator(".before").count(), "the plan is still dimmed")
+    workbench.until(lambda: not workbench.evaluate("tests.busy()"), "the measurement does not stop")
 
 
 def as_scripts_do(workbench) -> None:
-    """Choose method and policy of a recipe that names neither, whatever was chosen before."""
+    """Choose the default method and policy of a recipe."""
     workbench.allocation()
     for name in ("method", "policy"):
         workbench.choose(f"field-{name}", getattr(lrcore.Recipe(), name))
@@ -181,8 +182,8 @@ def as_scripts_do(workbench) -> None:
 
 
 def drag_ratio(workbench, shares, pause: int = 0) -> float:
-    """Drag the slider of the budget to these shares of its width, with a pause of so many ms after
-    each; the ratio where it ends, once that is drawn.
+    """Drag the slider of the budget to these shares of its width, with a pause in ms after each,
+    and return the final ratio once it is drawn.
     """
     workbench.allocation()
     workbench.answered()
@@ -193,14 +194,14 @@ def drag_ratio(workbench, shares, pause: int = 0) -> float:
     workbench.page.mouse.down()
     for share in shares:
         workbench.page.mouse.move(box["x"] + share * box["width"], y)
-        workbench.page.wait_for_timeout(pause)  # the pace of a hand; nothing is expected after it
+        workbench.page.wait_for_timeout(pause)  # the pace of a hand, not a wait
     workbench.page.mouse.up()
     ratio = float(slider.input_value())
     workbench.shows_ratio(ratio)
     return ratio
 
 
-def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
+def test_after_a_drag_the_bars_show_the_last_ratio(workbench, server):
     as_scripts_do(workbench)
     ratio = drag_ratio(workbench, [0.2 + 0.01 * step for step in range(40)])
     assert ratio > 0.4
@@ -210,7 +211,7 @@ def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
     }
 
 
-def test_zoom_survives_a_slider_change(workbench):
+def test_zoom_is_preserved_when_the_slider_moves(workbench):
     workbench.allocation()
     workbench.answered()
     box = workbench.locator("#bars .nsewdrag").first.bounding_box()
@@ -245,7 +246,7 @@ def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     assert parameters <= (1 - ratio) * dense_parameters
 
 
-def test_a_ctrl_click_draws_another_layer_beside_the_selected_one(workbench):
+def test_a_ctrl_click_adds_a_second_layer_to_the_plots(workbench):
     click_cell(workbench, 2, "qk")
     workbench.answered()
     workbench.locator("#heatmap").scroll_into_view_if_needed()
@@ -260,19 +261,19 @@ def test_a_ctrl_click_draws_another_layer_beside_the_selected_one(workbench):
     assert trace_names("spectrum") == ["layer 4", "layer 2"]
     assert "layer 4" in workbench.locator("#beside").inner_text()
     click_cell(workbench, 3, "qk")
-    workbench.until(lambda: "layer 4" not in trace_names("spectrum"), "layer 4 stays")
+    workbench.until(lambda: "layer 4" not in trace_names("spectrum"), "layer 4 is still drawn")
 
 
 @pytest.fixture(scope="module")
 def narrow(browser, server):
-    """A dark page on a telephone, and the addresses that it asked for."""
+    """Return a dark page on a phone, and the list of addresses that it requests."""
     seen = []
     settings = {"width": 390, "height": 844, "watch": lambda request: seen.append(request.url)}
-    with pages(browser, server.url) as open_one:
-        yield open_one("?__theme=dark", **settings), seen
+    with pages(browser, server.url) as open_workbench:
+        yield open_workbench("?__theme=dark", **settings), seen
 
 
-def test_a_dark_plot_has_light_letters_and_no_ground_of_its_own(narrow):
+def test_a_plot_of_a_dark_page_has_light_text_and_a_transparent_background(narrow):
     page, _ = narrow
     figure = page.plot("heatmap")
     assert figure["paper"] == figure["background"] == "rgba(0,0,0,0)"
@@ -283,22 +284,22 @@ def test_a_dark_plot_has_light_letters_and_no_ground_of_its_own(narrow):
     assert page.locator(".modebar [data-title*='hare']").count() == 0
 
 
-def test_numbers_stand_in_cells_only_where_they_have_room(narrow):
+def test_cells_contain_numbers_only_if_there_is_room(narrow):
     page, _ = narrow
     numbers = "document.querySelectorAll('#heatmap .textpoint').length"
     cells = page.evaluate(CELLS)
     page.choose("measure", words.spectra.MEASURES["increase"][0])
-    page.until(lambda: page.evaluate(numbers) == 0, "the numbers cover each other")
+    page.until(lambda: page.evaluate(numbers) == 0, "the numbers overlap")
     page.page.set_viewport_size({"width": 1360, "height": 844})
-    page.until(lambda: 0 < page.evaluate(numbers) < cells, "the numbers do not come")
+    page.until(lambda: 0 < page.evaluate(numbers) < cells, "the numbers do not appear")
     page.page.set_viewport_size({"width": 390, "height": 844})
-    page.until(lambda: page.evaluate(numbers) == 0, "the numbers do not go")
+    page.until(lambda: page.evaluate(numbers) == 0, "the numbers do not disappear")
     page.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     page.until(lambda: page.evaluate(CELLS) == cells, "the ranks are not drawn again")
     page.answered()
 
 
-def test_a_plot_is_saved_for_a_column_of_a_paper_with_what_it_was_made_of(narrow):
+def test_a_plot_is_saved_at_column_width_with_its_origin(narrow):
     page, _ = narrow
     made_of = "demo-llama · calibrated on stories: 64 windows × 256 tokens (random, seed 0)"
     assert made_of in page.locator("#heatmap .plot-head span").inner_text()
@@ -307,7 +308,7 @@ def test_a_plot_is_saved_for_a_column_of_a_paper_with_what_it_was_made_of(narrow
     assert 'width="85mm"' in picture[:400]
     words = " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", picture))
     assert made_of in words
-    assert "<image" not in picture  # sharp at every size
+    assert "<image" not in picture  # vector graphics only
     assert picture.count('fill="rgb(') == page.evaluate(CELLS)
     page.click("#heatmap .plot-head summary")
     with page.page.expect_download() as waiting:
@@ -315,10 +316,11 @@ def test_a_plot_is_saved_for_a_column_of_a_paper_with_what_it_was_made_of(narrow
     with Image.open(waiting.value.path()) as dots:
         assert dots.width == round(85 / 25.4 * 300)
         assert round(dots.info["dpi"][0]) == 300
-        assert dots.convert("RGB").getpixel((2, 2)) == (255, 255, 255)  # of a dark page, too
+        # white even if the page is dark
+        assert dots.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
 
 
-def test_no_tab_is_wider_than_a_narrow_page_or_asks_another_host(narrow, server):
+def test_no_tab_is_wider_than_a_narrow_page_or_requests_another_host(narrow, server):
     page, seen = narrow
     page.until(lambda: page.locator(".sidebar.open").count() == 0, "the sidebar covers the page")
     for title in TABS:
@@ -333,15 +335,15 @@ def test_no_tab_is_wider_than_a_narrow_page_or_asks_another_host(narrow, server)
     assert [url for url in seen if not url.startswith(allowed_origins)] == []
 
 
-# Of every plot on show its name, its caption and the height of its axes.
+# Name, caption and height of the axes of each visible plot.
 ROOM = """[...document.querySelectorAll('.js-plotly-plot')]
-  .filter((one) => one.checkVisibility() && one._fullLayout)
-  .map((one) => [one.closest('.block').id,
-    one.closest('.block').querySelector('.plot-head span').textContent,
-    one._fullLayout._size.h])"""
+  .filter((plot) => plot.checkVisibility() && plot._fullLayout)
+  .map((plot) => [plot.closest('.block').id,
+    plot.closest('.block').querySelector('.plot-head span').textContent,
+    plot._fullLayout._size.h])"""
 
 
-def test_every_plot_of_a_narrow_page_says_what_it_was_made_of_and_has_room(narrow):
+def test_plots_of_a_narrow_page_state_their_origin_and_have_room(narrow):
     page, _ = narrow
     seen = set()
     for title in TABS[:2]:
@@ -353,11 +355,11 @@ def test_every_plot_of_a_narrow_page_says_what_it_was_made_of_and_has_room(narro
         for name, made_of, height in page.evaluate(ROOM):
             seen.add(name)
             assert "demo-llama · calibrated on stories" in made_of, name
-            assert height > 50, name  # a legend of many lines leaves it
+            assert height > 50, name  # even with a legend of many lines
     assert seen >= {"heatmap", "spectrum", "energy", "bars", "budget-curve"}
 
 
-def test_the_bars_of_a_narrow_page_stand_under_the_slider_that_moves_them(narrow):
+def test_on_a_narrow_page_the_bars_are_below_the_slider(narrow):
     page, _ = narrow
     page.allocation()
     slider, bars, readout = (
@@ -382,7 +384,7 @@ def test_only_the_intended_endpoints_are_public(server):
     assert {*named} == {f"/{name}" for name in intended}
 
 
-def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
+def test_the_live_figure_belongs_to_the_last_slider_position(workbench):
     as_scripts_do(workbench)
     ratio = drag_ratio(workbench, [0.6 - 0.015 * step for step in range(20)], pause=40)
     cell = workbench.locator("#size-and-cost .actual")
@@ -396,7 +398,9 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     assert f"dense {lrcore.evaluate(model, **requested).perplexity:.4f}" in cell.inner_text()
     assert "held-out stories" in cell.inner_text()
     workbench.locator("#measure-more").click()
-    workbench.until(lambda: "64 windows" in cell.inner_text(), "more was not measured")
+    workbench.until(
+        lambda: "64 windows" in cell.inner_text(), "the larger measurement does not arrive"
+    )
     requested["samples"] = live.MORE_WINDOWS
     assert perplexity_of(cell) == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
     continuation_panel, typed_prompt = workbench.locator("#continuation .continued"), "Lily saw a"
@@ -404,7 +408,9 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
         expected_words = lrcore.generate(small, prompt, continuation.NEW_TOKENS).split()
         workbench.type_into("continued-prompt", prompt)
         workbench.until(
-            lambda own=expected_words: own == words_of(continuation_panel.locator(".tokens").last),
+            lambda expected=expected_words: (
+                expected == words_of(continuation_panel.locator(".tokens").last)
+            ),
             f"not {' '.join(expected_words)}",
         )
     assert (
@@ -418,40 +424,40 @@ def perplexity_of(cell):
     return cell.get_attribute("data-perplexity")
 
 
-# Whether what is continued is of the ranks on show.
-SAID = """document.querySelector('#continuation [data-of]')?.dataset.of
+# Whether the continuation belongs to the displayed ranks.
+IS_CURRENT = """document.querySelector('#continuation [data-of]')?.dataset.of
   === document.querySelector('#size-and-cost .actual').dataset.plan"""
-# Looks in every frame whether what is continued is of the ranks on show, and else pale.
+# Counts frames in which an outdated continuation is dimmed, and frames in which it is not.
 WATCH = """() => {
-  window.pale = 0; window.wrong = 0;
+  window.dimmed = 0; window.wrong = 0;
   (function look() {
-    const said = document.querySelector('#continuation [data-of]');
-    const shown = document.querySelector('#size-and-cost .actual');
-    if (said.dataset.of !== shown.dataset.plan)
-      if (getComputedStyle(said).opacity < 0.5) window.pale++; else window.wrong++;
+    const continued = document.querySelector('#continuation [data-of]');
+    const actual = document.querySelector('#size-and-cost .actual');
+    if (continued.dataset.of !== actual.dataset.plan)
+      if (getComputedStyle(continued).opacity < 0.5) window.dimmed++; else window.wrong++;
     requestAnimationFrame(look);
   })(); }"""
 
 
-def test_what_ranks_before_said_is_pale_until_those_on_show_have_said_something(workbench):
+def test_an_outdated_continuation_is_dimmed_until_the_new_one_arrives(workbench):
     cell = workbench.locator("#size-and-cost .actual")
     ratio = drag_ratio(workbench, [0.3])
-    workbench.until(lambda: workbench.evaluate(SAID), f"nothing is said at {ratio}")
+    workbench.until(lambda: workbench.evaluate(IS_CURRENT), f"the text is not continued at {ratio}")
     workbench.evaluate(WATCH)
     drag_ratio(workbench, [0.32 + 0.02 * step for step in range(10)], pause=100)
     workbench.until(
-        lambda: cell.get_attribute("data-known") == "True" and workbench.evaluate(SAID),
-        "nothing is said at the last position",
+        lambda: cell.get_attribute("data-known") == "True" and workbench.evaluate(IS_CURRENT),
+        "the text is not continued at the last position",
     )
     assert workbench.evaluate("wrong") == 0
-    assert workbench.evaluate("pale") > 0
+    assert workbench.evaluate("dimmed") > 0
 
 
 def words_of(locator):
     return locator.inner_text().replace("↵", " ").split()
 
 
-def test_what_was_measured_before_its_tab_was_opened_is_there_then(open_page):
+def test_figures_measured_before_the_tab_is_opened_are_shown_when_it_opens(open_page):
     page = open_page("?method=a3&policy=uniform&ratio=0.47")
     page.answered()  # the figure is known
     page.allocation()

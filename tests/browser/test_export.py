@@ -1,6 +1,4 @@
-"""A run is exported: its ranks are put so that a stock architecture has them, and the
-folder is written.
-"""
+"""Export of a run, after its ranks are changed so that they fit a standard architecture."""
 
 import re
 from html import unescape
@@ -19,15 +17,13 @@ OWN_SERVER = True
 
 
 def make(workbench, name: str) -> None:
-    """Compress by the form, and open the run."""
+    """Compress a model on the page, and open the run."""
     workbench.start(name, samples=2)
     workbench.open_run(name)
     workbench.until(lambda: workbench.value("run-rename-name") == name, "its name is not shown")
 
 
-def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
-    workbench, tmp_path
-):
+def test_a_run_is_fitted_to_a_standard_architecture_and_exported(workbench, tmp_path):
     workbench.allocation()
     workbench.choose("field-policy", "marginal")
     make(workbench, "uneven")
@@ -37,13 +33,13 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
             "Not loadable as a standard architecture" in message.inner_text()
             and "uniform MLP width" in message.inner_text()
         ),
-        "no reason",
+        "the reason is not shown",
     )
     assert workbench.value("export-format") == words.compare_and_runs.FORMATS["transformers"]
     workbench.click("#stock-ranks")
     workbench.until(
         lambda: set(workbench.recipe()["rank_overrides"]) >= {"0.qk", "0.mlp"},
-        "the form does not have the ranks",
+        "the ranks are not in the form",
     )
 
     make(workbench, "stock one")
@@ -69,7 +65,7 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
         assert (tmp_path / "stock-one" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_the_run_is_quantised_and_compared(workbench):
+def test_the_run_is_quantized_and_compared(workbench):
     workbench.open("Quantize")
     workbench.locator("#quantise-bits").get_by_text("4", exact=True).click()
     workbench.click("#quantise")
@@ -85,7 +81,7 @@ def test_the_run_is_quantised_and_compared(workbench):
         lambda: (
             "stock one · 4 bit" in (words := cards.inner_text()) and "not measured" not in words
         ),
-        "no card with what was measured",
+        "the measured card is not shown",
     )
     workbench.click("#generate")
     answer = workbench.locator("#answer-1 textarea")
@@ -98,7 +94,7 @@ def test_the_run_is_quantised_and_compared(workbench):
         assert workbench.value(column).removeprefix(prompt) in report
 
 
-def test_the_run_is_healed_and_says_what_that_did(workbench):
+def test_the_run_is_healed_and_shows_the_training_curve(workbench):
     workbench.open_run("uneven")
     workbench.open("Heal")
     workbench.type_into("heal-channel", "8")
@@ -113,17 +109,17 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.open_run("uneven · healed")
     workbench.until(
         lambda: "Healed for 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
-        "nothing of the healing",
+        "the healing is not described",
     )
     curves = workbench.locator("#run-heading .curve, .job.done .curve")
-    assert curves.count() == 2  # with the run, and with the job that healed it
+    assert curves.count() == 2  # in the run and in its job
     for caption in curves.locator("figcaption").all_inner_texts():
         assert re.match(r"\d\.\d{3} → \d\.\d{3} cross-entropy at each step", caption)
         assert caption.endswith("2 steps")
     assert len(curves.first.locator("polyline").get_attribute("points").split()) == 2
 
 
-def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_runs_are_compared(
+def test_layers_are_pruned_and_the_stream_is_sliced_with_the_keyboard(
     workbench,
 ):
     keys, page = workbench.page.keyboard, workbench.page
@@ -165,17 +161,17 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first
     workbench.until(
-        lambda: "prune-layers" in row.inner_text(), "the table does not say what the run is"
+        lambda: "prune-layers" in row.inner_text(), "the table does not name the method"
     )
     workbench.open_run("two fewer")
     workbench.until(
         lambda: "pruned in this order" in workbench.locator("#run-heading").inner_text(),
-        "the run does not say what went",
+        "the run does not list the dropped layers",
     )
     workbench.tab("Compare")
     workbench.until(
         lambda: {"prune-layers", "slice"} <= {*methods_drawn(workbench)},
-        "the runs are not among the others",
+        "the runs are not in the chart",
     )
 
 

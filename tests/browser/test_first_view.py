@@ -9,7 +9,7 @@ from workbench.state.store import FIRST_ANALYSIS
 pytestmark = pytest.mark.browser
 
 
-def test_the_heatmap_stands_before_any_question_is_answered(open_page):
+def test_the_heatmap_is_drawn_before_the_first_answer_of_the_server(open_page):
     workbench = open_page(ready=False, hold=lambda route: None)
     workbench.analyzed()
     for plot in ("spectrum", "energy"):
@@ -22,7 +22,7 @@ def test_the_heatmap_stands_before_any_question_is_answered(open_page):
     assert "done" not in workbench.status()["text"]
 
 
-def test_what_the_page_ships_with_is_what_analysing_gives(cache):
+def test_the_shipped_analysis_equals_a_computed_one(cache):
     shipped = Analysis.read(FIRST_ANALYSIS)
     made = Analysis.read(cache.parent / "analysis.safetensors")
     assert shipped.protocol == made.protocol
@@ -33,8 +33,8 @@ def test_what_the_page_ships_with_is_what_analysing_gives(cache):
         assert np.allclose(shipped.spectra[slot], values, rtol=1e-3, atol=1e-5 * largest), slot
 
 
-def test_what_policy_probed_measures_on_the_demo_ships(open_page, cache):
-    assert float((cache.parent / "calibrated").read_text()) == 0  # tokens to run before it
+def test_the_shipped_probes_suffice_for_policy_probed_on_the_demo(open_page, cache):
+    assert float((cache.parent / "calibrated").read_text()) == 0  # no tokens to run
     workbench = open_page()
     workbench.allocation()
     workbench.choose("field-policy", "probed")
@@ -48,7 +48,7 @@ def test_what_policy_probed_measures_on_the_demo_ships(open_page, cache):
     assert max(widths) > 1.2 * min(widths)
 
 
-def test_the_first_plan_on_show_is_predicted_and_has_a_curve(open_page):
+def test_the_initial_plan_has_a_prediction_and_a_curve(open_page):
     workbench = open_page()
     workbench.allocation()
     workbench.wait_for_plot("budget-curve")
@@ -56,7 +56,7 @@ def test_the_first_plan_on_show_is_predicted_and_has_a_curve(open_page):
     assert {"a3, uniform", "this plan"} <= {*names}
 
 
-def test_an_address_opens_the_list_of_endpoints(open_page):
+def test_a_link_opens_the_list_of_endpoints(open_page):
     workbench = open_page("?view=api", ready=False)
     workbench.locator(".api-docs", has_text="analyze").wait_for()
     assert "view=api" in workbench.page.url

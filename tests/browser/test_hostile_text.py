@@ -1,5 +1,5 @@
-"""Text of HTML and scripts in every place that the page shows text in, in a browser without the
-page's policy: nothing of it becomes an element, and nothing is asked of another host or of the hub.
+"""HTML and scripts as text of all displayed fields, in a browser without the page's policy: no text
+becomes an element, and no request goes to other hosts or to the hub.
 """
 
 import json
@@ -27,22 +27,24 @@ ELEMENTS = ", ".join(
     (f"[src*='{ELSEWHERE}']", f"[href*='{ELSEWHERE}']", "[href^='javascript:']", "[onerror]")
 )
 
-PLACES = """found => found.map(one => {
-  const named = one.closest("[id]"), place = one.parentElement.outerHTML;
-  return `${named?.id}: ${place.slice(0, 300)}`;
+PLACES = """elements => elements.map(element => {
+  const named = element.closest("[id]"), parent = element.parentElement.outerHTML;
+  return `${named?.id}: ${parent.slice(0, 300)}`;
 })"""
 
 
 @pytest.fixture(scope="module")
 def local_hub(tiny_llama, tmp_path_factory):
-    """What a hub on this machine was asked for."""
+    """Return a local hub, which records its requests."""
     with serve({"owner/tiny": tiny_llama}) as hub:
         yield hub
 
 
 @pytest.fixture(scope="module")
 def hostile_server(chat_llama, tmp_path_factory, cache, local_hub, story_text):
-    """A server with a run whose name, tags, tokens, samples, text and model card are hostile."""
+    """Return a server with a run that has hostile name, tags, tokens, samples, text and
+    model card.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     model = folder / "model"
     shutil.copytree(chat_llama, model)
@@ -60,7 +62,7 @@ def hostile_server(chat_llama, tmp_path_factory, cache, local_hub, story_text):
     run = runs.write(HOSTILE, recipe, lrcore.compress(lrcore.load(str(model)), recipe))
     Database(folder / "runs" / "runs.sqlite").tag(
         run.id, TOKEN
-    )  # no tag, but that of another program
+    )  # written past the check of tags, as by other software
     runs.add_samples(run.id, [{"prompt": HOSTILE, "text": HOSTILE, "settings": {}}])
     hub_environment = {
         "HF_ENDPOINT": local_hub.endpoint,
@@ -75,12 +77,14 @@ def hostile_server(chat_llama, tmp_path_factory, cache, local_hub, story_text):
 
 @pytest.fixture
 def page(browser, hostile_server):
-    """A page whose browser would follow whatever the text asks for, and what it asked for."""
+    """Return a page of a browser that would follow requests in the text, and the hosts it
+    requests.
+    """
     context = browser.new_context(viewport={"width": 1360, "height": 900}, bypass_csp=True)
     context.set_default_timeout(PATIENCE * 1000)
     context.add_init_script(SCRIPT)
     hosts = []
-    context.on("request", lambda one: hosts.append(urlsplit(one.url).netloc))
+    context.on("request", lambda request: hosts.append(urlsplit(request.url).netloc))
     page = context.new_page()
     query = dict.fromkeys(("model", "data", "method", "policy", "layer", "component"), HOSTILE)
     query["runs"] = hostile_server.run
@@ -90,7 +94,7 @@ def page(browser, hostile_server):
 
 
 def show_all(workbench, title):
-    """Open a tab and all that is folded in it."""
+    """Open a tab and all its folds."""
     workbench.tab(title)
     workbench.answered()
     if title == "Runs & export" and not workbench.locator("#run-details").is_visible():
@@ -103,13 +107,15 @@ def show_all(workbench, title):
 
 
 def feed_all(workbench, field_ids):
-    """Write into the fields of these that are on show; which they are."""
+    """Type hostile text into the visible ones of these fields, and return the names of the
+    fields.
+    """
     write = "([id, text]) => tests.feed(id, text)"
-    fed = {
+    are_fed = {
         field_id for field_id in sorted(field_ids) if workbench.evaluate(write, [field_id, HOSTILE])
     }
     workbench.answered()
-    return fed
+    return are_fed
 
 
 def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
@@ -121,14 +127,14 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     assert len(titles) > 3
     assert [field_id for field_id in remaining_ids if field_id.startswith("without a name")] == []
 
-    def fed():
+    def are_fed():
         for title in titles:
             show_all(workbench, title)
             remaining_ids.difference_update(feed_all(workbench, remaining_ids))
             assert workbench.locator(ELEMENTS).evaluate_all(PLACES) == [], title
         return not remaining_ids
 
-    workbench.until(fed, "a text field is not fed")
+    workbench.until(are_fed, "a text field was never visible")
     workbench.tab("Compare")
     workbench.type_into("passage", f"{TOKEN} a red ball{TOKEN}")
     workbench.click("#colour")
@@ -145,7 +151,7 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     assert set(hosts) <= {urlsplit(hostile_server.url).netloc, ""}
 
 
-def test_a_model_that_is_typed_is_asked_for_once_somebody_analyses_it(page, local_hub):
+def test_a_typed_hub_model_is_requested_only_when_it_is_analyzed(page, local_hub):
     workbench, _ = page
     workbench.analyzed()
     for field, name in (("field-model", "owner/tiny"), ("field-data", "owner/texts")):
@@ -155,4 +161,4 @@ def test_a_model_that_is_typed_is_asked_for_once_somebody_analyses_it(page, loca
     assert local_hub.requests == []
     workbench.type_into("field-data", "stories")
     workbench.click("#analyse")
-    workbench.until(lambda: local_hub.requests, "the hub is not asked")
+    workbench.until(lambda: local_hub.requests, "no request reaches the hub")

@@ -1,4 +1,6 @@
-"""Jobs: progress, reload, a second browser, cancel; and comparing what they made."""
+"""Jobs of the page: progress, reload, a second browser, cancellation, and comparison of
+their runs.
+"""
 
 import csv
 import json
@@ -20,15 +22,15 @@ from .page import ANEW
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
-DRAW_ANEW = """() => {
+REDRAW = """() => {
   const button = document.querySelector('#status-bar button.cancel');
   button.replaceWith(button.cloneNode(true)); }"""
 BUSY = ".status-bar.running, .job.running, .job.queued"
 
 
 @pytest.fixture(autouse=True)
-def quiet_after(workbench):
-    """The next test finds an idle server."""
+def _idle_after(workbench):
+    """Cancel the jobs of a test after it."""
     yield
 
     def ended() -> bool:
@@ -43,8 +45,8 @@ def quiet_after(workbench):
 
 
 def running(workbench):
-    """The status of a job that the test started, once it has steps: a page that opens may analyse
-    first.
+    """Wait until a job of the test has steps, and return its status. The analysis of an opened page
+    does not count.
     """
 
     def started(status: dict) -> bool:
@@ -57,12 +59,12 @@ def running(workbench):
 
 
 def start_long(workbench):
-    """A job that a test cancels: the whole text in windows of eight tokens takes minutes."""
+    """Start a job of minutes: the whole text in windows of eight tokens."""
     workbench.start(samples=20_000, seq_len=8)
 
 
 def cancel(workbench, job: str) -> None:
-    """Cancel a running job in the status bar, and wait for the list of jobs to say so."""
+    """Cancel a running job in the status bar, and wait until the list of jobs shows it."""
     button = workbench.locator(f"#status-bar button.cancel[data-job='{job}']")
     row = workbench.locator(f".job[data-job-id='{job}']")
     workbench.press_until(
@@ -74,7 +76,7 @@ def cancel(workbench, job: str) -> None:
 
 
 def make_run(workbench, name: str) -> None:
-    """Compress by the form, and wait until the run is there."""
+    """Compress a model on the page, and wait for the run."""
 
     def done() -> set[str]:
         jobs = "[...document.querySelectorAll('.job.done')].map(job => job.dataset.jobId)"
@@ -87,23 +89,23 @@ def make_run(workbench, name: str) -> None:
     workbench.until(lambda: done() - before, "the run is not made")
 
 
-# Whether the tab Compress has its tick.
+# Whether the tab Compress has a tick.
 TICKED = """() => [...document.querySelectorAll('#tabs [role=tab]')]
-  .find((one) => one.textContent.trim() === 'Compress').hasAttribute('data-done')"""
+  .find((tab) => tab.textContent.trim() === 'Compress').hasAttribute('data-done')"""
 
 
-def test_compress_is_ticked_once_its_job_has_ended_and_not_before(workbench):
-    workbench.start(samples=2)  # of a run that is there, the tick is on while nothing runs
+def test_the_tab_compress_has_a_tick_when_its_job_has_ended(workbench):
+    workbench.start(samples=2)  # the tick of an existing run remains while no job runs
     workbench.page.wait_for_selector(".job.done")
-    workbench.until(lambda: workbench.evaluate(TICKED), "the tick does not come")
+    workbench.until(lambda: workbench.evaluate(TICKED), "the tick does not appear")
     start_long(workbench)
     running(workbench)
-    workbench.until(lambda: not workbench.evaluate(TICKED), "the tick stays while a job runs")
+    workbench.until(lambda: not workbench.evaluate(TICKED), "the tick remains while a job runs")
 
 
-def test_start_shows_stage_count_and_time_left(workbench):
+def test_a_running_job_shows_stage_count_and_time_left(workbench):
     workbench.open("Calibration windows")
-    workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
+    workbench.type_into("field-seed", "11")  # statistics that no other test leaves in the cache
     start_long(workbench)
     assert re.search(r"\d+/\d+", running(workbench)["text"])
     workbench.until(
@@ -114,11 +116,11 @@ def test_start_shows_stage_count_and_time_left(workbench):
     assert re.match(r"load \d+(\.\d)? s", passed.inner_text())
 
 
-def test_a_reload_finds_the_same_job_further_on(workbench):
+def test_a_reloaded_page_shows_the_same_job_with_further_progress(workbench):
     start_long(workbench)
     before = workbench.until(
         lambda: (s := workbench.status())["stage"] and s["stage"].startswith("evaluate") and s,
-        "no evaluation",
+        "the evaluation does not start",
     )
     workbench.page.reload()
     after = workbench.until(
@@ -127,24 +129,24 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
             and (s["stage"] != before["stage"] or s["done"] > before["done"])
             and s
         ),
-        "no further step",
+        "the job makes no progress",
     )
     assert after["job"] == before["job"]
 
 
-def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page):
+def test_a_second_browser_sees_the_running_job_and_queues_behind_it(workbench, open_page):
     second_browser = open_page()
     start_long(workbench)
     job = running(workbench)["job"]
     second_browser.tab("Compress")
     second_browser.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=running]")
-    assert second_browser.status()["job"] != job  # its status bar is for its jobs
+    assert second_browser.status()["job"] != job  # the status bar shows jobs of its page only
     second_browser.start("second", samples=8)
     second_browser.page.wait_for_selector(".job[data-state=queued]")
     assert "1 before it" in second_browser.locator(".job[data-state=queued]").inner_text()
     assert "1 before it" in second_browser.until(
         lambda: (s := second_browser.status())["state"] == "queued" and s["text"],
-        "it is not in the bar",
+        "the status bar does not show the queued job",
     )
     row = second_browser.locator(f".job[data-job-id='{job}']")
     row.get_by_role("button", name="Cancel").click()
@@ -160,7 +162,7 @@ CANCEL = """() => {
   return [button.innerText, button.disabled]; }"""
 
 
-def test_a_press_on_cancel_is_answered_before_the_server_does(workbench):
+def test_cancel_shows_feedback_before_the_server_answers(workbench):
     start_long(workbench)
     job = running(workbench)["job"]
     assert workbench.evaluate(CANCEL) == [words.compress.CANCELING, True]
@@ -169,7 +171,7 @@ def test_a_press_on_cancel_is_answered_before_the_server_does(workbench):
     assert re.match(r"load \d", times.first.text_content())
 
 
-def test_a_finished_job_says_what_came_out_and_opens_its_run_or_compares_it(workbench):
+def test_a_finished_job_shows_its_result_and_opens_or_compares_its_run(workbench):
     make_run(workbench, "to be opened")
     row = workbench.locator(".job.done").first
     outcome = row.locator(".state").inner_text()
@@ -187,13 +189,13 @@ def test_a_finished_job_says_what_came_out_and_opens_its_run_or_compares_it(work
     workbench.locator("#compare-runs .token", has_text="to be opened").wait_for()
 
 
-BOXES = """cancel => ['.toast-body', cancel].map((one) =>
-  [...document.querySelectorAll(one)].filter((box) => box.checkVisibility()).map((box) => {
+BOXES = """cancel => ['.toast-body', cancel].map((selector) =>
+  [...document.querySelectorAll(selector)].filter((box) => box.checkVisibility()).map((box) => {
     const { left, right, top, bottom } = box.getBoundingClientRect();
     return [left, right, top, bottom]; }))"""
 
 
-def test_messages_do_not_stack_nor_cover_cancel_and_go_by_themselves(workbench):
+def test_messages_do_not_stack_or_cover_cancel_and_disappear(workbench):
     start_long(workbench)
     running(workbench)
     workbench.type_into("measure-samples", "-1")
@@ -210,7 +212,7 @@ def test_messages_do_not_stack_nor_cover_cancel_and_go_by_themselves(workbench):
         assert len(buttons) == count
         for left, right, top, bottom in buttons:
             assert toast[1] < left or toast[0] > right or toast[3] < top or toast[2] > bottom
-    workbench.until(lambda: not toasts.count(), "the message stays")
+    workbench.until(lambda: not toasts.count(), "the message does not disappear")
 
 
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
@@ -221,13 +223,13 @@ def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server)
     requested = next(i for i, line in enumerate(lines) if "cancel requested" in line)
     ended = next(i for i, line in enumerate(lines) if re.search(r": canceled", line))
     steps = [line for line in lines[requested:ended] if re.search(r" \d+/\d+$", line)]
-    assert len(steps) <= 1, lines[requested:]  # at most the step that was under way
+    assert len(steps) <= 1, lines[requested:]  # at most the running step
     assert ended == len(lines) - 1
     make_run(workbench, "after a cancel")
 
 
-def test_a_press_counts_though_the_bar_is_drawn_anew_before_the_release(workbench):
-    """While a job runs, every second."""
+def test_cancel_works_if_the_bar_is_redrawn_between_press_and_release(workbench):
+    """The status bar is redrawn every second during a job."""
     start_long(workbench)
     job = running(workbench)["job"]
     mouse, row = workbench.page.mouse, workbench.locator(f".job[data-job-id='{job}']")
@@ -236,7 +238,7 @@ def test_a_press_counts_though_the_bar_is_drawn_anew_before_the_release(workbenc
         box = workbench.locator("#status-bar button.cancel").bounding_box(timeout=ANEW)
         mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         mouse.down()
-        workbench.evaluate(DRAW_ANEW)
+        workbench.evaluate(REDRAW)
         mouse.up()
 
     workbench.press_until(
@@ -255,7 +257,7 @@ ENDLESS = ["compress", {"heal": {"steps": 100_000, "samples": 8, "seq_len": 16}}
 
 
 def load_table(workbench, path, rows) -> None:
-    """Load a sweep file of these rows, and wait until its rows are shown."""
+    """Load a sweep file with these rows, and wait until they are shown."""
     path.write_text(json.dumps(TABLE | {"rows": rows}))
     workbench.answered()
     with workbench.page.expect_file_chooser() as waiting:
@@ -264,8 +266,8 @@ def load_table(workbench, path, rows) -> None:
     workbench.page.wait_for_selector(f"#table-rows summary:has-text('{path.stem}: ')")
 
 
-def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp_path):
-    """Cancelled in its second row; a table of the first alone then finds that row made."""
+def test_a_table_shows_its_rows_and_progress_and_gives_its_files(workbench, tmp_path):
+    """Cancel in the second row, and check that a table of the first row reuses the saved run."""
     workbench.experiment("Reproduce a paper's table")
     load_table(workbench, tmp_path / "two.json", ["compress", ENDLESS])
     listed = workbench.locator("#table-rows li").all_inner_texts()
@@ -273,7 +275,8 @@ def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp
     assert "heal" in listed[1]
     workbench.click("#start-table")
     status = workbench.until(
-        lambda: "row 2 of 2" in (s := workbench.status())["text"] and s, "no second row is shown"
+        lambda: "row 2 of 2" in (s := workbench.status())["text"] and s,
+        "the second row does not start",
     )
     assert "two: 2 rows on demo-llama" in status["text"]
     workbench.tab("Compress")
@@ -292,7 +295,7 @@ def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp
     assert float(made["perplexity"]) > float(dense["perplexity"])
 
 
-def test_a_wrong_model_is_named_with_a_remedy(workbench):
+def test_an_unknown_model_is_reported_with_a_suggestion(workbench):
     workbench.type_into("field-model", "demo-lama")
     workbench.open("Calibration windows")
     workbench.type_into("field-seed", "7")
@@ -304,11 +307,11 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
     assert "demo-lama" in words
     assert "demo-llama" in words
     workbench.locator("#status-bar").get_by_role("button", name="Dismiss").click()
-    workbench.until(lambda: workbench.status()["state"] == "idle", "what was read stays")
+    workbench.until(lambda: workbench.status()["state"] == "idle", "the message does not disappear")
     assert workbench.value("field-model") == "demo-lama"
     assert workbench.value("field-seed") == "7"
     assert "Traceback" not in workbench.locator("body").inner_text()
-    workbench.type_into("field-model", "demo-llama")  # the tests below go on with this page
+    workbench.type_into("field-model", "demo-llama")  # the page is shared with the following tests
     workbench.type_into("field-seed", "0")
 
 
@@ -316,8 +319,8 @@ def answers(workbench) -> list[str]:
     return [workbench.answer(i) for i in range(2)]
 
 
-# Empties both answers and notes their lengths every 20 ms; with `stop` it presses Stop once both
-# have begun: a small model writes faster than a test can look, or click, from outside.
+# Clears both answers and records their lengths every 20 ms. With `stop`, presses Stop once both
+# have begun: a small model writes faster than a test can look or click from outside.
 RECORD = """([prompt, stop]) => {
   const columns = () => [0, 1].map(i => document.querySelector(`#answer-${i}`).dataset);
   for (const column of columns()) column.text = '';
@@ -335,17 +338,19 @@ RECORD = """([prompt, stop]) => {
 
 
 def generate(workbench, prompt: str, stop: bool) -> None:
-    """Begin both answers anew; with `stop` wait until Stop has ended them."""
+    """Generate both answers again; with `stop`, wait until Stop has ended them."""
     workbench.answered()
     workbench.evaluate(RECORD, [prompt, stop])
     workbench.page.click("#generate")
-    workbench.until(lambda: min(map(len, answers(workbench))) > len(prompt), "no answers")
+    workbench.until(
+        lambda: min(map(len, answers(workbench))) > len(prompt), "the answers do not begin"
+    )
     if stop:
         workbench.answered()
 
 
 def growth(workbench, prompt: str, column: int) -> list[float]:
-    """The times, in ms, at which one answer to the prompt became longer."""
+    """Return the times in ms at which the answer of a column grew."""
     seen = workbench.evaluate("window.lengths")
     return [
         time
@@ -354,16 +359,16 @@ def growth(workbench, prompt: str, column: int) -> list[float]:
     ]
 
 
-def test_both_answers_grow_together_and_stop_freezes_them(workbench):
+def test_both_answers_grow_together_and_stop_ends_them(workbench):
     make_run(workbench, "to compare")
     workbench.tab("Compare")
     workbench.page.wait_for_selector("#answer-1", state="visible")
     workbench.set_range("new-tokens", 480)
-    prompt = "class"  # documentation goes on for longer than a story does
+    prompt = "class"  # documentation runs on for longer than a story
     workbench.type_into("prompt", prompt)
 
     def stopped() -> list[str] | None:
-        """The answers that Stop left; None where they were whole before it was pressed."""
+        """Return the answers that Stop left, or None if they were complete before."""
         generate(workbench, prompt, stop=True)
         texts = answers(workbench)
         workbench.looked(2)
@@ -382,16 +387,18 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
         )
         return texts if longer() else None
 
-    texts = workbench.until(stopped, "Stop stops nothing")
+    texts = workbench.until(stopped, "Stop has no effect")
     left, right = (growth(workbench, prompt, column) for column in (0, 1))
-    assert max(left[0], right[0]) <= min(left[-1], right[-1]), "one was written after the other"
+    assert max(left[0], right[0]) <= min(left[-1], right[-1]), (
+        "the answers were written one after the other"
+    )
     assert all(
         answer.startswith(text) for answer, text in zip(answers(workbench), texts, strict=True)
     )
     workbench.page.click("#stop-generate")
 
 
-def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(
+def test_a_saved_recipe_gives_the_same_ranks_in_a_second_browser_and_on_the_command_line(
     workbench, open_page, server, tmp_path
 ):
     workbench.open("Calibration windows")

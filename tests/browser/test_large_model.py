@@ -1,6 +1,4 @@
-"""The page on 80 layers, 8192 wide: a click brings one cell, thinned, and nothing of the other
-layers.
-"""
+"""The page on 80 layers, 8192 wide: a click loads a single thinned cell."""
 
 import pytest
 from page_server import Server
@@ -23,23 +21,23 @@ def large(browser, tmp_path_factory):
     stop(server)
 
 
-def test_a_click_brings_one_cell(large):
-    large.looked()  # the page has all that it opens with
+def test_a_click_loads_one_cell(large):
+    large.looked()  # the requests of the start are answered
     received = []
     wire = large.page.context.new_cdp_session(large.page)
     wire.send("Network.enable")
     wire.on("Network.dataReceived", lambda message: received.append(message["dataLength"]))
     click_cell(large, 57, "mlp")
     large.answered()
-    large.until(lambda: received, "a click brings nothing")
-    print(f"a click brings {sum(received):,} bytes")
+    large.until(lambda: received, "the click loads nothing")
+    print(f"a click loads {sum(received):,} bytes")
     assert sum(received) < 150_000
     traces = large.until(lambda: large.plot("spectrum")["traces"], "the spectrum is not drawn")
     assert [trace["name"] for trace in traces] == ["Activation-aware", "Raw weight"]
     assert all(100 < len(trace["y"]) <= 500 for trace in traces)
 
 
-def test_the_bars_follow_the_slider(large):
+def test_bars_of_a_large_model_follow_the_slider(large):
     large.allocation()
     for ratio in (0.25, 0.3):
         large.at_ratio(ratio)

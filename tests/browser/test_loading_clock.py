@@ -1,4 +1,4 @@
-"""The clock of Gradio's loading sign, which the page stops."""
+"""The clock of Gradio's loading indicator, which the page stops."""
 
 import time
 
@@ -13,7 +13,7 @@ window.requestAnimationFrame = (draw) => { window.frames += 1; return request(dr
 
 
 def frames_at_rest(browser: Browser, url: str, with_script: bool, seconds: float) -> float:
-    """Return the animation frames per second of a page that nobody uses.
+    """Return the animation frames per second of a page at rest.
 
     seconds: the longest wait for a page without frames.
     """
@@ -46,6 +46,6 @@ def test_a_page_at_rest_draws_no_frames(browser, server):
 
 
 @pytest.mark.browser
-def test_gradio_alone_draws_frames_for_ever(browser, server):
-    """Once this fails, `StoppedClock` is not needed."""
+def test_gradio_without_the_script_draws_frames_forever(browser, server):
+    """If this fails, `StoppedClock` is no longer needed."""
     assert frames_at_rest(browser, server.url, with_script=False, seconds=20) > 5

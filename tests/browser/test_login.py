@@ -1,4 +1,4 @@
-"""A page that others reach: nobody sees it without the password."""
+"""The login of a page that other machines can reach."""
 
 import pytest
 from page_server import Server
@@ -10,16 +10,16 @@ PASSWORD = "correct horse"
 
 
 @pytest.fixture(scope="module")
-def reached_by_others(tmp_path_factory, cache):
-    """A server with a name beyond this machine."""
+def public_server(tmp_path_factory, cache):
+    """Return a server with a host name and a password."""
     folder = tmp_path_factory.mktemp("others")
     server = Server(folder, cache, LRCORE_NAMES="bench.example", LRCORE_PASSWORD=PASSWORD)
     yield server
     server.stop()
 
 
-def test_the_page_asks_for_the_password_and_opens_with_it(browser, reached_by_others):
-    page = visit(browser, reached_by_others.url)
+def test_the_page_opens_with_the_password_only(browser, public_server):
+    page = visit(browser, public_server.url)
     name, password = page.locator("input[type=text]"), page.locator("input[type=password]")
     log_in = page.get_by_role("button", name="Log")
     name.fill("anybody")

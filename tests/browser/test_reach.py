@@ -1,5 +1,5 @@
-"""The page for everybody: an audit by axe-core in light and dark, and the whole job with the
-keyboard alone.
+"""Accessibility: an audit by axe-core in light and dark, and all steps of a compression by
+keyboard.
 """
 
 import os
@@ -15,7 +15,7 @@ OWN_SERVER = True
 AXE = Path(
     os.environ.get("AXE") or Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
 )
-# What does not depend on colours is the same in both themes.
+# Rules that do not depend on colors give the same result in both themes.
 COLORS = {"runOnly": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}}
 RULES = {"light": {}, "dark": COLORS}
 AUDIT = """async rules => (await axe.run(document, {...rules, resultTypes: ['violations']}))
@@ -25,9 +25,9 @@ AUDIT = """async rules => (await axe.run(document, {...rules, resultTypes: ['vio
 
 
 @pytest.mark.parametrize("theme", RULES)
-def test_axe_finds_nothing_serious(open_page, theme):
+def test_axe_finds_no_serious_violation(open_page, theme):
     if not AXE.is_file():
-        pytest.skip("axe-core is not here: 'make axe' fetches it with npm")
+        pytest.skip("axe-core is not installed: 'make axe' fetches it with npm")
     workbench = open_page(f"?__theme={theme}")
     workbench.evaluate(AXE.read_text(encoding="utf-8"))
     for title in TABS:
@@ -45,8 +45,8 @@ TOUCHING = """() => {
 
 
 @pytest.mark.soak
-def test_the_next_step_covers_no_tab_and_the_sidebar_nothing_at_any_width(open_page):
-    """200 % zoom makes 720 pixels of a laptop's screen."""
+def test_the_next_step_and_the_sidebar_cover_no_tab_at_any_width(open_page):
+    """With a zoom of 200 %, the screen of a laptop is 720 pixels wide."""
     for width in (720, 800, 1024, 1180):
         workbench = open_page("?tab=Allocation", width=width, height=700, ready=False)
         workbench.locator(".guide .next").wait_for()
@@ -68,18 +68,20 @@ def press_until(workbench, key: str, target: str, max_presses: int = 60) -> None
     raise AssertionError(f"{target} is not reached with {key}")
 
 
-def test_the_whole_job_with_the_keyboard(workbench):
+def test_all_steps_of_a_compression_work_with_the_keyboard(workbench):
     keys = workbench.page.keyboard
     press_until(workbench, "Tab", "#field-model input")
     keys.press("Tab")
     model = workbench.locator("#field-model input")
-    workbench.until(lambda: model.get_attribute("aria-expanded") == "false", "its list stays open")
+    workbench.until(
+        lambda: model.get_attribute("aria-expanded") == "false", "its list does not close"
+    )
     press_until(workbench, "Tab", "#heatmap .plot", max_presses=120)
     keys.press("ArrowRight")
     keys.press("Enter")
     workbench.until(
         lambda: "Layer 1 · qk" in workbench.locator("#cell-heading").inner_text(),
-        "the keys select no cell",
+        "the keys do not select a cell",
     )
     press_until(workbench, "Shift+Tab", ".guide .next", max_presses=120)
     keys.press("Enter")
@@ -92,7 +94,7 @@ def test_the_whole_job_with_the_keyboard(workbench):
     workbench.until(
         lambda: workbench.plot("bars")["drawn"] > before, "the slider does not follow the keys"
     )
-    workbench.answered()  # the move is drawn everywhere
+    workbench.answered()  # all plots are updated
     press_until(workbench, "Tab", "#bars .handle")
 
     keys.press("ArrowUp")

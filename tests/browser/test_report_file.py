@@ -18,7 +18,7 @@ SAMPLING = (96, 0.0, 1.0, 0)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, tiny_llama, story_file):
-    """Two measured runs, of which one has a hostile name."""
+    """Return a store with two measured runs, the first with a hostile name."""
     store = Store(tmp_path_factory.mktemp("report") / "runs")
     for name, ratio in ((HOSTILE[:80], 0.3), ("small", 0.5)):
         recipe = lrcore.Recipe(
@@ -31,9 +31,7 @@ def store(tmp_path_factory, tiny_llama, story_file):
     return store
 
 
-def test_a_report_opens_offline_with_all_answers_and_nothing_of_them_is_an_element(
-    browser, store, tmp_path
-):
+def test_a_report_opens_offline_and_shows_all_answers_as_text(browser, store, tmp_path):
     runs = store.runs.all()
     names = ["dense", *(run.name for run in runs)]
     protocol = chosen_runs.protocol_of(runs[0], runs[0].evaluations[0])
@@ -57,7 +55,7 @@ def test_a_report_opens_offline_with_all_answers_and_nothing_of_them_is_an_eleme
     path.write_text(file["text"], encoding="utf-8")
     assert path.stat().st_size < 100_000
 
-    context = browser.new_context(bypass_csp=True)  # the policy of the file is not needed
+    context = browser.new_context(bypass_csp=True)  # without the file's policy
     page, requests, messages = context.new_page(), [], []
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))

@@ -1,4 +1,4 @@
-"""The server is killed in the middle of a job and started again."""
+"""A server that is killed during a job and started again."""
 
 import csv
 import signal
@@ -14,7 +14,9 @@ OWN_SERVER = True
 
 
 def start_again(workbench, row) -> None:
-    """What is above the job may grow meanwhile, for the page analyses."""
+    """Press "Start again" until it works: the list above the job may grow while the page
+    analyzes.
+    """
     workbench.press_until(
         lambda: row.get_by_text("Start again").click(timeout=ANEW),
         lambda: not row.count(),
@@ -22,7 +24,7 @@ def start_again(workbench, row) -> None:
     )
 
 
-def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
+def test_runs_survive_a_restart_and_an_interrupted_job_can_be_restarted(open_page, server):
     workbench = open_page()
     make_run(workbench, "kept over a restart")
     workbench.start("interrupted", samples=20_000, seq_len=8)
@@ -37,11 +39,11 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     row = workbench.locator(f".job[data-job-id='{job}'][data-state=interrupted]")
     row.wait_for()
     start_again(workbench, row)
-    cancel(workbench, running(workbench)["job"])  # it would take a while
+    cancel(workbench, running(workbench)["job"])  # it would take minutes
     workbench.until_idle()
 
 
-def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
+def test_a_killed_sweep_resumes_with_the_unsaved_runs(open_page, server):
     workbench = open_page()
     workbench.tab("Compress")
     workbench.type_into("measure-samples", "2")
@@ -53,13 +55,13 @@ def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
     before = {path.parent for path in runs.glob("*/report.json")}
 
     def made() -> set:
-        """The runs that are there whole; what is being written has a hidden folder."""
+        """Return the complete new runs; a run in progress has a hidden folder."""
         return {path.parent for path in runs.glob("[!.]*/report.json")} - before
 
     workbench.click("#start-sweep")
     end = time.monotonic() + PATIENCE
-    while len(made()) < 3:  # without the page, which may be slower than the sweep
-        assert time.monotonic() < end, "the sweep makes no runs"
+    while len(made()) < 3:  # polls the disk, because the page may be slower than the sweep
+        assert time.monotonic() < end, "the sweep saves no runs"
         time.sleep(0.02)
     server.stop(signal.SIGKILL)
     workbench.page.context.close()

@@ -1,6 +1,4 @@
-"""One selected slot on the whole page, ranks set by hand, and addresses that open where they
-were copied.
-"""
+"""Selection of a slot across plots, ranks set by hand, and links to the current view."""
 
 import pytest
 
@@ -24,12 +22,12 @@ BLOCK = """([layer, name]) => {
 MARKED = """id => { const p = document.querySelector('#' + id + ' .js-plotly-plot');
   return (p && p._fullLayout && p._fullLayout.shapes || [])
     .filter(s => s.name === 'selected').map(s => [s.x0 + 0.5, s.yref, s.y0]); }"""
-# Keys pressed while this holds are one burst, on however slow a machine.
-STOP_THE_CLOCK = "() => { const now = Date.now(); window.now = Date.now; Date.now = () => now; }"
+# With a frozen clock, successive keys count as one burst on any machine.
+FREEZE_CLOCK = "() => { const now = Date.now(); window.now = Date.now; Date.now = () => now; }"
 
 
 def click_bar(workbench, layer, name):
-    """Click a bar, and wait until its slot is selected and the handle is on it."""
+    """Click a bar, and wait until its slot is selected and has the handle."""
     workbench.allocation()
     workbench.locator("#bars").scroll_into_view_if_needed()
     workbench.press_until(
@@ -45,7 +43,7 @@ def is_selected(workbench, layer, name) -> bool:
 
 
 def marked(workbench, plot: str, layer: int, *position) -> None:
-    """Wait until a plot marks a layer; position: the axis and where on it, where that counts."""
+    """Wait until a plot marks a layer; position: optionally the axis and the coordinate on it."""
     workbench.until(
         lambda: (
             [mark[: 1 + len(position)] for mark in workbench.evaluate(MARKED, plot)]
@@ -55,14 +53,14 @@ def marked(workbench, plot: str, layer: int, *position) -> None:
     )
 
 
-def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
+def test_a_slot_selected_in_one_plot_is_selected_in_all(workbench):
     click_cell(workbench, 3, "ov")
     marked(workbench, "heatmap", 3, "y", 0.5)
     heatmap = workbench.locator("#heatmap").inner_html()
     assert "cbfill" in heatmap
     assert (
         "url(&quot;http" not in heatmap
-    )  # the address has changed: a colour bar filled by the old one would be blank
+    )  # a color bar that refers to the old address would be blank
     workbench.allocation()
     workbench.until(lambda: is_selected(workbench, 3, "ov"), "3.ov is not selected")
     marked(workbench, "bars", 3, "y2", 0)
@@ -72,7 +70,7 @@ def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
     workbench.press_until(
         lambda: workbench.page.mouse.click(*workbench.evaluate(BLOCK, [2, "mlp"])),
         lambda: is_selected(workbench, 2, "mlp"),
-        "a block of the network cannot be selected",
+        "the block of the network is not selected",
     )
     marked(workbench, "bars", 2, "y3", 0)
     workbench.tab("Spectra")
@@ -84,7 +82,7 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     click_bar(workbench, 2, "qk")
     before = workbench.ranks()
     workbench.locator("#bars .handle").focus()
-    workbench.evaluate(STOP_THE_CLOCK)
+    workbench.evaluate(FREEZE_CLOCK)
     for _ in range(3):
         workbench.page.keyboard.press("ArrowDown")
     workbench.evaluate("() => { Date.now = window.now; }")
@@ -97,18 +95,18 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     assert changed["qk", 2] == before["qk", 2] - 6
     workbench.until(
         lambda: "1 set manually" in workbench.locator("#hand-changes").inner_text(),
-        "the change is not told",
+        "the change is not counted",
     )
     assert workbench.recipe()["rank_overrides"] == {"2.qk": changed["qk", 2]}
     workbench.click("#undo:not([disabled])")  # a burst of keys is one step
-    workbench.until(lambda: workbench.ranks() == before, "undo does not go back")
+    workbench.until(lambda: workbench.ranks() == before, "undo does not restore the ranks")
     workbench.click("#redo:not([disabled])")
-    workbench.until(lambda: workbench.ranks() == changed, "redo does not come forth again")
+    workbench.until(lambda: workbench.ranks() == changed, "redo does not restore the change")
     workbench.click("#clear-overrides:not([disabled])")
     workbench.until(lambda: workbench.ranks() == before, "the ranks set by hand are not cleared")
 
 
-def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
+def test_a_bar_can_be_dragged_and_the_drag_is_one_undo_step(workbench):
     click_bar(workbench, 1, "mlp")
     before = workbench.ranks()
     box = workbench.locator("#bars .handle").bounding_box()
@@ -117,7 +115,7 @@ def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
     workbench.page.mouse.down()
     for down in range(5, 30, 5):
         workbench.page.mouse.move(x, y + down)
-        workbench.page.wait_for_timeout(60)  # the pace of a hand; nothing is expected after it
+        workbench.page.wait_for_timeout(60)  # the pace of a hand, not a wait
     workbench.page.mouse.up()
     workbench.until(
         lambda: workbench.ranks().get(("mlp", 1), before["mlp", 1]) < before["mlp", 1],
@@ -133,23 +131,23 @@ def test_a_rank_can_be_typed(workbench):
     box = workbench.locator("#slot-rank input")
     box.fill("11")
     box.press("Enter")
-    workbench.until(lambda: workbench.ranks().get(("ov", 4)) == 11, "the typed rank is not taken")
+    workbench.until(lambda: workbench.ranks().get(("ov", 4)) == 11, "the typed rank is not used")
     workbench.click("#release:not([disabled])")
     workbench.until(
         lambda: workbench.ranks().get(("ov", 4), 11) != 11,
-        "the policy does not take over again",
+        "the policy does not set the rank again",
     )
 
 
 def copied_link(workbench) -> str:
-    """What the button beside the plan puts into the clipboard."""
+    """Press the button next to the plan, and return the link in the clipboard."""
     workbench.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     workbench.click("#plan-address button")
     workbench.page.get_by_role("status").filter(has_text="Link copied").wait_for()
     return workbench.evaluate("navigator.clipboard.readText()")
 
 
-def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_page):
+def test_the_address_follows_the_page_and_opens_the_same_tab_and_plan(workbench, open_page):
     workbench.allocation()
     workbench.choose("field-policy", "energy")
     workbench.at_ratio(0.3)
@@ -175,7 +173,7 @@ def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_p
     marked(linked, "bars", 4, "y2", 0)
 
 
-def test_back_and_forward_go_from_tab_to_tab_and_leave_the_plan(open_page):
+def test_back_and_forward_change_the_tab_and_preserve_the_plan(open_page):
     workbench = open_page()
     for title in ("Allocation", "Compare"):
         workbench.tab(title)
@@ -190,14 +188,14 @@ def test_back_and_forward_go_from_tab_to_tab_and_leave_the_plan(open_page):
     for title in ("Compare", "Allocation", "Spectra"):
         workbench.page.go_back(wait_until="commit")
         at(title)
-        assert "ratio=0.35" in workbench.page.url  # that of the plan on show
+        assert "ratio=0.35" in workbench.page.url  # the current plan
     workbench.page.go_forward(wait_until="commit")
     at("Allocation")
     assert workbench.value("field-ratio") == "0.35"
     assert "tab=Allocation" in workbench.page.url
 
 
-def test_the_address_holds_the_run_that_is_open(workbench, open_page):
+def test_the_address_contains_the_open_run(workbench, open_page):
     workbench.start("to be linked", samples=2)
     workbench.open_run("to be linked")
     address = workbench.until(
@@ -210,7 +208,7 @@ def test_the_address_holds_the_run_that_is_open(workbench, open_page):
     linked.until(lambda: linked.open_tab() == "Runs & export", "the tab is not open")
 
 
-def test_a_tab_opened_while_the_page_starts_stays_open(open_page):
+def test_a_tab_opened_during_the_start_stays_open(open_page):
     held, free = [], []
 
     def hold(route):
@@ -220,9 +218,9 @@ def test_a_tab_opened_while_the_page_starts_stays_open(open_page):
     workbench.tab("Runs & export")
     workbench.until(lambda: "tab=Runs" in workbench.page.url, "the address does not follow")
     first = [*held]
-    for route in first:  # what the page asks next, it asks with the tab in its address
+    for route in first:  # later requests contain the tab of the address
         route.continue_()
-    workbench.until(lambda: len(held) > len(first), "the page asks nothing more")
+    workbench.until(lambda: len(held) > len(first), "the page sends no further request")
     workbench.tab("Compress")
     free.append(True)
     for route in held[len(first) :]:
@@ -231,8 +229,8 @@ def test_a_tab_opened_while_the_page_starts_stays_open(open_page):
     assert workbench.open_tab() == "Compress"
 
 
-def test_a_linked_tab_is_filled(open_page):
-    """What a tab shows is made when it opens, by a press or by the address."""
+def test_a_linked_tab_has_its_content(open_page):
+    """Content of a tab is made when it opens, by a click or by the address."""
     workbench = open_page("?tab=Compress", ready=False)
     workbench.until(lambda: workbench.open_tab() == "Compress", "the tab is not open")
     for panel in ("what-happens", "slice-caption", "share-caption"):

@@ -1,4 +1,4 @@
-"""Plots that are folded away or below the screen: drawn when they become visible."""
+"""Plots in closed folds or below the screen, drawn when they become visible."""
 
 import json
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def events_of(workbench):
-    """The numbers of the events that the page asks the server for, from now on."""
+    """Return the set of events that the page triggers on the server from now on."""
     event_ids = set()
 
     def record_event(request):
@@ -24,7 +24,7 @@ def events_of(workbench):
 
 
 def listeners(workbench, *outputs):
-    """The numbers of the events that write into components, by their elem_id."""
+    """Return the events that write into these components."""
     return workbench.evaluate(
         """names => {
           const { components, dependencies } = window.gradio_config;
@@ -35,7 +35,7 @@ def listeners(workbench, *outputs):
     )
 
 
-def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
+def test_hidden_plots_are_drawn_when_they_become_visible(open_page):
     workbench = open_page(ready=False)
     workbench.allocation()
     folded = {*listeners(workbench, "what-if-sizes", "ranks-table")}
@@ -56,7 +56,7 @@ def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
     workbench.see("#network")
     caption = workbench.locator("#network .plot-head span")
     workbench.until(lambda: "45.0% of" in caption.inner_text(), "the network is not drawn")
-    workbench.at_ratio(0.5)  # no slider is released: as typed, or by a key
+    workbench.at_ratio(0.5)  # typed, so the slider is not released
     workbench.until(lambda: "50.0% of" in caption.inner_text(), "the network lags behind")
     workbench.see("#policies")
     workbench.wait_for_plot("policy-curves")

@@ -1,5 +1,5 @@
-"""Spectra beyond the heatmap of ranks: what the loss says of each slot beside what its spectrum
-says, every head, several layers; and the network as a picture.
+"""Spectra page: loss by slot against lost energy, heads, several layers, and the saved network
+plot.
 """
 
 import re
@@ -22,42 +22,42 @@ POINT = """([layer, name]) => {
       if (at === layer && of === name)
         return [b.x + xaxis._offset + xaxis.d2p(x[i]), b.y + yaxis._offset + yaxis.d2p(y[i])];
 }"""
-# The slot that a plot marks because it is hovered in another: of a cell its layer and row, of a
-# point its place on both axes.
+# The slot that a plot marks while it is hovered in the other plot: layer and row of a cell,
+# coordinates of a point.
 HOVERED = """id => {
   const p = document.querySelector('#' + id + ' .js-plotly-plot');
-  return (p._fullLayout.shapes || []).filter((one) => one.name === 'hovered')
-    .map((one) => id === 'heatmap'
-      ? [one.x0 + 0.5, p.data[0].y[one.y0 + 0.5]] : [one.xanchor, one.yanchor]); }"""
-# The middle of a ring around a point, and how wide it is.
+  return (p._fullLayout.shapes || []).filter((shape) => shape.name === 'hovered')
+    .map((shape) => id === 'heatmap'
+      ? [shape.x0 + 0.5, p.data[0].y[shape.y0 + 0.5]] : [shape.xanchor, shape.yanchor]); }"""
+# Center and width of the ring around a point.
 RING = """() => {
   const ring = [...document.querySelectorAll('#loss-against-energy .shapelayer path')].at(-1);
   if (!ring) return null;
   const { x, y, width, height } = ring.getBoundingClientRect();
   return [x + width / 2, y + height / 2, width]; }"""
 PANELS = """id => Object.keys(document.querySelector('#' + id + ' .js-plotly-plot')._fullLayout)
-  .filter((one) => /^xaxis/.test(one)).length"""
+  .filter((name) => /^xaxis/.test(name)).length"""
 
 
 def slots(workbench, plot: str) -> set[tuple[int, str]]:
-    """Those that a plot shows a value of."""
+    """Return the slots for which a plot shows a value."""
     rows = [row for trace in workbench.plot(plot)["traces"] for row in trace["custom"] or []]
     flat = [entry for row in rows for entry in (row if row and isinstance(row[0], list) else [row])]
     return {(entry[0], entry[1]) for entry in flat if len(entry) > 2 and entry[2] is not None}
 
 
 def hover(workbench, script: str, slot: tuple[int, str]) -> None:
-    """Put the mouse on a slot of a plot."""
+    """Move the mouse to a slot of a plot."""
     workbench.page.mouse.move(*workbench.evaluate(script, [*slot]), steps=3)
 
 
 def is_ringed(workbench, slot: tuple[int, str]) -> bool:
-    """Whether the last ring is one around the point of a slot."""
+    """Return whether the last ring is around the point of a slot."""
     ring, point = workbench.evaluate(RING), workbench.evaluate(POINT, [*slot])
     return ring == pytest.approx([*point, 18], abs=4)
 
 
-def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_the_other(workbench):
+def test_the_loss_of_slots_is_plotted_against_lost_energy_and_hovering_marks_the_slot(workbench):
     workbench.tab("Spectra")
     workbench.choose("measure", words.spectra.MEASURES["increase"][0])
     workbench.wait_for_plot("loss-against-energy")
@@ -65,7 +65,7 @@ def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_t
     assert probed == slots(workbench, "heatmap")
     assert {name for _, name in probed} == {"qk", "ov", "mlp"}
     workbench.locator("#loss-against-energy").evaluate(
-        "one => one.scrollIntoView({ block: 'end', behavior: 'instant' })"
+        "plot => plot.scrollIntoView({ block: 'end', behavior: 'instant' })"
     )
     workbench.settled()
     for slot in ((1, "mlp"), (4, "qk")):
@@ -79,9 +79,11 @@ def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_t
         )
         assert not workbench.evaluate(HOVERED, "loss-against-energy")
     workbench.page.mouse.move(5, 5)
-    workbench.until(lambda: not workbench.evaluate(HOVERED, "heatmap"), "the mark stays")
+    workbench.until(
+        lambda: not workbench.evaluate(HOVERED, "heatmap"), "the mark does not disappear"
+    )
     help_text = workbench.locator("#measure-help").inner_text()
-    assert re.search(r"[−-]?\d\.\d\d", help_text)  # how alike the two orders are
+    assert re.search(r"[−-]?\d\.\d\d", help_text)  # the rank correlation
     workbench.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     workbench.locator("#loss-against-energy .plot").wait_for(state="hidden")
 
@@ -102,20 +104,23 @@ def test_on_a_wide_window_the_curves_are_next_to_the_heatmap(workbench):
     workbench.page.set_viewport_size(before)
 
 
-def test_every_head_has_a_plot_of_its_own_on_the_same_axes(workbench):
+def test_each_head_has_a_separate_plot_on_the_same_axes(workbench):
     click_cell(workbench, 3, "qk")
     heads = workbench.evaluate(PANELS, "spectrum")
     assert heads == 1
     workbench.choose("head", words.spectra.EACH_HEAD)
     heads = workbench.until(
-        lambda: (many := workbench.evaluate(PANELS, "spectrum")) > 1 and many, "one plot stays"
+        lambda: (many := workbench.evaluate(PANELS, "spectrum")) > 1 and many,
+        "the heads are not separated",
     )
     workbench.answered()
     assert workbench.evaluate(PANELS, "energy") == heads
     hover_lines = {trace["hover"].split("<br>")[0] for trace in workbench.plot("energy")["traces"]}
     assert hover_lines == {f"head {i}" for i in range(heads)}
     workbench.choose("head", words.spectra.ALL_HEADS)
-    workbench.until(lambda: workbench.evaluate(PANELS, "energy") == 1, "the heads stay apart")
+    workbench.until(
+        lambda: workbench.evaluate(PANELS, "energy") == 1, "the heads are not merged again"
+    )
 
 
 def test_all_layers_of_a_component_are_drawn_in_one_plot(workbench):
@@ -126,7 +131,7 @@ def test_all_layers_of_a_component_are_drawn_in_one_plot(workbench):
     for plot in ("spectrum", "energy"):
         workbench.until(
             lambda plot=plot: {t["name"] for t in workbench.plot(plot)["traces"]} == names,
-            f"not every layer is drawn in {plot}",
+            f"a layer is missing in {plot}",
         )
     click_cell(workbench, 4, "ov")
     workbench.until(
@@ -135,7 +140,7 @@ def test_all_layers_of_a_component_are_drawn_in_one_plot(workbench):
     )
 
 
-def test_the_picture_of_the_network_is_saved_with_its_ranks(workbench):
+def test_the_network_plot_is_saved_with_its_ranks(workbench):
     workbench.allocation()
     workbench.see("#network")
     workbench.wait_for_plot("network")
@@ -147,8 +152,8 @@ def test_the_picture_of_the_network_is_saved_with_its_ranks(workbench):
     assert 'width="178mm"' in picture[:400]
 
 
-def test_a_plot_is_saved_as_pdf_of_paths_and_words(workbench):
-    """In which no part is a picture of dots: a paper is printed at any size."""
+def test_a_plot_is_saved_as_pdf_with_vector_graphics_and_text(workbench):
+    """A PDF for print contains no bitmaps."""
     workbench.tab("Spectra")
     workbench.choose("measure", words.spectra.MEASURES["effective_rank"][0])
     workbench.answered()

@@ -1,4 +1,4 @@
-"""The main path of a tab, and its fold of expert settings."""
+"""The main controls of a tab, and its fold of expert settings."""
 
 import pytest
 
@@ -11,11 +11,11 @@ EXPERT = ("#field-method", "#field-policy", "#slot-row", "#pin", "#network", "#p
 
 
 def visible_expert_parts(workbench) -> set[str]:
-    """The expert parts of the Allocation tab that are visible."""
+    """Return the expert parts of the Allocation tab that are visible."""
     return {name for name in EXPERT if workbench.locator(name).is_visible()}
 
 
-def test_the_keyboard_opens_the_fold_of_the_expert_settings(workbench):
+def test_the_keyboard_opens_and_closes_the_expert_settings(workbench):
     workbench.tab("Allocation", expert=False)
     workbench.locator(FOLD).wait_for()
     workbench.answered()
@@ -26,7 +26,7 @@ def test_the_keyboard_opens_the_fold_of_the_expert_settings(workbench):
     workbench.until(lambda: not visible_expert_parts(workbench), "the fold does not close")
 
 
-def test_a_plan_that_cannot_be_met_opens_the_fold(workbench):
+def test_an_infeasible_plan_opens_the_expert_settings(workbench):
     workbench.tab("Allocation", expert=False)
     workbench.set_range("field-ratio", 0.99)
     workbench.locator("#size-and-cost .note.error").wait_for()
@@ -45,7 +45,7 @@ def test_a_message_about_a_folded_control_opens_its_fold(workbench):
     workbench.type_into("measure-samples", "4")
 
 
-def test_compress_under_allocation_starts_a_run(workbench):
+def test_the_compress_button_of_allocation_starts_a_run(workbench):
     workbench.tab("Allocation", expert=False)
     workbench.click("#compress")
     workbench.until(
