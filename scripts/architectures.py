@@ -41,7 +41,7 @@ CHECKS = {
     "b": "test_at_full_rank_a_method_leaves_the_dense_model",
     "c": "test_compressed_with_and_without_cache_is_the_same",
     "d": "test_compressed_in_a_left_padded_batch_or_alone_is_the_same",
-    "e": "test_an_export_moved_away_gives_the_same_logits_without_this_project",
+    "e": "test_a_moved_export_gives_the_same_logits_without_this_project",
 }
 # Causal types without a row that the check before a calibration refuses, with the reason
 REFUSED = {

@@ -1,5 +1,5 @@
-"""Exports work with servers of transformers models: AutoModel loads the body, and attention calls
-the function and passes the arguments that the server sets.
+"""Exports with AutoModel and inference servers: the body loads separately, and attention calls the
+function and passes the arguments that the server sets.
 """
 
 import pytest
@@ -35,7 +35,7 @@ def test_the_body_loads_without_its_head(exports, method) -> None:
         assert torch.allclose(body(TOKENS).last_hidden_state, expected, atol=1e-6)
 
 
-def test_a_server_brings_its_own_attention(exports, monkeypatch) -> None:
+def test_a_server_can_replace_the_attention_function(exports, monkeypatch) -> None:
     handed = []
 
     def counted(module, *states, **options):

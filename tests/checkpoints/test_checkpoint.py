@@ -1,4 +1,4 @@
-"""Checkpoints are restored bit for bit, and folders are never incomplete."""
+"""Checkpoints that are restored bit for bit, and folders that are never incomplete."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ import lrcore
 from lrcore.checkpoints.checkpoint import load_checkpoint, save
 
 FAMILIES = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
-METHODS = ("svd", "a3", "modegpt")  # factored matrices, narrowed heads, kept pairs
+METHODS = ("svd", "a3", "modegpt")  # factored matrices, narrowed heads, selected pairs
 
 
 @torch.inference_mode()
@@ -28,50 +28,52 @@ def compressed(folder, data, **changes):
     return lrcore.compress(lrcore.load(str(folder)), recipe)
 
 
-def assert_comes_back(model, folder):
-    """Check equal logits, size and text, and that no temporary files remain."""
+def assert_round_trip(model, folder):
+    """Save and load a model; check logits, size and text, and that no temporary files remain."""
     save(model, folder)
-    back = lrcore.load(str(folder))
-    assert torch.equal(logits(back), logits(model))
-    assert back.size == model.size
-    assert lrcore.generate(back, "Once", max_new_tokens=8) == lrcore.generate(
+    reloaded = lrcore.load(str(folder))
+    assert torch.equal(logits(reloaded), logits(model))
+    assert reloaded.size == model.size
+    assert lrcore.generate(reloaded, "Once", max_new_tokens=8) == lrcore.generate(
         model, "Once", max_new_tokens=8
     )
-    assert not any(parameter.requires_grad for parameter in back.network.parameters())
+    assert not any(parameter.requires_grad for parameter in reloaded.network.parameters())
     assert not any(
-        tensor.is_meta for tensor in [*back.network.parameters(), *back.network.buffers()]
+        tensor.is_meta for tensor in [*reloaded.network.parameters(), *reloaded.network.buffers()]
     )
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    return back
+    return reloaded
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_compressed_model_comes_back_bit_for_bit(family, method, request, story_file, tmp_path):
+def test_a_compressed_model_is_restored_bit_for_bit(family, method, request, story_file, tmp_path):
     small = compressed(request.getfixturevalue(family), story_file, method=method)
-    back = assert_comes_back(small, tmp_path / "small")
-    assert back.provenance == small.provenance
+    reloaded = assert_round_trip(small, tmp_path / "small")
+    assert reloaded.provenance == small.provenance
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_dense_model_comes_back_bit_for_bit(family, dtype, request, tmp_path):
+def test_a_dense_model_is_restored_bit_for_bit(family, dtype, request, tmp_path):
     model = lrcore.load(str(request.getfixturevalue(family)), dtype=dtype)
-    back = assert_comes_back(model, tmp_path / "dense")
-    assert back.dtype == dtype
-    assert back.history == ()
+    reloaded = assert_round_trip(model, tmp_path / "dense")
+    assert reloaded.dtype == dtype
+    assert reloaded.history == ()
 
 
-def test_in_bfloat16_a_dense_mlp_rounds_as_the_family_does(tiny_llama, story_file, tmp_path):
-    """Falcon adds the bias after rounding the product, a linear module before."""
+def test_a_dense_mlp_in_bfloat16_is_restored_bit_for_bit(tiny_llama, story_file, tmp_path):
+    """Falcon adds the bias after rounding the product, a linear module before rounding."""
     tiny("falcon").save_pretrained(tmp_path / "falcon")
     copy_tokenizer(tiny_llama, tmp_path / "falcon")
     model = lrcore.load(str(tmp_path / "falcon"), dtype="bfloat16")
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, budget="kv", ratio=0.5)
-    assert_comes_back(lrcore.compress(model, recipe), tmp_path / "saved" / "small")
+    assert_round_trip(lrcore.compress(model, recipe), tmp_path / "saved" / "small")
 
 
-def test_the_folder_holds_what_it_says(tiny_llama, story_file, tmp_path):
+def test_a_checkpoint_folder_contains_weights_recipe_ranks_and_report(
+    tiny_llama, story_file, tmp_path
+):
     small = compressed(tiny_llama, story_file, method="a3", policy="softmax", temperature=0.5)
     save(small, tmp_path / "small")
     folder = tmp_path / "small"
@@ -108,13 +110,13 @@ def test_the_folder_holds_what_it_says(tiny_llama, story_file, tmp_path):
     assert json.loads((folder / "lrcore.json").read_text())["base"] == str(tiny_llama)
 
 
-def test_tied_weights_are_one_tensor_before_and_after(tiny_llama, story_file, tmp_path):
+def test_tied_weights_are_still_tied_after_loading(tiny_llama, story_file, tmp_path):
     save(compressed(tiny_llama, story_file, method="svd"), tmp_path / "small")
     network = lrcore.load(str(tmp_path / "small")).network
     assert network.lm_head.weight is network.model.embed_tokens.weight
 
 
-def test_a_checkpoint_is_read_as_saved_or_as_asked(tiny_llama, story_file, tmp_path):
+def test_a_checkpoint_is_loaded_in_its_dtype_or_the_requested_one(tiny_llama, story_file, tmp_path):
     save(compressed(tiny_llama, story_file, method="modegpt"), tmp_path / "small")
     half = load_checkpoint(tmp_path / "small", dtype="bfloat16")
     assert half.dtype == "bfloat16"
@@ -126,10 +128,10 @@ def test_a_checkpoint_is_read_as_saved_or_as_asked(tiny_llama, story_file, tmp_p
     assert torch.isfinite(logits(half)).all()
 
 
-def test_an_earlier_checkpoint_is_replaced_and_foreign_folders_are_kept(tiny_llama, tmp_path):
+def test_a_checkpoint_is_replaced_but_other_folders_are_not(tiny_llama, tmp_path):
     model = lrcore.load(str(tiny_llama))
     (tmp_path / "mine").mkdir()
-    save(model, tmp_path / "mine")  # an empty folder is used
+    save(model, tmp_path / "mine")  # an empty folder may be used
     (tmp_path / "mine" / "old").touch()
     save(model, tmp_path / "mine")
     assert not (tmp_path / "mine" / "old").exists()
@@ -144,7 +146,7 @@ def test_an_earlier_checkpoint_is_replaced_and_foreign_folders_are_kept(tiny_lla
         save(model, tmp_path / "mine" / "config.json")
 
 
-def test_a_failed_save_leaves_the_earlier_checkpoint(tiny_llama, tmp_path, monkeypatch):
+def test_a_failed_save_preserves_the_previous_checkpoint(tiny_llama, tmp_path, monkeypatch):
     model = lrcore.load(str(tiny_llama))
     save(model, tmp_path / "small")
     before = {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()}
@@ -159,7 +161,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoint(tiny_llama, tmp_path, monke
     assert os.listdir(tmp_path) == ["small"]
 
 
-def test_damaged_checkpoints_say_so(tiny_llama, story_file, tmp_path):
+def test_damaged_checkpoints_are_reported(tiny_llama, story_file, tmp_path):
     folder = tmp_path / "small"
     save(compressed(tiny_llama, story_file, method="svd"), folder)
     described = json.loads((folder / "lrcore.json").read_text())

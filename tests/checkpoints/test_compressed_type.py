@@ -1,5 +1,5 @@
-"""transformers refuses compressed models without their modules, instead of building the dense
-network with random numbers.
+"""Model types of compressed checkpoints: transformers refuses to load one without its code, instead
+of building the dense network with random weights.
 """
 
 import json
@@ -26,7 +26,7 @@ def compressed(folder, data, method):
 
 @pytest.fixture(scope="module")
 def models(tiny_llama, story_file):
-    """Return models by name: compressed by several methods, and one quantized to 4 bits."""
+    """Return models by name: compressed by several methods, and quantized to 4 bits."""
     made = {method: compressed(tiny_llama, story_file, method) for method in METHODS}
     return made | {"quantised": lrcore.quantize(lrcore.load(str(tiny_llama)), bits=4)}
 
@@ -55,7 +55,7 @@ for folder in json.loads(sys.argv[1]):
 """
 
 
-def test_an_export_without_trust_is_refused(models, tmp_path) -> None:
+def test_an_export_is_refused_without_trust_remote_code(models, tmp_path) -> None:
     for name, model in models.items():
         lrcore.export(model, tmp_path / name)
         config = json.loads((tmp_path / name / "config.json").read_text())
@@ -63,7 +63,7 @@ def test_an_export_without_trust_is_refused(models, tmp_path) -> None:
     elsewhere(REFUSED, json.dumps([str(tmp_path / name) for name in models]), cwd=tmp_path)
 
 
-def test_a_checkpoint_is_refused_by_transformers_and_read_here(models, tmp_path) -> None:
+def test_a_checkpoint_is_refused_by_transformers_and_loaded_by_lrcore(models, tmp_path) -> None:
     for name, model in models.items():
         folder = lrcore.save(model, tmp_path / name)
         with pytest.raises(ValueError, match="model type `lowrank_llama`"):
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_refused_by_transformers_and_read_here(models, tmp_path)
         assert AutoTokenizer.from_pretrained(folder)(text).input_ids == ids
 
 
-def test_a_dense_checkpoint_stays_one_of_transformers(tiny_llama, tmp_path) -> None:
+def test_a_dense_checkpoint_is_a_standard_transformers_model(tiny_llama, tmp_path) -> None:
     model = lrcore.load(str(tiny_llama))
     folder = lrcore.save(model, tmp_path / "dense")
     standard = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
@@ -86,7 +86,9 @@ def test_a_dense_checkpoint_stays_one_of_transformers(tiny_llama, tmp_path) -> N
         assert torch.allclose(standard(TOKENS).logits, logits(model), atol=1e-5)
 
 
-def test_exports_and_checkpoints_with_the_type_of_the_family_still_load(models, tmp_path) -> None:
+def test_exports_and_checkpoints_with_the_model_type_of_the_family_still_load(
+    models, tmp_path
+) -> None:
     model = models["svd_llm"]
     for folder in (lrcore.save(model, tmp_path / "kept"), lrcore.export(model, tmp_path / "out")):
         config = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
@@ -95,7 +97,7 @@ def test_exports_and_checkpoints_with_the_type_of_the_family_still_load(models, 
         assert torch.equal(logits(lrcore.load(str(folder))), logits(model))
 
 
-def test_what_is_made_of_an_export_names_no_code_that_it_lacks(
+def test_a_model_made_from_an_export_refers_to_no_missing_code(
     models, tiny_llama, tmp_path
 ) -> None:
     small = lrcore.load(str(lrcore.export(models["modegpt"], tmp_path / "out")))
@@ -109,7 +111,9 @@ def test_what_is_made_of_an_export_names_no_code_that_it_lacks(
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2", "gemma3_text"])
-def test_other_families_have_a_type_of_their_own(family, tiny_llama, story_file, tmp_path) -> None:
+def test_compressed_models_of_other_families_have_their_model_type(
+    family, tiny_llama, story_file, tmp_path
+) -> None:
     assert family in ARCHITECTURES
     small = compressed(family_folder(family, tiny_llama, tmp_path / "dense"), story_file, "svd_llm")
     folder = lrcore.export(small, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Exports load without this package, give bit-identical logits, and have a model card."""
+"""Exports that load without this package, give bit-identical logits, and have a model card."""
 
 import json
 
@@ -23,7 +23,7 @@ def logits(model):
 
 @pytest.fixture(scope="module")
 def dense(tiny_llama, tmp_path_factory):
-    """Write a dense tiny model of a family with the tokenizer of the tiny Llama."""
+    """Return a function that writes a dense tiny model of a family."""
 
     def make(family):
         return family_folder(family, tiny_llama, tmp_path_factory.mktemp(family))
@@ -76,7 +76,7 @@ def test_pipeline_dtype_eager_attention_template_and_generation_config_work(
     elsewhere(PIPELINE, str(tmp_path / "out"), cwd=tmp_path)
 
 
-def test_an_export_is_a_checkpoint_and_may_be_sharded(dense, story_file, tmp_path) -> None:
+def test_a_sharded_export_can_be_loaded_as_a_checkpoint(dense, story_file, tmp_path) -> None:
     small = compressed(dense("qwen2"), story_file)
     lrcore.export(small, tmp_path / "out", shard="20KB")
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -86,7 +86,9 @@ def test_an_export_is_a_checkpoint_and_may_be_sharded(dense, story_file, tmp_pat
     assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(small))
 
 
-def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_path) -> None:
+def test_the_model_card_has_license_perplexity_recipe_and_ranks(
+    dense, story_file, tmp_path
+) -> None:
     folder = dense("llama")
     (folder / "README.md").write_text(
         "---\nlicense: other\nlicense_name: tiny-licence\ntags: [x]\n---\n# Tiny\n"
@@ -108,10 +110,10 @@ def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_p
     assert "method: fused" in text
     assert f"{small.size.parameters:,} parameters" in text
     assert "| 1 | mlp |" in text
-    assert "base_model" not in fields  # a folder is not a hub id
+    assert "base_model" not in fields  # a folder is not a model id of the hub
 
 
-def test_the_code_of_an_export_is_short_and_speaks_of_modules_only(tiny_llama) -> None:
+def test_the_code_of_an_export_is_short_and_independent_of_lrcore(tiny_llama) -> None:
     source = modeling_source(lrcore.load(str(tiny_llama)).network)
     compile(source, "modeling_lowrank.py", "exec")
     assert len(source.splitlines()) < 1450
@@ -133,7 +135,7 @@ STOCK = (
 
 
 @pytest.mark.parametrize("family", STOCK)
-def test_even_mlps_make_a_standard_model_that_needs_no_code(
+def test_uniform_mlp_ranks_give_a_standard_model_without_code(
     family, dense, story_file, tmp_path
 ) -> None:
     model = lrcore.load(str(dense(family)))
@@ -164,7 +166,7 @@ def test_even_mlps_make_a_standard_model_that_needs_no_code(
     assert back.size.parameters == small.size.parameters
 
 
-def test_biases_that_a_method_adds_are_standard_where_the_family_has_them(
+def test_added_biases_are_standard_only_if_the_family_supports_them(
     dense, story_file, tmp_path
 ) -> None:
     for family, possible in (("llama", True), ("qwen2", False)):
@@ -236,7 +238,7 @@ def test_the_command_exports_a_folder_or_a_run_with_its_measurements(
     assert "has no evaluation" in capsys.readouterr().err
 
 
-def test_the_reference_model_keeps_its_logits(reference, tmp_path) -> None:
+def test_the_exported_reference_model_has_the_same_logits(reference, tmp_path) -> None:
     model = lrcore.load(str(reference / "models/stories260K"))
     lrcore.export(model, tmp_path / "out")
     assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(model))

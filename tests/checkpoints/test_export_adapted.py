@@ -16,7 +16,7 @@ METHODS = (
     "a3",
     "latentllm",
     "care",
-)  # factored matrices, narrowed heads, stored forms and shared factors, latent caches
+)  # factored matrices, narrowed heads, shared factors, latent caches
 
 DEVICES = """
 import json, sys
@@ -141,8 +141,8 @@ for folder in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def folders(tiny_llama, story_file, tmp_path_factory):
-    """Export by several methods; each folder is named after its method."""
+def exports_folder(tiny_llama, story_file, tmp_path_factory):
+    """Return a folder with exports of several methods, each named after its method."""
     folder = tmp_path_factory.mktemp("exported")
     for method in METHODS:
         recipe = lrcore.Recipe(
@@ -157,15 +157,22 @@ def folders(tiny_llama, story_file, tmp_path_factory):
     return folder
 
 
-def test_devices_offload_and_dtypes(folders) -> None:
-    elsewhere(DEVICES, json.dumps([str(folders / method) for method in METHODS]), cwd=folders)
+def test_exports_work_with_device_maps_offload_and_dtypes(exports_folder) -> None:
+    elsewhere(
+        DEVICES,
+        json.dumps([str(exports_folder / method) for method in METHODS]),
+        cwd=exports_folder,
+    )
 
 
-def test_the_card_names_what_lora_reaches(folders, tiny_llama, small_of, tmp_path) -> None:
-    card = (folders / "svd_llm" / "README.md").read_text()
+def test_the_model_card_names_the_target_modules_for_lora(
+    exports_folder, tiny_llama, small_of, tmp_path
+) -> None:
+    card = (exports_folder / "svd_llm" / "README.md").read_text()
     assert '"q_proj.down", "q_proj.up"' in card
     joint = small_of(tiny_llama, "care", options={"joint": True})
-    assert lora_targets(joint.network)[1:3] == ("k_proj.up", "v_proj.up")  # they share a down
+    # they share a down factor
+    assert lora_targets(joint.network)[1:3] == ("k_proj.up", "v_proj.up")
     mixed = small_of(tiny_llama, "svd", ratio=0.1, rank_overrides={"0.q": 32})
     assert lora_targets(mixed.network) == ("all-linear",)
     quantized = lrcore.export(lrcore.quantize(lrcore.load(tiny_llama), bits=4), tmp_path / "four")
@@ -175,20 +182,20 @@ def test_the_card_names_what_lora_reaches(folders, tiny_llama, small_of, tmp_pat
     _, info = AutoModelForCausalLM.from_pretrained(
         quantized, trust_remote_code=True, output_loading_info=True
     )
-    assert not info["missing_keys"]  # transformers would initialize these
+    assert not info["missing_keys"]  # missing weights would be initialized at random
 
 
-def test_lora_takes_the_names_of_the_family_and_its_defaults(
-    folders, tiny_llama, story_file, tmp_path
+def test_lora_accepts_the_module_names_of_the_family_and_its_defaults(
+    exports_folder, tiny_llama, story_file, tmp_path
 ) -> None:
-    exports = [str(folders / method) for method in METHODS]
+    exports = [str(exports_folder / method) for method in METHODS]
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
-    mixed = recipe.with_(method="svd", ratio=0.1, rank_overrides={"0.q": 32})  # a full q_proj
+    mixed = recipe.with_(method="svd", ratio=0.1, rank_overrides={"0.q": 32})  # q_proj at full rank
     shared = recipe.with_(method="care", options={"joint": True})  # keys and values share a latent
     for name, variant in (("mixed", mixed), ("shared", shared)):
         small = lrcore.compress(lrcore.load(tiny_llama), variant)
         exports.append(str(lrcore.export(small, tmp_path / name)))
-    elsewhere(BY_NAMES, json.dumps(exports), cwd=folders)
+    elsewhere(BY_NAMES, json.dumps(exports), cwd=exports_folder)
 
 
 JOINT = """
@@ -204,10 +211,10 @@ for folder in json.loads(sys.argv[1]):
 """
 
 
-def test_lora_reaches_queries_keys_and_values_of_families_that_join_them(
+def test_lora_reaches_queries_keys_and_values_of_families_with_a_joint_matrix(
     tiny_llama, small_of, tmp_path
 ) -> None:
-    """The default target names a matrix that compressed attention does not have."""
+    """The default target is a matrix that compressed attention does not have."""
     exports = []
     for family in ("gpt2", "gpt_neox", "bloom", "falcon", "mpt"):
         dense = family_folder(family, tiny_llama, tmp_path / f"{family}-dense")
@@ -216,14 +223,16 @@ def test_lora_reaches_queries_keys_and_values_of_families_that_join_them(
     elsewhere(JOINT, json.dumps(exports), cwd=tmp_path)
 
 
-def test_lora_reaches_gates_and_ups_of_families_that_join_them(small_of, tiny_llama, tmp_path):
+def test_lora_reaches_gates_and_ups_of_families_with_a_joint_matrix(small_of, tiny_llama, tmp_path):
     for family in ("glm4", "phi3"):
         dense = family_folder(family, tiny_llama, tmp_path / family)
         small = small_of(dense, "a3", samples=2, seq_len=24, ratio=0.3)
-        apart = {"gate_up_proj", "gate_proj", "up_proj"}
-        assert with_inner_linears(small.network, {"gate_up_proj"}) == apart
+        separate = {"gate_up_proj", "gate_proj", "up_proj"}
+        assert with_inner_linears(small.network, {"gate_up_proj"}) == separate
         assert with_inner_linears(lrcore.load(dense).network, {"gate_up_proj"}) == {"gate_up_proj"}
 
 
-def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:
-    elsewhere(LORA, json.dumps([str(folders / method) for method in METHODS]), cwd=folders)
+def test_lora_adapters_are_trained_saved_loaded_and_merged(exports_folder) -> None:
+    elsewhere(
+        LORA, json.dumps([str(exports_folder / method) for method in METHODS]), cwd=exports_folder
+    )

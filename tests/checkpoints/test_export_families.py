@@ -1,5 +1,5 @@
-"""Exports of all families and methods load without this package; a method per family is saved and
-loaded again.
+"""Exports of all families and methods, loaded without this package; a method per family is also
+saved again.
 """
 
 from functools import cache
@@ -12,14 +12,14 @@ from tiny_models import ONE_EACH, family_folder, sampled, structures_of
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
 
-FEW = ("llama", "gpt2", "bloom")  # representative families; all take minutes
+FEW = ("llama", "gpt2", "bloom")  # representative families; all families take minutes
 CASES = sampled(lambda family, _: family in FEW)
 
 
 @pytest.fixture(scope="module")
-def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
-    """Return the logits of compressed models in this process, and of their exports in another
-    process, by family and method, for the selected tests.
+def both_logits(tiny_llama, story_file, tmp_path_factory, request):
+    """Return a function that gives, by family and method of the selected tests, the logits of
+    compressed models in this process and of their exports in a subprocess.
     """
     selected = {
         (item.callspec.params["family"], item.callspec.params["method"])
@@ -65,10 +65,10 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_an_export_moved_away_gives_the_same_logits_without_this_project(
-    family, method, here_and_there
+def test_a_moved_export_gives_the_same_logits_without_this_project(
+    family, method, both_logits
 ) -> None:
-    expected_logits, result = here_and_there(family in FEW)[family, method]
+    expected_logits, result = both_logits(family in FEW)[family, method]
     assert isinstance(result, torch.Tensor), result
     if ARCHITECTURES[
         family

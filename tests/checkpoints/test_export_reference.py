@@ -1,4 +1,4 @@
-"""Published trained models keep their reference perplexities without this package."""
+"""Perplexities of exported trained models without this package."""
 
 import json
 
@@ -7,8 +7,8 @@ from elsewhere import elsewhere
 
 import lrcore
 
-# Perplexity by tokenizer and model of the exported folder: exp of the mean loss over the first
-# windows of a text.
+# Script that prints the perplexity by folder, computed with its tokenizer and model: exp of the
+# mean loss over the first windows of a text.
 PERPLEXITY = """
 import json, math, sys
 import torch
@@ -39,7 +39,7 @@ def reference_models(reference):
     }
 
 
-def test_trained_models_keep_their_perplexities_elsewhere(
+def test_exported_trained_models_have_the_reference_perplexity(
     reference_models, reference, tmp_path
 ) -> None:
     requested, expected = [], {}
@@ -56,19 +56,19 @@ def test_trained_models_keep_their_perplexities_elsewhere(
             ratio=0.1,
         )
         small = lrcore.compress(model, recipe)
-        for kind, path_given in {
+        for kind, model_variant in {
             "dense": model,
             "small": small,
             "codes": lrcore.quantize(small, 8),
         }.items():
-            out = lrcore.export(path_given, tmp_path / f"{name}-{kind}")
+            out = lrcore.export(model_variant, tmp_path / f"{name}-{kind}")
             if kind == "dense" and dense:
                 requested.append((str(out), str(text), windows, length))
                 expected[str(out)] = dense
             else:
                 requested.append((str(out), str(text), 8, length))
                 expected[str(out)] = lrcore.evaluate(
-                    path_given, str(text), samples=8, seq_len=length, sampling="first"
+                    model_variant, str(text), samples=8, seq_len=length, sampling="first"
                 ).perplexity
     result = json.loads(elsewhere(PERPLEXITY, json.dumps(requested), cwd=tmp_path))
     for folder, value in expected.items():

@@ -1,4 +1,4 @@
-"""The tables of exports by target in docs/serving.md; some cells are measured again."""
+"""Tables of exports by target in docs/serving.md, of which some cells are measured again."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = str(ROOT / "scripts")
 sys.path.insert(0, SCRIPTS)
 import environments  # noqa: E402
-import export_methods  # noqa: E402 (its folder is no package)
+import export_methods  # noqa: E402 (its folder is not a package)
 import export_targets  # noqa: E402
 import optimum_exports  # noqa: E402
 import transformers_versions  # noqa: E402
@@ -59,7 +59,7 @@ def made_of(structure: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", export_targets.MODELS)
-def test_every_structure_has_a_row_for_every_target(name) -> None:
+def test_each_structure_has_a_row_for_each_target(name) -> None:
     table_cells = rows(f"where {name}")
     assert list(table_cells) == [
         (structure, target)
@@ -72,7 +72,7 @@ def test_every_structure_has_a_row_for_every_target(name) -> None:
         assert perplexity == "–" or abs(float(perplexity.rstrip("%"))) < 0.2
 
 
-def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
+def test_the_table_agrees_with_exports_of_the_demo_model() -> None:
     table_cells = rows("where demo-llama")
     for structure, model in export_targets.structures("demo-llama", samples=2):
         for target in export_targets.TARGETS:
@@ -85,7 +85,7 @@ def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
                     assert abs(cell.perplexity) < 1e-3
 
 
-def test_what_vllm_runs_natively_gives_the_same_tokens_there() -> None:
+def test_structures_native_to_vllm_give_the_same_tokens_in_vllm() -> None:
     table_cells, native = rows("vllm smollm2-135m"), TARGETS["vllm"].native
     assert table_cells.keys() == {(structure, "vllm") for structure in export_targets.STRUCTURES}
     for (structure, _), (tokens, perplexity, *_) in table_cells.items():
@@ -95,7 +95,7 @@ def test_what_vllm_runs_natively_gives_the_same_tokens_there() -> None:
 
 
 @pytest.mark.parametrize("name", export_targets.MODELS)
-def test_exports_load_on_the_oldest_release_that_is_allowed_and_the_one_of_here(name) -> None:
+def test_exports_load_in_the_oldest_supported_and_the_installed_transformers(name) -> None:
     header, *table_rows = table(f"transformers {name}")
     assert header[1:] == list(export_targets.STRUCTURES)
     assert {cell for _, *cells in table_rows for cell in cells} == {"yes"}
@@ -109,8 +109,8 @@ def test_exports_load_on_the_oldest_release_that_is_allowed_and_the_one_of_here(
 
 
 @pytest.mark.parametrize("name", export_targets.MODELS)
-def test_optimum_takes_every_structure_without_code_and_none_with(name) -> None:
-    """For SmolLM2 only some structures were tested."""
+def test_optimum_loads_exports_without_custom_code_only(name) -> None:
+    """For SmolLM2, the table has some of the structures only."""
     header, *table_rows = table(f"optimum {name}")
     tried = [
         element
@@ -127,7 +127,7 @@ def test_optimum_takes_every_structure_without_code_and_none_with(name) -> None:
 
 
 @pytest.mark.parametrize("name", export_targets.MODELS)
-def test_every_method_has_a_row_as_latents_and_in_llama_cpp(name) -> None:
+def test_each_method_has_a_row_in_the_tables_of_mla_and_llama_cpp(name) -> None:
     header, *table_rows = table(f"mla {name}")
     assert header == list(export_methods.MLA_HEADER)
     assert [title for title, *_ in table_rows] == list(export_methods.MLA)
@@ -143,7 +143,7 @@ def test_every_method_has_a_row_as_latents_and_in_llama_cpp(name) -> None:
         assert abs(float(perplexity.rstrip("%"))) < (0.2 if kind == "`f16`" else 2)
 
 
-def test_the_dense_demo_model_has_the_rows_of_those_tables_again() -> None:
+def test_the_rows_of_the_dense_demo_model_are_reproduced() -> None:
     dense = lrcore.load("demo-llama")
     latents, file = (table(f"{section} demo-llama")[1] for section in ("mla", "llama.cpp"))
     row = export_methods.as_latents("dense", dense)
@@ -153,7 +153,7 @@ def test_the_dense_demo_model_has_the_rows_of_those_tables_again() -> None:
         assert export_methods.as_file("dense", dense, "f16")[:-1] == file[:-1]
 
 
-def test_an_environment_sees_the_packages_of_this_one_and_is_made_once(
+def test_an_environment_sees_the_installed_packages_and_is_created_once(
     monkeypatch, tmp_path
 ) -> None:
     run, calls = subprocess.run, []

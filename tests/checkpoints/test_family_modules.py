@@ -29,7 +29,7 @@ def logits(network):
 
 @pytest.fixture(scope="module")
 def dense(tiny_llama, tmp_path_factory):
-    """A dense model of a family."""
+    """Return a function that loads a dense model of a family."""
 
     def of(family):
         return lrcore.load(str(family_folder(family, tiny_llama, tmp_path_factory.mktemp(family))))
@@ -58,9 +58,11 @@ def export_or_refusal(small, folder, target):
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_exports_for_targets_compute_the_same(family, method, dense, story_file, tmp_path) -> None:
-    """Exceptions are biases that a family does not support, and gemma3n, whose cutoff of neurons
-    depends on their mean.
+def test_exports_for_other_targets_give_the_same_logits(
+    family, method, dense, story_file, tmp_path
+) -> None:
+    """Exceptions are biases that a family does not support, and gemma3n, in which the cutoff of
+    neurons depends on their mean.
     """
     small = compressed(dense(family), story_file, method)
     for target in TARGETS:
@@ -74,7 +76,7 @@ def test_exports_for_targets_compute_the_same(family, method, dense, story_file,
         assert back.num_parameters() == exported.parameters
 
 
-def test_the_command_and_the_card_say_what_was_done_and_what_remains(
+def test_the_command_and_the_card_list_the_changes_of_an_export(
     dense, story_file, tmp_path, capsys
 ) -> None:
     small = compressed(dense("llama"), story_file, "svd_llm")
@@ -96,7 +98,9 @@ def test_the_command_and_the_card_say_what_was_done_and_what_remains(
     assert f"{size.parameters:,} parameters" in card
 
 
-def test_what_goes_there_as_it_is_has_no_notes(dense, story_file, tmp_path) -> None:
+def test_an_export_of_natively_supported_structures_has_no_notes(
+    dense, story_file, tmp_path
+) -> None:
     model = dense("llama")
     even = compressed(model, story_file, "a3", target="transformers-stock", ratio=0.2)
     pairs = compressed(model, story_file, "svd_llm", target="vllm")
@@ -106,7 +110,7 @@ def test_what_goes_there_as_it_is_has_no_notes(dense, story_file, tmp_path) -> N
         assert "What this export changed" not in (exported.path / "README.md").read_text()
 
 
-def test_pairs_in_4_bits_stay_so_in_vllm(dense, story_file, tmp_path) -> None:
+def test_vllm_exports_preserve_low_rank_pairs_in_4_bits(dense, story_file, tmp_path) -> None:
     small = lrcore.quantize(compressed(dense("llama"), story_file, "svd_llm"), 4)
     exported = export_for(small, tmp_path / "vllm", "vllm")
     assert (exported.notes, exported.parameters) == ((), small.size.parameters)
@@ -118,10 +122,10 @@ def test_pairs_in_4_bits_stay_so_in_vllm(dense, story_file, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_heads_are_as_many_as_in_the_layer_with_most_of_them(
+def test_layers_with_fewer_heads_are_padded_to_the_largest_layer(
     target, tiny_llama, story_file, tmp_path
 ) -> None:
-    """transformers needs a number of heads that divides the width."""
+    """transformers requires a number of heads that divides the width."""
     config = CONFIGS["llama"] | {"hidden_size": 48, "num_attention_heads": 8}
     folder = tmp_path / "dense"
     noisy("llama", config | {"num_key_value_heads": 4}).save_pretrained(folder)
@@ -138,7 +142,7 @@ def test_heads_are_as_many_as_in_the_layer_with_most_of_them(
 
 
 @pytest.mark.parametrize("family", ["bloom", "mpt"])
-def test_fewer_layers_of_a_family_without_a_width_of_its_own(family, dense, tmp_path) -> None:
+def test_models_with_fewer_layers_are_exported_as_standard_models(family, dense, tmp_path) -> None:
     short = lrcore.drop_layers(dense(family), [0])
     exported = export_for(short, tmp_path / "out", "transformers-stock")
     assert exported.notes == ()
@@ -146,9 +150,7 @@ def test_fewer_layers_of_a_family_without_a_width_of_its_own(family, dense, tmp_
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_layers_that_wait_on_disk_give_the_same_folder(
-    target, tiny_llama, small_of, tmp_path
-) -> None:
+def test_offloaded_models_give_the_same_export(target, tiny_llama, small_of, tmp_path) -> None:
     lrcore.save(small_of(tiny_llama, "a3", ratio=0.3), tmp_path / "small")
     files = []
     for offload in (False, True):
@@ -158,7 +160,9 @@ def test_layers_that_wait_on_disk_give_the_same_folder(
     assert files[0] == files[1]
 
 
-def test_what_has_no_such_form_says_why(dense, story_file, tmp_path) -> None:
+def test_an_export_that_a_target_cannot_run_is_refused_with_the_reason(
+    dense, story_file, tmp_path
+) -> None:
     moved = compressed(dense("llama"), story_file, "transmla")
     for target, words in zip(TARGETS, ("is not a standard llama", "vLLM cannot run"), strict=True):
         with pytest.raises(lrcore.InputError, match=rf"{words}.*in layer 0 .*a decoupled"):
@@ -172,7 +176,7 @@ def test_what_has_no_such_form_says_why(dense, story_file, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_standard_folder_holds_what_transformers_before_5_reads(scaled, dense, tmp_path) -> None:
+def test_a_standard_export_has_the_config_fields_of_transformers_4(scaled, dense, tmp_path) -> None:
     """Fields of transformers 4 for rotary positions and the tokenizer class do not change the model
     in the installed version.
     """

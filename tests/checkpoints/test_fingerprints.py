@@ -1,8 +1,8 @@
-"""The fingerprint of a model is the same on all machines and in all folders.
+"""Fingerprints of models, equal on all machines and in all folders.
 
-Model and text are written from whole numbers and text only, so that all machines have the same
-bytes; the expected fingerprints are in this file. Fingerprints do not depend on rounding, unlike
-the weights of compressed models.
+Model and text are written from integers and text only, so that all machines have the same bytes;
+the expected fingerprints are in this file. Fingerprints do not depend on rounding, unlike the
+weights of compressed models.
 """
 
 import json
@@ -52,7 +52,8 @@ MODEL_SHAPES = {
 }
 TEXT = "Once upon a time there was a little girl. “Where is my kite?” asked Ben.\n" * 20
 
-# Expected fingerprints; that of a network in memory depends on transformers' config.
+# Expected fingerprints. The fingerprint of a network in memory is omitted, because it depends on
+# the config class of transformers.
 KNOWN = {
     "folder": "0161a22e6e53e158b2af0964f1a3ea7b0a0df60cf95e52d7c899542e3ebf9276",
     "text": "69344d89e2e8ecce8184b4a2e4d5149e66760babdbf9ace594cb60fb30947a5c",
@@ -62,8 +63,8 @@ KNOWN = {
     "cache": "c4c59fafb505854c9b07e03c",
 }
 
-# Prints the fingerprints of a model, a text and their results. Arguments: the model's folder, the
-# text, and whether to use another order of names.
+# Script that prints the fingerprints of a model, a text and their results. Arguments: the folder of
+# the model, the text, and the order of names, "other" for a second one.
 MADE = """
 import json, sys
 import torch
@@ -98,7 +99,7 @@ print("KNOWN" + json.dumps(known))
 
 
 def write_model(folder: Path) -> None:
-    """Write a Llama whose weights are small whole numbers over 64."""
+    """Write a Llama with small integers over 64 as weights."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2), encoding="utf-8")
     tensors = {}
@@ -110,8 +111,8 @@ def write_model(folder: Path) -> None:
         shutil.copyfile(TOKENIZER / name, folder / name)
 
 
-def printed(folder: Path, order: str, **environment: str) -> dict[str, str]:
-    """Return the fingerprints that a process with another environment prints for a folder."""
+def fingerprints_of_subprocess(folder: Path, order: str, **environment: str) -> dict[str, str]:
+    """Return the fingerprints that a process with a different environment prints for a folder."""
     write_model(folder / "model")
     text = folder / "some text.txt"
     text.write_text(TEXT, encoding="utf-8")
@@ -131,12 +132,16 @@ def printed(folder: Path, order: str, **environment: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> list[dict[str, str]]:
-    """Two processes agree that share only the contents of the files."""
-    first, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other place")
+    """Return the fingerprints of a pair of processes with equal files and different
+    environments.
+    """
+    first, second = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other place")
     return [
-        printed(first, "one", PYTHONHASHSEED="1", TZ="UTC", LC_ALL="C", LANG="C"),
-        printed(
-            two / "ä folder" / "deep",
+        fingerprints_of_subprocess(
+            first, "one", PYTHONHASHSEED="1", TZ="UTC", LC_ALL="C", LANG="C"
+        ),
+        fingerprints_of_subprocess(
+            second / "ä folder" / "deep",
             "other",
             PYTHONHASHSEED="4711",
             TZ="Pacific/Auckland",
@@ -146,10 +151,10 @@ def two_processes(tmp_path_factory) -> list[dict[str, str]]:
     ]
 
 
-def test_neither_place_nor_surroundings_change_what_anything_is_known_by(two_processes) -> None:
+def test_fingerprints_do_not_depend_on_the_folder_or_the_environment(two_processes) -> None:
     assert two_processes[0] == two_processes[1]
     assert len(set(two_processes[0].values())) == len(two_processes[0])
 
 
-def test_this_machine_gives_the_fingerprints_that_others_do(two_processes) -> None:
+def test_fingerprints_equal_the_recorded_ones(two_processes) -> None:
     assert {name: two_processes[0][name] for name in KNOWN} == KNOWN

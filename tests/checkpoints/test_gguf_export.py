@@ -1,6 +1,5 @@
-"""GGUF exports are equal to the model when they are read back, with clear errors and notes.
-
-For llama.cpp see test_gguf_llama_cpp.py.
+"""GGUF exports: equality with the model when read back, errors and notes. For llama.cpp see
+test_gguf_llama_cpp.py.
 """
 
 import json
@@ -27,11 +26,11 @@ def logits(model, tokens=57):
 
 
 def header(path):
-    """Return the settings of a file by name."""
+    """Return the metadata of a file by name."""
     return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
 
 
-def test_a_dense_model_comes_back_bit_for_bit(tiny_llama, tmp_path) -> None:
+def test_a_dense_gguf_file_is_restored_bit_for_bit(tiny_llama, tmp_path) -> None:
     model = lrcore.load(tiny_llama)
     exported = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
     reloaded = lrcore.load(exported.path)
@@ -43,7 +42,7 @@ def test_a_dense_model_comes_back_bit_for_bit(tiny_llama, tmp_path) -> None:
     assert str(tiny_llama) not in exported.path.read_bytes().decode("latin-1")
 
 
-def test_layers_that_wait_on_disk_give_the_same_file(tiny_llama, tmp_path) -> None:
+def test_an_offloaded_model_gives_the_same_gguf_file(tiny_llama, tmp_path) -> None:
     paths = [
         lrcore.export_gguf(
             lrcore.load(tiny_llama, offload=offload), tmp_path / f"{offload}.gguf"
@@ -53,7 +52,7 @@ def test_layers_that_wait_on_disk_give_the_same_file(tiny_llama, tmp_path) -> No
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_biases_and_a_head_of_its_own(tiny_llama, tmp_path) -> None:
+def test_biases_and_untied_embeddings_are_restored_bit_for_bit(tiny_llama, tmp_path) -> None:
     folder = family_folder("qwen2", tiny_llama, tmp_path / "qwen2")
     model = lrcore.load(folder)
     exported = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
@@ -64,7 +63,7 @@ def test_biases_and_a_head_of_its_own(tiny_llama, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "a3", "modegpt", "latentllm", "care"])
-def test_factors_are_multiplied_out_and_heads_filled(method, tiny_llama, small_of, tmp_path):
+def test_factors_are_multiplied_out_and_heads_are_padded(method, tiny_llama, small_of, tmp_path):
     changes = {"rank_overrides": EVEN} if method in ("a3", "modegpt") else {}
     small = small_of(tiny_llama, method, ratio=0.2, **changes)
     exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
@@ -79,7 +78,9 @@ def test_factors_are_multiplied_out_and_heads_filled(method, tiny_llama, small_o
     assert (f"96 numbers per token instead of {small.size.kv_values}" in notes) == fewer
 
 
-def test_layers_of_different_sizes_are_a_deci(tiny_llama, small_of, tmp_path) -> None:
+def test_layers_of_different_sizes_use_the_architecture_deci(
+    tiny_llama, small_of, tmp_path
+) -> None:
     widths = {"0.mlp": 40, "1.mlp": 24, "2.mlp": 33}
     small = small_of(tiny_llama, "modegpt", ratio=0.1, rank_overrides=widths)
     exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "q8_0")
@@ -101,14 +102,14 @@ def test_layers_of_different_sizes_are_a_deci(tiny_llama, small_of, tmp_path) ->
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
-def test_matrices_are_rounded_as_asked(kind, tiny_llama, tmp_path) -> None:
+def test_matrices_are_rounded_to_the_requested_type(kind, tiny_llama, tmp_path) -> None:
     model = lrcore.load(tiny_llama)
     back = lrcore.load(lrcore.export_gguf(model, tmp_path / "a.gguf", kind).path)
     error = (logits(back) - logits(model)).norm() / logits(model).norm()
     assert 0 < error < {"f16": 0.01, "bf16": 0.05, "q8_0": 0.05}[kind]
 
 
-def test_a_number_that_the_type_cannot_hold_is_refused(tiny_llama, tmp_path) -> None:
+def test_a_number_beyond_the_range_of_the_type_is_refused(tiny_llama, tmp_path) -> None:
     """The value would be infinity in the file."""
     model = lrcore.load(tiny_llama)
     model.network.model.layers[1].mlp.up_proj.weight[0, 0] = 70_000.0
@@ -127,14 +128,14 @@ def test_a_number_that_the_type_cannot_hold_is_refused(tiny_llama, tmp_path) -> 
     ("family", "reason"),
     [("opt", "its family is opt"), ("phi", "its family is phi")],
 )
-def test_other_families_are_refused(family, reason, tiny_llama, tmp_path) -> None:
+def test_unsupported_families_are_refused(family, reason, tiny_llama, tmp_path) -> None:
     model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
     with pytest.raises(lrcore.InputError, match=reason):
         lrcore.export_gguf(model, tmp_path / "a.gguf")
     assert not (tmp_path / "a.gguf").exists()
 
 
-def test_what_llama_cpp_has_no_place_for_is_refused(tiny_llama, story_file, tmp_path) -> None:
+def test_models_that_llama_cpp_cannot_run_are_refused(tiny_llama, story_file, tmp_path) -> None:
     model = lrcore.load(tiny_llama)
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     sliced = lrcore.slice_hidden(model, recipe.with_(ratio=0.2))
@@ -145,12 +146,12 @@ def test_what_llama_cpp_has_no_place_for_is_refused(tiny_llama, story_file, tmp_
         lrcore.export_gguf(model, tmp_path / "a.gguf")
 
 
-def test_a_tokenizer_that_would_be_read_otherwise_is_refused(tiny_llama) -> None:
+def test_a_tokenizer_that_llama_cpp_would_misread_is_refused(tiny_llama) -> None:
     tokenizer = lrcore.load(tiny_llama).tokenizer
     described = json.loads(tokenizer.backend_tokenizer.to_str())
 
-    class Described:
-        """Return a tokenizer with a changed description."""
+    class FakeTokenizer:
+        """Tokenizer with a changed description."""
 
         def __init__(self, changes) -> None:
             self.backend_tokenizer = self
@@ -160,12 +161,14 @@ def test_a_tokenizer_that_would_be_read_otherwise_is_refused(tiny_llama) -> None
             return self.text
 
     with pytest.raises(lrcore.InputError, match="type Unigram"):
-        vocabulary(Described({"model": described["model"] | {"type": "Unigram"}}), 300)
+        vocabulary(FakeTokenizer({"model": described["model"] | {"type": "Unigram"}}), 300)
     with pytest.raises(lrcore.InputError, match=r"pre-tokenizer \(Whitespace\)"):
-        vocabulary(Described({"pre_tokenizer": {"type": "Whitespace"}}), 300)
+        vocabulary(FakeTokenizer({"pre_tokenizer": {"type": "Whitespace"}}), 300)
 
 
-def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) -> None:
+def test_the_command_reports_changes_and_refuses_invalid_options(
+    tiny_llama, small_of, tmp_path, capsys
+) -> None:
     lrcore.save(small_of(tiny_llama, "svd_llm", ratio=0.2), tmp_path / "small")
     command = ["export", str(tmp_path / "small"), str(tmp_path / "small.gguf"), "--format", "gguf"]
     assert main(command) == 0
@@ -196,7 +199,7 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
     ],
     ids=str,
 )
-def test_no_flag_is_ignored_without_a_word(flags, reason, tiny_llama, tmp_path, capsys) -> None:
+def test_flags_without_effect_are_refused(flags, reason, tiny_llama, tmp_path, capsys) -> None:
     result, out = tmp_path / "result.json", tmp_path / ("out.gguf" if "gguf" in flags else "out")
     result.write_text(json.dumps({"perplexity": 2.0, "protocol": "windows"}))
     arguments = [str(result) if field == "FILE" else field for field in flags]
@@ -223,7 +226,9 @@ def test_no_flag_is_ignored_without_a_word(flags, reason, tiny_llama, tmp_path, 
         ),
     ],
 )
-def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, story_file, tmp_path):
+def test_features_that_a_family_lacks_in_llama_cpp_are_refused(
+    family, method, reason, tiny_llama, story_file, tmp_path
+):
     model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
     config = model.network.config
     if method == "scaled":
@@ -240,10 +245,8 @@ def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, stor
         lrcore.export_gguf(model, tmp_path / "a.gguf")
 
 
-def test_heads_that_only_some_layers_lost_are_zeros_where_all_have_as_many(
-    tiny_llama, story_file, tmp_path
-) -> None:
-    """For such files in llama.cpp see test_gguf_llama_cpp.py."""
+def test_layers_that_lost_heads_are_padded_with_zeros(tiny_llama, story_file, tmp_path) -> None:
+    """test_gguf_llama_cpp.py runs such files in llama.cpp."""
     model = lrcore.load(family_folder("qwen3", tiny_llama, tmp_path / "qwen3"))
     recipe = lrcore.Recipe(method="llm_pruner", ratio=0.2, samples=2, seq_len=24)
     recipe = recipe.with_(data=str(story_file), rank_overrides={"0.heads": 1, "1.heads": 2})

@@ -1,4 +1,4 @@
-"""llama.cpp runs exported files: equal greedy tokens, perplexity within 0.1 %."""
+"""Exported files in llama.cpp: equal greedy tokens, perplexity within 0.1 %."""
 
 import math
 
@@ -21,10 +21,10 @@ from lrcore.models.layers import read_layer
 PROMPTS = ("Once upon a time", "Tom and Lily saw 12 ducks. They")
 STORY = "One day a girl named Lily went to the park. She saw 3 dogs, and they barked at her!"
 TOKENS = 24
-TIE = 1e-2  # a smaller margin between two logits can be rounding
+TIE = 1e-2  # a smaller margin between two logits can be a rounding error
 
 
-def same(model, path, tokens=TOKENS) -> None:
+def assert_same_output(model, path, tokens=TOKENS) -> None:
     """Check that llama.cpp generates the same tokens and perplexity.
 
     Tokens are compared up to the first one whose logit is the largest by less than TIE.
@@ -60,24 +60,24 @@ def demo():
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
-def test_the_dense_model(kind, demo, tmp_path) -> None:
+def test_a_dense_model_gives_the_same_output_in_llama_cpp(kind, demo, tmp_path) -> None:
     exported = lrcore.export_gguf(demo, tmp_path / "a.gguf", kind)
-    same(lrcore.load(exported.path), exported.path)  # both read the rounded weights
+    assert_same_output(lrcore.load(exported.path), exported.path)  # both use the rounded weights
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "a3", "fused", "care", "latentllm"])
-def test_compressed_models(method, demo, tmp_path) -> None:
+def test_compressed_models_give_the_same_output_in_llama_cpp(method, demo, tmp_path) -> None:
     policy = "energy" if method == "fused" else "uniform"
     recipe = lrcore.Recipe(method=method, policy=policy, ratio=0.3, samples=2, seq_len=128)
     small = lrcore.compress(demo, recipe)
     exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
     assert exported.architecture == ("deci" if method == "fused" else "llama")
-    same(small, exported.path)
+    assert_same_output(small, exported.path)
 
 
 @pytest.mark.parametrize("method", ["llm_pruner", "flap"])
-def test_fewer_heads_are_native(method, demo, tmp_path) -> None:
-    """Fewer kv heads, with flap by layer, need no padding."""
+def test_models_with_fewer_heads_need_no_padding(method, demo, tmp_path) -> None:
+    """llama.cpp supports fewer kv heads, with flap also by layer."""
     recipe = lrcore.Recipe(
         method=method, policy="energy", ratio=0.4, samples=2, seq_len=128, target="llama.cpp"
     )
@@ -87,10 +87,10 @@ def test_fewer_heads_are_native(method, demo, tmp_path) -> None:
     exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
     assert exported.architecture == "deci"
     assert not any("filled" in clause for clause in exported.notes)
-    same(small, exported.path)
+    assert_same_output(small, exported.path)
 
 
-def test_rotary_positions_scaled_as_in_llama_3(demo, tmp_path) -> None:
+def test_rotary_scaling_of_llama_3_is_exported(demo, tmp_path) -> None:
     config = demo.network.config.to_dict()
     scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -99,12 +99,14 @@ def test_rotary_positions_scaled_as_in_llama_3(demo, tmp_path) -> None:
     network.load_state_dict(demo.network.state_dict())
     model = lrcore.load(network, demo.tokenizer)
     exported = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
-    same(model, exported.path)
+    assert_same_output(model, exported.path)
 
 
 @pytest.mark.parametrize("widths", [{}, {"0.mlp": 300, "1.mlp": 200}])
-def test_biases_of_a_qwen2(widths, demo, tmp_path) -> None:
-    """Add biases to the demo model, with even and uneven sizes, which need another architecture."""
+def test_biases_of_qwen2_are_exported(widths, demo, tmp_path) -> None:
+    """Add biases to the demo model, with uniform and uneven sizes, which need another
+    architecture.
+    """
     config = demo.network.config.to_dict()
     fields = {
         name: value for name, value in config.items() if name not in ("model_type", "head_dim")
@@ -118,12 +120,12 @@ def test_biases_of_a_qwen2(widths, demo, tmp_path) -> None:
         model = lrcore.compress(model, recipe.with_(rank_overrides=widths))
     exported = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
     assert exported.architecture == ("deci" if widths else "qwen2")
-    same(model, exported.path)
+    assert_same_output(model, exported.path)
 
 
 @pytest.fixture(params=["qwen3", "olmo2", "gemma", "granite"])
 def relative(request, demo):
-    """Copy the demo model's weights to a family with other norms, which are random."""
+    """Copy the weights of the demo model to a family with additional norms, which are random."""
     config = demo.network.config.to_dict()
     fields = {
         name: value for name, value in config.items() if name not in ("model_type", "head_dim")
@@ -141,16 +143,16 @@ def relative(request, demo):
     chosen = AutoConfig.for_model(request.param, **fields | sizes | extra)
     network = AutoModelForCausalLM.from_config(chosen)
     network.load_state_dict(demo.network.state_dict(), strict=False)
-    middle = float(request.param == "gemma")  # gemma adds one to the weights of norms
+    offset = float(request.param == "gemma")  # gemma adds one to the weights of norms
     for name, weight in network.named_parameters():
         if "norm" in name:
-            torch.nn.init.uniform_(weight, 0.8 - middle, 1.2 - middle)
+            torch.nn.init.uniform_(weight, 0.8 - offset, 1.2 - offset)
     return lrcore.load(network, demo.tokenizer)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["", "svd_llm", "modegpt"])
-def test_families_with_norms_of_their_own(method, relative, tmp_path) -> None:
+def test_families_with_additional_norms_give_the_same_output(method, relative, tmp_path) -> None:
     model, widths = relative, {"0.mlp": 300, "1.mlp": 200}
     if method:
         recipe = lrcore.Recipe(method=method, ratio=0.1, samples=2, seq_len=64)
@@ -162,12 +164,12 @@ def test_families_with_norms_of_their_own(method, relative, tmp_path) -> None:
     assert any("padded with zeros to the widest" in clause for clause in exported.notes) == (
         method == "modegpt"
     )
-    same(model, exported.path)
+    assert_same_output(model, exported.path)
 
 
 @pytest.mark.parametrize("relative", ["qwen3", "gemma", "granite"], indirect=True)
-def test_heads_that_some_layers_lost_are_zeros_in_those_families(relative, tmp_path) -> None:
-    """olmo2 cannot lose heads, since its norm is over the width of all heads."""
+def test_layers_that_lost_heads_are_padded_with_zeros_in_other_families(relative, tmp_path) -> None:
+    """olmo2 cannot lose heads, because its norm spans all heads."""
     by_hand = {f"{layer}.heads": 2 if layer == 1 else 3 for layer in range(6)}
     recipe = lrcore.Recipe(
         method="llm_pruner", ratio=0.2, samples=2, seq_len=64, rank_overrides=by_hand
@@ -176,9 +178,9 @@ def test_heads_that_some_layers_lost_are_zeros_in_those_families(relative, tmp_p
     exported = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
     assert exported.architecture == relative.network.config.model_type
     assert "1 layers have heads of zeros, up to 3 of keys and values" in exported.notes
-    same(small, exported.path, tokens=8)
+    assert_same_output(small, exported.path, tokens=8)
 
 
-def test_a_vocabulary_of_sentencepiece(reference, tmp_path) -> None:
+def test_a_sentencepiece_vocabulary_is_exported(reference, tmp_path) -> None:
     model = lrcore.load(reference / "models/stories260K")
-    same(model, lrcore.export_gguf(model, tmp_path / "a.gguf", "f32").path)
+    assert_same_output(model, lrcore.export_gguf(model, tmp_path / "a.gguf", "f32").path)

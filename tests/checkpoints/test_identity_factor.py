@@ -1,4 +1,4 @@
-"""A factor that is only an identity block is stored and loaded with an empty remainder."""
+"""Factors that consist of an identity block only, stored and loaded with an empty remainder."""
 
 from dataclasses import replace
 
@@ -10,7 +10,9 @@ from lrcore.layers.layer import LowRank
 from lrcore.models.layers import read_layer, write_layer
 
 
-def test_an_empty_rest_comes_back(tiny_opt, story_file, tmp_path) -> None:
+def test_an_identity_factor_with_an_empty_remainder_is_restored(
+    tiny_opt, story_file, tmp_path
+) -> None:
     dense = lrcore.load(str(tiny_opt))
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method="latentllm")
     small = lrcore.compress(dense, recipe.with_(ratio=0.3))

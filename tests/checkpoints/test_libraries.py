@@ -1,4 +1,4 @@
-"""The tables of exports in other libraries in docs/serving.md; installed libraries are tested."""
+"""Tables of exports in other libraries in docs/serving.md, tested again for installed libraries."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = str(ROOT / "scripts")
 sys.path.insert(0, SCRIPTS)
 import export_targets  # noqa: E402
-import libraries  # noqa: E402 (its folder is no package)
+import libraries  # noqa: E402 (its folder is not a package)
 
 sys.path.remove(SCRIPTS)
 
@@ -30,7 +30,7 @@ def cells(name: str = export_targets.MODELS[0]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", export_targets.MODELS)
-def test_every_use_has_a_row_with_a_finding_for_every_structure(name) -> None:
+def test_each_use_has_a_row_with_a_result_for_each_structure(name) -> None:
     assert list(cells(name)) == list(libraries.USES)
     for row in cells(name).values():
         assert len(row) == len(export_targets.STRUCTURES)
@@ -44,9 +44,8 @@ def models(tiny_llama):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_use_of_a_library_that_is_here_gives_what_the_table_says(use, models) -> None:
-    """A cell with a change of logits only needs some change, since its size depends on the
-    model."""
+def test_installed_libraries_give_the_results_in_the_table(use, models) -> None:
+    """Only compare whether logits change, because the size of the change depends on the model."""
     if find_spec(library := libraries.NEEDS.get(use, "transformers")) is None:
         pytest.skip(f"{library} is not installed")
     results = [

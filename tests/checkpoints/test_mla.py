@@ -1,6 +1,4 @@
-"""MLA exports are equal to the model without custom code and cache latents, with clear errors and
-notes.
-"""
+"""MLA exports: equality with the model without custom code, cached latents, errors and notes."""
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ def standard(folder, dtype=torch.float32):
 
 
 def cached(network):
-    """Count the cached numbers per token."""
+    """Return the cached numbers per token."""
     with torch.inference_mode():
         cache = network(TOKENS[:1], use_cache=True).past_key_values
     return sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) // 20
@@ -48,7 +46,7 @@ def latents(tiny_llama, story_file):
     return lrcore.compress(lrcore.load(tiny_llama), recipe)
 
 
-def test_latents_of_values_are_cached_as_planned(latents, tmp_path) -> None:
+def test_latents_of_values_are_cached_at_their_ranks(latents, tmp_path) -> None:
     exported = lrcore.export_mla(latents, tmp_path / "out")
     exported_network = standard(exported.path)
     torch.testing.assert_close(logits(exported_network), logits(latents.network), atol=1e-4, rtol=0)
@@ -63,7 +61,7 @@ def test_latents_of_values_are_cached_as_planned(latents, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("method", ["care", "modegpt", "svd_llm"])
-def test_other_structures_compute_the_same(method, tiny_llama, small_of, tmp_path) -> None:
+def test_other_structures_give_the_same_logits(method, tiny_llama, small_of, tmp_path) -> None:
     small = small_of(tiny_llama, method, samples=2, seq_len=24, ratio=0.3)
     exported = lrcore.export_mla(small, tmp_path / "out")
     exported_network = standard(exported.path)
@@ -74,7 +72,7 @@ def test_other_structures_compute_the_same(method, tiny_llama, small_of, tmp_pat
     assert ("multiplied out" in notes) == (method != "modegpt")
 
 
-def test_biases_of_values_stand_beside_the_constant(tiny_llama_bias, tmp_path) -> None:
+def test_biases_of_values_are_exported(tiny_llama_bias, tmp_path) -> None:
     model = lrcore.load(tiny_llama_bias)
     with pytest.raises(
         lrcore.InputError, match=r"cannot be a youtu.*in layer 0 the MLP has biases"
@@ -89,9 +87,7 @@ def test_biases_of_values_stand_beside_the_constant(tiny_llama_bias, tmp_path) -
 
 
 @pytest.mark.parametrize("method", ["", "svd_llm"])
-def test_biases_of_queries_stand_beside_a_constant_of_their_own(
-    method, tiny_llama, small_of, tmp_path
-) -> None:
+def test_biases_of_queries_are_exported(method, tiny_llama, small_of, tmp_path) -> None:
     folder = family_folder("qwen2", tiny_llama, tmp_path / "dense")
     how = {"samples": 2, "seq_len": 24, "ratio": 0.3}
     model = small_of(folder, method, **how) if method else lrcore.load(str(folder))
@@ -102,14 +98,16 @@ def test_biases_of_queries_stand_beside_a_constant_of_their_own(
         f"queries are computed from latents of {exported_network.config.q_lora_rank} numbers"
         in "; ".join(exported.notes)
     )
-    with torch.inference_mode():  # up to the window's length
+    with torch.inference_mode():  # within the sliding window
         expected, actual = (
             value(TOKENS[:, :6]).logits for value in (model.network, exported_network)
         )
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_scaled_angles_stay_and_a_window_limits_the_context(tiny_llama, tmp_path) -> None:
+def test_scaled_rotary_angles_are_exported_and_a_window_limits_the_context(
+    tiny_llama, tmp_path
+) -> None:
     for family in ("llama", "mistral"):
         model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
         exported = lrcore.export_mla(model, tmp_path / f"{family}-out")
@@ -124,7 +122,7 @@ def test_scaled_angles_stay_and_a_window_limits_the_context(tiny_llama, tmp_path
         )
 
 
-def test_where_layers_lost_heads_others_kept_they_are_zeros(tiny_llama, small_of, tmp_path) -> None:
+def test_layers_that_lost_heads_are_padded_with_zeros(tiny_llama, small_of, tmp_path) -> None:
     by_hand = {"0.heads": 2, "1.heads": 1, "2.heads": 2}
     small = small_of(
         tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, rank_overrides=by_hand
@@ -136,7 +134,7 @@ def test_where_layers_lost_heads_others_kept_they_are_zeros(tiny_llama, small_of
     assert cached(exported_network) == exported.kv_values > small.size.kv_values
 
 
-def test_in_bfloat16_it_departs_as_much_as_the_model_itself(latents, tmp_path) -> None:
+def test_the_error_in_bfloat16_is_similar_to_that_of_the_model(latents, tmp_path) -> None:
     exported_network = standard(lrcore.export_mla(latents, tmp_path / "out").path, torch.bfloat16)
     exact = logits(latents.network)
     lrcore.save(latents, tmp_path / "kept")
@@ -147,7 +145,7 @@ def test_in_bfloat16_it_departs_as_much_as_the_model_itself(latents, tmp_path) -
     assert actual < 2 * expected
 
 
-def test_the_command_says_what_remains(latents, tmp_path, capsys) -> None:
+def test_the_command_reports_the_cache_size(latents, tmp_path, capsys) -> None:
     lrcore.save(latents, tmp_path / "kept")
     assert main(["export", str(tmp_path / "kept"), str(tmp_path / "out"), "--format", "mla"]) == 0
     assert "the cache holds 78 numbers per token instead of 67" in " ".join(
@@ -158,7 +156,7 @@ def test_the_command_says_what_remains(latents, tmp_path, capsys) -> None:
         lrcore.load(tmp_path / "out")
 
 
-def test_another_family_is_refused_in_one_sentence(tiny_opt, tmp_path) -> None:
+def test_an_unsupported_family_is_refused(tiny_opt, tmp_path) -> None:
     with pytest.raises(lrcore.InputError, match="its family is opt, not llama, mistral"):
         lrcore.export_mla(lrcore.load(tiny_opt), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Published files contain no local paths; local checkpoints still refer to their base by path."""
+"""Local paths in published files, which have none, and in local checkpoints."""
 
 import json
 
@@ -33,7 +33,7 @@ def texts(folder):
     }
 
 
-def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None:
+def test_no_file_of_an_export_contains_a_local_path(healed, tiny_llama, tmp_path) -> None:
     model, _, data = healed
     result = lrcore.evaluate(model, str(data), samples=2, seq_len=32).to_dict()
     reloaded = lrcore.load(str(lrcore.save(model, tmp_path / "kept")))
@@ -43,19 +43,19 @@ def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None
         ("kept", reloaded),
         ("dense", lrcore.load(str(tiny_llama))),
     ):
-        got_result = texts(lrcore.export(loaded_model, tmp_path / "out" / name, [result]))
+        exported_texts = texts(lrcore.export(loaded_model, tmp_path / "out" / name, [result]))
         assert {
             "README.md",
             "lrcore.json",
             "config.json",
             "tokenizer_config.json",
-        } <= got_result.keys()
-        for file, text in got_result.items():
+        } <= exported_texts.keys()
+        for file, text in exported_texts.items():
             assert not [local_path for local_path in local_paths if local_path in text], (
                 name,
                 file,
             )
-        assert data.name in got_result["README.md"]
+        assert data.name in exported_texts["README.md"]
     exported = lrcore.load(str(tmp_path / "out" / "kept"))
     assert exported.recipe.model == exported.base.name == tiny_llama.name
     assert exported.base.fingerprint == model.base.fingerprint
@@ -64,25 +64,27 @@ def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None
     assert head["model-index"][0]["results"][0]["dataset"]["name"] == data.name
 
 
-def test_a_standard_export_holds_no_path(tiny_llama, tmp_path) -> None:
-    got_result = texts(lrcore.export(lrcore.load(str(tiny_llama)), tmp_path / "out", standard=True))
-    for text in got_result.values():
+def test_a_standard_export_contains_no_local_path(tiny_llama, tmp_path) -> None:
+    exported_texts = texts(
+        lrcore.export(lrcore.load(str(tiny_llama)), tmp_path / "out", standard=True)
+    )
+    for text in exported_texts.values():
         assert str(tiny_llama.parent) not in text
         assert str(tmp_path) not in text
 
 
-def test_our_checkpoint_keeps_where_its_base_is(healed, tiny_llama, tmp_path) -> None:
+def test_a_local_checkpoint_stores_the_path_of_its_base(healed, tiny_llama, tmp_path) -> None:
     reloaded = lrcore.load(str(lrcore.save(healed[0], tmp_path / "kept")))
     assert reloaded.recipe.model == reloaded.base.name == str(tiny_llama)
 
 
-def test_a_folder_with_paths_is_not_pushed(healed, tmp_path) -> None:
+def test_a_folder_with_local_paths_is_not_pushed(healed, tmp_path) -> None:
     folder = lrcore.save(healed[0], tmp_path / "kept")
     with pytest.raises(lrcore.InputError, match=r"lrcore\.json' contains local paths"):
         lrcore.push(folder, "me/small")
 
 
-def test_hub_ids_stay_and_paths_become_names(tmp_path, monkeypatch) -> None:
+def test_strip_paths_shortens_paths_and_preserves_hub_ids(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out" / "small").mkdir(parents=True)
     values = {

@@ -26,7 +26,9 @@ def hub(tmp_path):
 
 @pytest.fixture
 def call(hub, tmp_path):
-    """Run the command line against the hub with a token; return exit code, stdout and stderr."""
+    """Return a function that runs the command line against the hub with a token and returns exit
+    code, stdout and stderr.
+    """
 
     def run(*words, token=""):
         environment = {
@@ -45,7 +47,7 @@ def call(hub, tmp_path):
     return run
 
 
-def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(
+def test_an_export_is_uploaded_on_request_and_loads_from_the_hub(
     hub, call, tiny_llama, story_file, tmp_path
 ):
     recipe = lrcore.Recipe(
@@ -77,7 +79,9 @@ def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(
 
 
 @pytest.mark.parametrize("token", ["", "reader"])
-def test_a_refused_upload_is_one_line_with_a_remedy(hub, call, tiny_llama, tmp_path, token):
+def test_a_refused_upload_is_reported_in_one_line_with_a_remedy(
+    hub, call, tiny_llama, tmp_path, token
+):
     code, out, err = call(
         "export", tiny_llama, tmp_path / "out", "--push-to-hub", "me/small", token=token
     )
@@ -89,7 +93,7 @@ def test_a_refused_upload_is_one_line_with_a_remedy(hub, call, tiny_llama, tmp_p
     assert not hub.repositories
 
 
-def test_a_public_repository_is_made_only_where_asked(tiny_llama, tmp_path, monkeypatch, capsys):
+def test_a_repository_is_public_only_on_request(tiny_llama, tmp_path, monkeypatch, capsys):
     requested = []
     monkeypatch.setattr(
         lrcore, "push", lambda folder, name, private: requested.append(private) or name
@@ -111,6 +115,6 @@ def test_a_public_repository_is_made_only_where_asked(tiny_llama, tmp_path, monk
     assert requested == [True, False]
 
 
-def test_only_an_export_is_pushed(tmp_path):
+def test_a_folder_without_an_export_is_not_pushed(tmp_path):
     with pytest.raises(lrcore.InputError, match="not an exported model"):
         lrcore.push(tmp_path, "me/small")

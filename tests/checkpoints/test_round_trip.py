@@ -1,5 +1,5 @@
-"""transformers runs and saves exports: attentions and hidden states are recorded, and saved models,
-trained or not, load with this package.
+"""Exports that transformers runs and saves: recorded attentions and hidden states, and saved
+models, trained or not, that load with this package.
 """
 
 import json
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 
-MADE = {
+MODELS = {
     "modegpt": ("modegpt", {}),
     "latentllm": ("latentllm", {}),
     "shared": ("care", {"joint": True}),
@@ -57,22 +57,22 @@ def logits(model):
 
 @pytest.fixture(scope="module")
 def saved(tiny_llama, story_file, tmp_path_factory):
-    """Return exported models by name, and the folder in which transformers saved each."""
+    """Return exported models by name, and the folder with the copies saved by transformers."""
     parent, dense = tmp_path_factory.mktemp("round-trip"), lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=24, ratio=0.2)
     models = {
         name: lrcore.slice_hidden(dense, recipe)
         if how is None
         else lrcore.compress(dense, recipe.with_(method=how[0], options=how[1]))
-        for name, how in MADE.items()
+        for name, how in MODELS.items()
     }
     folders = [str(lrcore.export(model, parent / name)) for name, model in models.items()]
     elsewhere(SAVE, json.dumps(folders), cwd=parent)
     return models, parent
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_what_transformers_saved_again_is_the_same_model(name, saved, story_file) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_saved_by_transformers_is_the_same_model(name, saved, story_file) -> None:
     models, parent = saved
     model, folder = models[name], parent / f"{name}-again"
     assert not (folder / "lrcore.json").exists()  # config.json contains the description
@@ -88,7 +88,7 @@ def test_what_transformers_saved_again_is_the_same_model(name, saved, story_file
         assert torch.equal(logits(lrcore.load(folder, offload=True)), logits(model))
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_trained_export_is_measured_saved_and_loaded(name, saved, story_file, tmp_path) -> None:
     models, parent = saved
     tuned = lrcore.load(str(parent / f"{name}-tuned"))
@@ -102,7 +102,9 @@ def test_a_trained_export_is_measured_saved_and_loaded(name, saved, story_file, 
 
 @pytest.mark.parametrize("name", ["sliced", "shared"])
 @pytest.mark.parametrize("tokens", [297, 320])
-def test_a_vocabulary_that_was_resized_is_saved_and_loaded(name, tokens, saved, tmp_path) -> None:
+def test_an_export_with_a_resized_vocabulary_is_saved_and_loaded(
+    name, tokens, saved, tmp_path
+) -> None:
     models, parent = saved
     how = {"trust_remote_code": True}
     network = AutoModelForCausalLM.from_pretrained(parent / name, **how)
@@ -130,8 +132,10 @@ for folder in json.loads(sys.argv[1]):
 """
 
 
-def test_what_layers_and_projections_share_is_saved_once(saved, tiny_llama, tmp_path) -> None:
-    """transformers ties only parameters, and sorts the layers in a config by name."""
+def test_shared_weights_of_layers_and_projections_are_saved_once(
+    saved, tiny_llama, tmp_path
+) -> None:
+    """transformers ties parameters only, and sorts the layers in a config by name."""
     models, _ = saved
     fields = CONFIGS["llama"] | {"num_hidden_layers": 11}
     noisy("llama", fields).save_pretrained(tmp_path / "deep")
@@ -146,7 +150,7 @@ def test_what_layers_and_projections_share_is_saved_once(saved, tiny_llama, tmp_
         assert torch.equal(logits(lrcore.load(reloaded)), logits(model))
 
 
-def test_a_config_without_its_layers_says_so(saved, tmp_path) -> None:
+def test_a_config_without_layers_is_reported(saved, tmp_path) -> None:
     _, parent = saved
     config = json.loads((parent / "modegpt-again" / "config.json").read_text()) | {"lowrank": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -30,8 +30,8 @@ def recipe_of(folder, story_file):
 
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"])
-def test_even_experts_load_without_code(family, tiny_llama, story_file, tmp_path) -> None:
-    """Layers without experts may have MLPs of another width."""
+def test_experts_of_one_width_load_without_code(family, tiny_llama, story_file, tmp_path) -> None:
+    """Layers without experts may have MLPs of a different width."""
     folder = family_folder(family, tiny_llama, tmp_path / "dense")
     small = lrcore.compress(lrcore.load(str(folder)), recipe_of(folder, story_file))
     assert small.history[-1].stock.qualifies
@@ -46,7 +46,7 @@ def test_even_experts_load_without_code(family, tiny_llama, story_file, tmp_path
 
 
 @pytest.mark.parametrize("family", ["ernie4_5_moe", "deepseek_v2", "deepseek_v3"])
-def test_experts_of_other_widths_than_those_of_all_tokens_are_refused(
+def test_expert_widths_that_differ_from_shared_experts_are_refused(
     family, tiny_llama, story_file, tmp_path
 ) -> None:
     folder = family_folder(family, tiny_llama, tmp_path / "dense")
@@ -57,7 +57,7 @@ def test_experts_of_other_widths_than_those_of_all_tokens_are_refused(
 
 
 @pytest.mark.parametrize("family", ["ernie4_5_moe", "deepseek_v2", "deepseek_v3"])
-def test_fewer_experts_of_such_a_family_load_without_code(
+def test_models_with_pruned_experts_and_shared_experts_load_without_code(
     family, tiny_llama, story_file, tmp_path
 ) -> None:
     folder = family_folder(family, tiny_llama, tmp_path / "dense")

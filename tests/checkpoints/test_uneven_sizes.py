@@ -1,4 +1,4 @@
-"""Sizes by layer are stored in config.json as `per_layer_config` of transformers."""
+"""Sizes by layer, stored in config.json as `per_layer_config` of transformers."""
 
 import json
 
@@ -11,7 +11,8 @@ from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 import lrcore
 from lrcore.models.layers import read_layer
 
-# Greedy, with a cache of fixed length, whose layers take the shapes of their keys and values.
+# Script that generates with a cache of fixed length, in which layers have the shapes of their keys
+# and values.
 STATIC = """
 import sys
 import torch
@@ -22,7 +23,7 @@ greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2, "disable_c
 kept = model.generate(tokens, cache_implementation="static", **greedy)
 assert torch.equal(kept, model.generate(tokens, **greedy))
 sizes = model.config.per_layer_config
-assert [one.intermediate_size for one in sizes] == [
+assert [size.intermediate_size for size in sizes] == [
     layer.mlp.up_proj.out_features for layer in model.model.layers
 ]
 model.save_pretrained(sys.argv[2])
@@ -38,7 +39,7 @@ def logits(model):
 
 @pytest.fixture(scope="module")
 def uneven(tiny_llama, story_file):
-    """Return a model with widths 48, 40 and 20, whose last layer has heads of 6."""
+    """Return a model with widths 48, 40 and 20 and, in the last layer, heads of 6."""
     ranks = {"0.mlp": 48, "1.mlp": 40, "2.mlp": 20}
     heads = {
         f"{layer}.{name}": 6 if layer == 2 else 8 for layer in range(3) for name in ("qk", "ov")
@@ -55,7 +56,7 @@ def uneven(tiny_llama, story_file):
     return lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
 
 
-def test_an_export_names_the_sizes_of_its_layers_and_loads(uneven, tmp_path) -> None:
+def test_an_export_stores_the_sizes_of_its_layers_and_loads(uneven, tmp_path) -> None:
     folder = lrcore.export(uneven, tmp_path / "out")
     values = json.loads((folder / "config.json").read_text())
     sizes = {"1": {"intermediate_size": 40}, "2": {"intermediate_size": 20, "head_dim": 6}}
@@ -71,12 +72,12 @@ def test_an_export_names_the_sizes_of_its_layers_and_loads(uneven, tmp_path) -> 
     elsewhere(STATIC, str(folder), str(tmp_path / "again"), cwd=tmp_path)
     copy_tokenizer(folder, tmp_path / "again")
     for target_folder in (folder, tmp_path / "again"):
-        back = lrcore.load(str(target_folder))
-        assert torch.equal(logits(back), logits(uneven))
-        assert not back.network.config.is_heterogeneous
+        reloaded = lrcore.load(str(target_folder))
+        assert torch.equal(logits(reloaded), logits(uneven))
+        assert not reloaded.network.config.is_heterogeneous
 
 
-def test_layers_that_are_as_the_config_says_are_not_named(tiny_llama, small_of, tmp_path) -> None:
+def test_layers_with_the_sizes_of_the_config_are_omitted(tiny_llama, small_of, tmp_path) -> None:
     for name, model in (
         ("dense", lrcore.load(str(tiny_llama))),
         ("pairs", small_of(tiny_llama, "svd_llm", samples=2, seq_len=24)),
@@ -86,7 +87,9 @@ def test_layers_that_are_as_the_config_says_are_not_named(tiny_llama, small_of, 
         assert "per_layer_config" not in json.loads((folder / "config.json").read_text())
 
 
-def test_a_family_whose_config_leaves_the_width_open(tiny_llama, small_of, tmp_path) -> None:
+def test_widths_are_stored_if_the_config_of_the_family_has_none(
+    tiny_llama, small_of, tmp_path
+) -> None:
     dense = family_folder("gpt2", tiny_llama, tmp_path / "dense")
     small = small_of(dense, "modegpt", samples=2, seq_len=24)
     values = json.loads((lrcore.export(small, tmp_path / "out") / "config.json").read_text())
@@ -101,14 +104,14 @@ import sys
 from transformers import AutoConfig, AutoModelForCausalLM
 config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-for layer, own in zip(model.model.layers, config.per_layer_config):
-    assert layer.self_attn.k_proj.out_features == own.num_key_value_heads * own.head_dim
-    assert layer.self_attn.q_proj.out_features == own.num_attention_heads * own.head_dim
+for layer, sizes in zip(model.model.layers, config.per_layer_config):
+    assert layer.self_attn.k_proj.out_features == sizes.num_key_value_heads * sizes.head_dim
+    assert layer.self_attn.q_proj.out_features == sizes.num_attention_heads * sizes.head_dim
 model.save_pretrained(sys.argv[2])
 """
 
 
-def test_the_number_of_heads_of_a_layer_stands_there_too(tiny_llama, small_of, tmp_path) -> None:
+def test_the_number_of_heads_of_a_layer_is_stored(tiny_llama, small_of, tmp_path) -> None:
     by_hand = {"0.heads": 2, "1.heads": 1, "2.heads": 2}
     small = small_of(
         tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, rank_overrides=by_hand
@@ -132,11 +135,11 @@ def test_the_number_of_heads_of_a_layer_stands_there_too(tiny_llama, small_of, t
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "gptj", "falcon", "mpt"])
-def test_layers_name_only_what_the_config_of_their_family_has(
+def test_only_config_fields_of_the_family_are_stored(
     family, tiny_llama, small_of, tmp_path
 ) -> None:
     """Some families lack the number of key heads or compute the head size; transformers refuses
-    configs whose layers have such fields.
+    configs with such fields for layers.
     """
     dense = family_folder(family, tiny_llama, tmp_path / "dense")
     heads = read_layer(lrcore.load(str(dense)).network, 0).attention.n_kv
@@ -152,9 +155,7 @@ def test_layers_name_only_what_the_config_of_their_family_has(
         assert torch.equal(logits(lrcore.load(str(folder))), logits(small))
 
 
-def test_the_width_of_the_experts_of_a_layer_stands_there_too(
-    tiny_llama, small_of, tmp_path
-) -> None:
+def test_the_width_of_the_experts_of_a_layer_is_stored(tiny_llama, small_of, tmp_path) -> None:
     dense = family_folder("qwen3_moe", tiny_llama, tmp_path / "dense")
     small = small_of(dense, "a3", samples=2, seq_len=24, ratio=0.3, policy="energy")
     first = read_layer(small.network, 1).experts.mlps[0]  # layer 0 has no experts
