@@ -1,4 +1,4 @@
-"""Fixtures of the tests of bad input: a command that must be refused, and its arguments."""
+"""Fixtures for tests of invalid input on the command line."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from lrcore.cli import main
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-    """Run a command that must be refused; returns its sentence. Nothing may appear in the folder
-    of the test, where commands write.
+    """Return a function that runs a command, checks that it is refused and writes nothing to the
+    folder of the test, and returns the error line.
     """
 
     def run(*arguments):

@@ -1,4 +1,4 @@
-"""Mistakes in arguments are said before torch is imported, which takes seconds."""
+"""Errors in arguments, reported before torch is imported, which takes seconds."""
 
 import subprocess
 import sys
@@ -21,8 +21,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_said_at_once(mistake, tmp_path) -> None:
-    summaries()  # kept from the first command on; making them takes torch
+def test_an_error_in_arguments_is_reported_without_importing_torch(mistake, tmp_path) -> None:
+    summaries()  # cached by the first command; computing them imports torch
     arguments = [argument.replace("OUT", str(tmp_path / "out")) for argument in MISTAKES[mistake]]
     command = [sys.executable, "-X", "importtime", "-m", "lrcore", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -35,8 +35,8 @@ def test_a_mistake_is_said_at_once(mistake, tmp_path) -> None:
     assert not imported & {"torch", "transformers"}
 
 
-# `waits_for` says on a terminal that something is loaded
-SAID = """
+# on a terminal, `waits_for` announces that something is loaded
+RECORD_WAIT = """
 import sys
 from lrcore.cli import main
 from lrcore.cli.console import ProgressLine
@@ -72,7 +72,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("command", WAITING)
-def test_a_command_says_that_it_loads_before_it_does(command, tmp_path) -> None:
+def test_a_command_announces_loading_before_importing_torch(command, tmp_path) -> None:
     summaries()
     for name, text in {"FILE": '["x"]', "RECIPE": '{"model": "demo-llama"}'}.items():
         (tmp_path / f"{name}.json").write_text(text)
@@ -80,6 +80,6 @@ def test_a_command_says_that_it_loads_before_it_does(command, tmp_path) -> None:
     paths["OUT"] = str(tmp_path / "out")
     arguments = [command, *(paths.get(argument, argument) for argument in WAITING[command])]
     done = subprocess.run(
-        [sys.executable, "-c", SAID, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", RECORD_WAIT, *arguments], capture_output=True, text=True, check=False
     )
     assert done.stdout == "False\n", done.stderr

@@ -1,6 +1,6 @@
-"""Bad flags, through the command line: one sentence, exit code 2, nothing written.
+"""Invalid flags on the command line: one error line, exit code 2, nothing written.
 
-Each case of a table has one thing wrong.
+Each case of a table contains one error.
 """
 
 import pytest
@@ -84,18 +84,20 @@ FLAGS = {
     "cache": (["--limit", "much"], ["--limit", "-1GB"], ["--clear", "--limit", "1GB"]),
 }
 COMMANDS = [(command, flags) for command, rows in FLAGS.items() for flags in rows]
-OF_TEXT = ("evaluate", "spectra", "allocate", "prune-layers", "slice")
+TEXT_COMMANDS = ("evaluate", "spectra", "allocate", "prune-layers", "slice")
 
 
 @pytest.mark.parametrize(("command", "flags"), COMMANDS, ids=str)
-def test_flags(command, flags, refused, tiny_llama, quick, tmp_path, monkeypatch, story_file):
+def test_invalid_flags_are_refused(
+    command, flags, refused, tiny_llama, quick, tmp_path, monkeypatch, story_file
+):
     monkeypatch.setenv("LRCORE_RUNS", str(story_file.parent / "runs"))
     model = [] if command in ("runs", "cache") else [tiny_llama]
     arguments = [tmp_path / "out" if flag == "OUT" else flag for flag in flags]
-    refused(command, *model, *(quick if command in OF_TEXT else []), *arguments)
+    refused(command, *model, *(quick if command in TEXT_COMMANDS else []), *arguments)
 
 
-HEALINGS = (
+HEALING_FLAGS = (
     *(["--samples", count] for count in ("0", "-1")),
     *(["--seq-len", length] for length in ("1", "0", str(LARGE))),
     *(["--lr", rate] for rate in ("0", "-1", "nan", "inf")),
@@ -110,10 +112,10 @@ HEALINGS = (
 )
 
 
-@pytest.mark.parametrize("flags", HEALINGS, ids=str)
-def test_healings(flags, refused, compressed, tmp_path):
-    good = {"--samples": 4, "--seq-len": 16, "--steps": 2, "--batch": 2, "--test-samples": 0}
-    flag_values = good | {flags[0]: flags[1]}
+@pytest.mark.parametrize("flags", HEALING_FLAGS, ids=str)
+def test_invalid_healing_flags_are_refused(flags, refused, compressed, tmp_path):
+    valid = {"--samples": 4, "--seq-len": 16, "--steps": 2, "--batch": 2, "--test-samples": 0}
+    flag_values = valid | {flags[0]: flags[1]}
     refused(
         "heal",
         compressed,
@@ -124,7 +126,9 @@ def test_healings(flags, refused, compressed, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["file", "folder", "below a file"])
-def test_places_to_write_to(target, refused, tiny_llama, quick, tmp_path):
+def test_output_paths_that_cannot_be_written_are_refused(
+    target, refused, tiny_llama, quick, tmp_path
+):
     (tmp_path / "file").write_text("diary")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "diary").touch()

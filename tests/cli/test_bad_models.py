@@ -1,7 +1,7 @@
-"""Bad model folders and checkpoints, through the command line: one sentence, exit code 2, nothing
+"""Invalid model folders and checkpoints on the command line: one error line, exit code 2, nothing
 written.
 
-Each case of a table has one thing wrong.
+Each case of a table contains one error.
 """
 
 import json
@@ -18,7 +18,7 @@ WEIGHTS, LARGE = "model.safetensors", 10**12
 
 
 def cut(size: int) -> Callable[[Path], None]:
-    """The weights end after so many bytes; negative: so many before their end."""
+    """Truncate the weights after this number of bytes; negative: before their end."""
 
     def damage(folder: Path) -> None:
         (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:size])
@@ -27,7 +27,7 @@ def cut(size: int) -> Callable[[Path], None]:
 
 
 def header(change: Callable[[dict], object], claim: int | None = None) -> Callable[[Path], None]:
-    """The header of the weights is changed, or its length claimed to be another."""
+    """Change the header of the weights, or claim a wrong length."""
 
     def damage(folder: Path) -> None:
         content = (folder / WEIGHTS).read_bytes()
@@ -42,12 +42,12 @@ def header(change: Callable[[dict], object], claim: int | None = None) -> Callab
 
 
 def first(values: dict) -> dict:
-    """What the header says of one tensor."""
+    """Return the header entry of a tensor."""
     return values["model.layers.0.self_attn.q_proj.weight"]
 
 
 def tensors(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """The tensors are others; the file is whole."""
+    """Change the tensors of a valid file."""
 
     def damage(folder: Path) -> None:
         state = load_file(folder / WEIGHTS)
@@ -62,7 +62,7 @@ def fill(name: str, value: float) -> Callable[[Path], None]:
 
 
 def config(**fields: object) -> Callable[[Path], None]:
-    """Fields of config.json are others; None: they are missing."""
+    """Change fields of config.json; None removes a field."""
 
     def damage(folder: Path) -> None:
         values = json.loads((folder / "config.json").read_text()) | fields
@@ -73,7 +73,7 @@ def config(**fields: object) -> Callable[[Path], None]:
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], None]:
-    """A file of the folder holds something else."""
+    """Replace the content of a file."""
 
     def damage(folder: Path) -> None:
         data = content if isinstance(content, bytes) else content.encode()
@@ -91,7 +91,7 @@ def without(*names: str) -> Callable[[Path], None]:
 
 
 def shards(named: object) -> Callable[[Path], None]:
-    """An index in the place of the one file, whose weight_map is this."""
+    """Replace the weights by an index with this weight_map."""
 
     def damage(folder: Path) -> None:
         (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
@@ -110,7 +110,7 @@ def link(name: str, target: str) -> Callable[[Path], None]:
 
 
 def vocabulary(folder: Path) -> None:
-    """The tokenizer gives tokens that the embedding has no row for."""
+    """Give tokens ids beyond the embedding."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     names = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = {name: number + 500 for name, number in names.items()}
@@ -222,7 +222,7 @@ MODELS = {
             [24],
         )
     },
-    # lists as long are made of these before any weight is looked at
+    # transformers would make lists of this length before the weights are checked
     "a billion layers in turns": config(model_type="qwen3", num_hidden_layers=10**9),
     "a billion layers by kind": config(
         model_type="gpt_neo", attention_types=[[["global", "local"], 10**9]]
@@ -260,7 +260,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name, refused, quick, tiny_llama, tmp_path):
+def test_invalid_model_folders_are_refused(name, refused, quick, tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     MODELS[name](folder)
     refused("compress", folder, "--out", tmp_path / "out", *quick)
@@ -302,7 +302,7 @@ CHECKPOINTS |= {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoints(name, refused, compressed, tiny_llama, tmp_path):
+def test_invalid_checkpoints_are_refused(name, refused, compressed, tiny_llama, tmp_path):
     folder = shutil.copytree(compressed, tmp_path / "model")
     if name == "weights of the dense model":
         shutil.copyfile(tiny_llama / WEIGHTS, folder / WEIGHTS)

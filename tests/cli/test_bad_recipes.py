@@ -1,6 +1,6 @@
-"""Bad recipes and sweeps, through the command line: one sentence, exit code 2, nothing written.
+"""Invalid recipes and sweeps on the command line: one error line, exit code 2, nothing written.
 
-Each case of a table has one thing wrong.
+Each case of a table contains one error.
 """
 
 import json
@@ -42,15 +42,15 @@ FIELDS: dict[str, tuple] = {
 RECIPES = [(name, value) for name, values in FIELDS.items() for value in values]
 
 
-def test_every_field_of_a_recipe_has_bad_values():
+def test_each_recipe_field_has_invalid_values():
     assert lrcore.Recipe.__dataclass_fields__.keys() - FIELDS.keys() == set()
 
 
 @pytest.mark.parametrize(("name", "value"), RECIPES, ids=lambda value: repr(value)[:20])
-def test_recipes(name, value, refused, tiny_llama, story_file, tmp_path):
-    good = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
+def test_invalid_recipe_fields_are_refused(name, value, refused, tiny_llama, story_file, tmp_path):
+    valid = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
     file = tmp_path / "recipe.json"
-    file.write_text(json.dumps(good | {name: value}))
+    file.write_text(json.dumps(valid | {name: value}))
     refused("compress", "--recipe", file, "--out", tmp_path / "out")
 
 
@@ -70,7 +70,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_recipe_files(name, refused, tmp_path):
+def test_invalid_recipe_files_are_refused(name, refused, tmp_path):
     content = FILES[name]
     file = tmp_path / "recipe.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -97,8 +97,8 @@ SWEEPS = (
 
 
 @pytest.mark.parametrize("fields", SWEEPS, ids=str)
-def test_sweeps(fields, refused, tiny_llama, story_file, tmp_path):
-    good = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
+def test_invalid_sweeps_are_refused(fields, refused, tiny_llama, story_file, tmp_path):
+    valid = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
     file = tmp_path / "sweep.json"
-    file.write_text(json.dumps(good | fields))
+    file.write_text(json.dumps(valid | fields))
     refused("sweep", file, "--out", tmp_path / "sweep")

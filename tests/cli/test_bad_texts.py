@@ -1,6 +1,6 @@
-"""Bad texts, through the command line: one sentence, exit code 2, nothing written.
+"""Invalid texts on the command line: one error line, exit code 2, nothing written.
 
-Each case of a table has one thing wrong.
+Each case of a table contains one error.
 """
 
 import json
@@ -51,7 +51,7 @@ TEXTS: dict[str, tuple[str, str | bytes]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_texts(name, refused, tiny_llama, tmp_path):
+def test_invalid_texts_are_refused(name, refused, tiny_llama, tmp_path):
     ending, content = TEXTS[name]
     file = tmp_path / f"text{ending}"
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
@@ -60,11 +60,11 @@ def test_texts(name, refused, tiny_llama, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".json", ".parquet"])
-def test_a_line_of_a_gigabyte_is_not_read_where_its_tokens_do_not_fit(
+def test_a_file_that_is_too_large_for_the_memory_is_not_read(
     ending, refused, tiny_llama, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(files, "free_memory", lambda: (2 if ending == ".parquet" else 16) * 10**9)
-    monkeypatch.setitem(files.READERS, ending, lambda _: pytest.fail("it was read"))
+    monkeypatch.setitem(files.READERS, ending, lambda _: pytest.fail("the file was read"))
     file = tmp_path / f"text{ending}"
     with file.open("wb") as made:
         made.truncate(2**30)
@@ -72,7 +72,7 @@ def test_a_line_of_a_gigabyte_is_not_read_where_its_tokens_do_not_fit(
     assert "are free" in message
 
 
-def test_a_text_whose_tokens_do_not_fit_is_not_tokenised(
+def test_a_text_that_is_too_large_for_the_memory_is_not_tokenized(
     refused, tiny_llama, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tokens, "free_memory", lambda: 10**7)
@@ -83,7 +83,7 @@ def test_a_text_whose_tokens_do_not_fit_is_not_tokenised(
 
 
 @pytest.mark.parametrize("target", ["nothing", "folder", "itself"])
-def test_texts_that_are_links(target, refused, tiny_llama, tmp_path):
+def test_links_without_a_text_are_refused(target, refused, tiny_llama, tmp_path):
     (tmp_path / "folder").mkdir()
     file = tmp_path / "text.txt"
     file.symlink_to("text.txt" if target == "itself" else target)

@@ -1,4 +1,4 @@
-"""A chat on the command line: several turns by the chat template, against a loop by hand."""
+"""A chat on the command line: several turns with the chat template, compared with a manual loop."""
 
 import io
 import json
@@ -13,7 +13,7 @@ TURNS = ["Where is the dog?", "And the ball?"]
 
 
 @pytest.fixture
-def typed(monkeypatch):
+def type_lines(monkeypatch):
     def enter(text):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
@@ -35,28 +35,28 @@ def answer_by_hand(model, messages, count):
     return model.tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_each_turn_is_answered_after_all_turns_before_it(chat_llama, typed, capsys):
+def test_each_turn_is_answered_in_the_context_of_all_previous_turns(chat_llama, type_lines, capsys):
     model, expected = lrcore.load(str(chat_llama)), []
     for turn in TURNS:
         expected.append({"role": "user", "content": turn})
         answer = answer_by_hand(model, expected, 6)
         expected.append({"role": "assistant", "content": answer})
     arguments = ["generate", str(chat_llama), "--chat", "--max-new-tokens", "6"]
-    typed("\n\n".join(TURNS))  # blank lines are no messages
+    type_lines("\n\n".join(TURNS))  # blank lines are ignored
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["messages"] == expected
-    typed("\n".join(TURNS) + "\n")
+    type_lines("\n".join(TURNS) + "\n")
     assert main(arguments) == 0
     printed = "".join(f"{message['content']}\n" for message in expected[1::2])
     assert capsys.readouterr().out == printed
 
 
-def test_a_chat_that_cannot_be_is_refused(chat_llama, tiny_llama, typed, refused):
-    typed("Hello\n")
+def test_an_invalid_chat_is_refused(chat_llama, tiny_llama, type_lines, refused):
+    type_lines("Hello\n")
     assert "no chat template. Copy" in refused("generate", tiny_llama, "--chat")
     assert "either --prompt" in refused("generate", chat_llama, "--chat", "--prompt", "x")
     assert "either --prompt" in refused("generate", chat_llama)
-    typed("\n")
+    type_lines("\n")
     assert "Enter a line per message" in refused("generate", chat_llama, "--chat")
-    typed("word " * 200)
+    type_lines("word " * 200)
     assert "context holds 128" in refused("generate", chat_llama, "--chat")

@@ -1,4 +1,4 @@
-"""The command line's contract: words, JSON on stdout, progress on stderr, exit codes."""
+"""The contract of the command line: commands, JSON on stdout, progress on stderr, exit codes."""
 
 import io
 import json
@@ -40,12 +40,12 @@ def calibration(story_file):
 
 
 def run_json(capsys, *arguments):
-    """The one JSON object a command prints; exit code 0."""
+    """Run a command with --json, check exit code 0, and return the printed object."""
     assert main([*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_methods(capsys):
+def test_methods_lists_methods_and_policies(capsys):
     result = run_json(capsys, "methods")
     assert {"svd", "svd_llm", "a3", "modegpt"} <= {row["name"] for row in result["methods"]}
     assert all(
@@ -57,7 +57,7 @@ def test_methods(capsys):
     assert "modegpt" in capsys.readouterr().out
 
 
-def test_a_fit_takes_one_line():
+def test_a_standard_fit_is_printed_in_one_line():
     ranks = {(layer, name): 8 * len(name) for layer in range(3) for name in ("qk", "ov", "mlp")}
     fit = StandardFit(False, ("qk below full rank",), ranks)
     line = "no: qk below full rank"
@@ -66,8 +66,7 @@ def test_a_fit_takes_one_line():
     assert fit_line(StandardFit(True)) == "yes"
 
 
-def test_compress_prints_a_short_summary(capsys, tiny_llama, calibration, tmp_path):
-    """It printed 55 lines, a dozen of them with None."""
+def test_compress_prints_a_short_summary_without_none(capsys, tiny_llama, calibration, tmp_path):
     assert main(["compress", str(tiny_llama), *calibration, "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 12
@@ -77,7 +76,7 @@ def test_compress_prints_a_short_summary(capsys, tiny_llama, calibration, tmp_pa
     assert str(tmp_path / "out") in lines[6]
 
 
-def test_tables_name_folders_without_repeating_their_paths(capsys):
+def test_tables_shorten_paths_to_distinct_names(capsys):
     rows = [{"model": name, "tokens": 8} for name in ("/a/b/c/small", "/a/b/d/small", "demo-llama")]
     print_table(rows)
     lines = capsys.readouterr().out.splitlines()
@@ -86,7 +85,9 @@ def test_tables_name_folders_without_repeating_their_paths(capsys):
     assert capsys.readouterr().out.splitlines()[1:] == ["small", "other", "a text / of words"]
 
 
-def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
+def test_commands_from_calibrate_to_generate_agree_with_each_other(
+    capsys, tiny_llama, calibration, story_file, tmp_path
+):
     collected = run_json(capsys, "calibrate", tiny_llama, "--sampling", "random", *calibration)
     assert (collected["layers"], len(collected["block_influence"])) == (3, 3)
     assert collected["protocol"]["seq_len"] == 32
@@ -120,9 +121,7 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert capsys.readouterr().out == f"Once{output['text']}\n"
 
 
-def test_a_recipe_file_drives_the_command_and_flags_override_it(
-    capsys, tiny_llama, story_file, tmp_path
-):
+def test_flags_override_the_fields_of_a_recipe_file(capsys, tiny_llama, story_file, tmp_path):
     file = tmp_path / "recipe.json"
     by_hand = {"0.mlp": 20}
     recipe = lrcore.Recipe(
@@ -156,7 +155,7 @@ def test_a_recipe_file_drives_the_command_and_flags_override_it(
     assert (ranks[0, "mlp"], ranks[1, "mlp"]) == (20, 30)
 
 
-def test_the_command_a_recipe_shows_is_the_recipe(tiny_llama, story_file, tmp_path):
+def test_the_command_of_a_recipe_reproduces_the_recipe(tiny_llama, story_file, tmp_path):
     import shlex
 
     recipe = lrcore.Recipe(
@@ -177,7 +176,7 @@ def test_the_command_a_recipe_shows_is_the_recipe(tiny_llama, story_file, tmp_pa
     assert lrcore.Recipe.read(tmp_path / "out" / "recipe.json") == recipe
 
 
-def test_tables_for_people(capsys, tiny_llama, calibration):
+def test_tables_are_printed_without_json(capsys, tiny_llama, calibration):
     assert main(["allocate", str(tiny_llama), "--method", "a3", *calibration]) == 0
     message = capsys.readouterr()
     head, *rows = message.out.splitlines()
@@ -187,7 +186,7 @@ def test_tables_for_people(capsys, tiny_llama, calibration):
     assert [line.split()[0] for line in message.err.splitlines()] == ["calibrate", "factorize"]
 
 
-def test_help_names_every_command(capsys):
+def test_help_lists_all_commands(capsys):
     for arguments in ([], ["--help"]):
         assert main(arguments) == 0
         output = capsys.readouterr().out
@@ -210,7 +209,7 @@ def test_help_names_every_command(capsys):
         ["spectra", "x", "--threshold", "2"],
     ],
 )
-def test_wrong_usage_is_one_line_and_2(arguments, capsys):
+def test_wrong_usage_is_reported_in_one_line_with_exit_code_2(arguments, capsys):
     assert main(arguments) == 2
     message = capsys.readouterr()
     assert message.out == ""
@@ -219,7 +218,7 @@ def test_wrong_usage_is_one_line_and_2(arguments, capsys):
 
 
 @pytest.mark.parametrize("stop", [Cancelled, KeyboardInterrupt])
-def test_cancelled_is_130(stop, capsys, monkeypatch):
+def test_a_canceled_command_exits_with_130(stop, capsys, monkeypatch):
     def interrupted(*_):
         raise stop
 
@@ -228,8 +227,8 @@ def test_cancelled_is_130(stop, capsys, monkeypatch):
     assert capsys.readouterr().err == "canceled\n"
 
 
-def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # where no listing of the methods is kept
+def test_an_internal_error_is_reported_in_one_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # a folder without a cached list of methods
     monkeypatch.setattr(lrcore, "list_methods", lambda: 1 / 0)
     monkeypatch.delenv("LRCORE_DEBUG", raising=False)
     assert main(["methods"]) == 1
@@ -247,13 +246,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_at_once_that_a_model_is_loaded(monkeypatch, tiny_opt):
+def test_a_terminal_shows_that_a_model_is_loading(monkeypatch, tiny_opt):
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert main(["generate", str(tiny_opt), "--prompt", "a", "--max-new-tokens", "2"]) == 0
     assert sys.stderr.getvalue() == "\r\x1b[Kload 0/1\r\x1b[K"
 
 
-def test_progress_renews_one_line_on_a_terminal(monkeypatch):
+def test_progress_updates_one_line_on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     line = ProgressLine()
     for step in range(3):
@@ -264,7 +263,7 @@ def test_progress_renews_one_line_on_a_terminal(monkeypatch):
     assert output.endswith("calibrate 2/2\r\x1b[K")
 
 
-def test_json_has_no_nan(capsys):
+def test_json_output_contains_no_nan(capsys):
     print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (1, None, "x")}})
     assert json.loads(capsys.readouterr().out) == {
         "a": None,
@@ -273,7 +272,7 @@ def test_json_has_no_nan(capsys):
     }
 
 
-def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
+def test_a_subprocess_prints_only_json_to_stdout(tiny_opt, story_file):
     requested = [
         "evaluate",
         str(tiny_opt),
@@ -292,7 +291,7 @@ def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
     assert done.stderr == "evaluate (2)\n"
 
 
-def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibration, capsys) -> None:
+def test_component_ratios_and_options_are_used(tiny_opt, calibration, capsys) -> None:
     requested = [
         "--method",
         "a3",
@@ -321,9 +320,7 @@ def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibratio
         assert expected in capsys.readouterr().err
 
 
-def test_bounds_stand_beside_the_errors_and_go_into_the_report(
-    tiny_opt, calibration, capsys, tmp_path
-):
+def test_error_bounds_are_printed_and_saved_in_the_report(tiny_opt, calibration, capsys, tmp_path):
     requested = ["--method", "modegpt", "--ratio", "0.4", "--bounds", *calibration]
     got = run_json(capsys, "compress", tiny_opt, "--out", tmp_path / "small", *requested)
     assert all(
@@ -336,7 +333,7 @@ def test_bounds_stand_beside_the_errors_and_go_into_the_report(
     assert main(["allocate", str(tiny_opt), "--method", "a3", "--bounds", *calibration]) == 2
 
 
-def test_a_second_command_of_a_process_names_its_stages_again(tiny_llama, story_file, capsys):
+def test_a_second_command_in_a_process_prints_its_stages(tiny_llama, story_file, capsys):
     words = ["evaluate", str(tiny_llama), "--data", str(story_file), "--samples", "1"]
     for _ in range(2):
         assert main([*words, "--seq-len", "16", "--json"]) == 0

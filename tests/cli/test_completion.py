@@ -1,4 +1,4 @@
-"""Shells complete commands, options and the values of settings."""
+"""Shell completion of commands, options and values."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from lrcore.cli import main
 
 @pytest.fixture
 def completed(monkeypatch, capsys):
-    """What bash is offered for a line of `lrcore`."""
+    """Return a function that gives the completions in bash for a line of `lrcore`."""
 
     def complete(line: str) -> list[str]:
         monkeypatch.setattr("sys.argv", ["/usr/bin/lrcore"])
@@ -31,12 +31,12 @@ def completed(monkeypatch, capsys):
         ("runs ren", ["rename"]),
     ],
 )
-def test_what_begins_so_is_offered(line, offered, completed) -> None:
+def test_matching_completions_are_offered(line, offered, completed) -> None:
     assert completed(line) == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_is_printed(shell, monkeypatch, capsys) -> None:
+def test_the_completion_script_of_a_shell_is_printed(shell, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/lrcore"])
     monkeypatch.setenv("_LRCORE_COMPLETE", f"source_{shell}")
     with pytest.raises(SystemExit):
@@ -44,9 +44,9 @@ def test_the_script_of_a_shell_is_printed(shell, monkeypatch, capsys) -> None:
     assert "_LRCORE_COMPLETE=complete_" + shell in capsys.readouterr().out.replace("'", "")
 
 
-def test_it_completes_the_command_however_it_was_set_up(monkeypatch, capsys) -> None:
+def test_completion_is_for_lrcore_if_started_as_a_module(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["/project/lrcore/__main__.py"])
-    # not that of the tests' own parent, which may be none
+    # the parent process of the tests may not be a shell
     monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     with pytest.raises(SystemExit):
         main(["--show-completion"])

@@ -1,5 +1,5 @@
-"""Every flag and every argument of every command, as the parser has them, with values that must be
-refused. A flag that comes new fails here until its bad values stand in the table.
+"""Invalid values for all flags and arguments of all commands, as defined in the parser. A new flag
+fails here until the table has invalid values for it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ LARGE, MISSING = str(10**12), "/no/such/place"
 
 
 def parsers(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(words of the command, its parser)."""
+    """Yield the words of a command and its parser."""
     if path:
         yield " ".join(path), group
     for name, inner in getattr(group, "commands", {}).items():
@@ -25,7 +25,7 @@ def parsers(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 
 
 PARSERS = dict(parsers(typer.main.get_command(app)))
-NAMED = {  # parameters of each command, by the flag or the name of the argument
+NAMED = {  # parameters by command and by flag or name of the argument
     command: {parameter.opts[0]: parameter for parameter in parser.params}
     for command, parser in PARSERS.items()
 }
@@ -42,9 +42,9 @@ VALUES = [
     if (command, name) not in SWITCHES
 ]
 
-# What each command is given beside the one wrong thing: the files are made by `stage`.
+# Valid arguments and flags of each command; `stage` makes the files.
 TEXT = {"--data": "TEXT", "--samples": "2", "--seq-len": "16"}
-GIVEN: dict[str, tuple[list[str], dict[str, str]]] = {
+VALID: dict[str, tuple[list[str], dict[str, str]]] = {
     "calibrate": (["MODEL"], TEXT),
     "spectra": (["MODEL"], TEXT),
     "allocate": (["MODEL"], TEXT),
@@ -78,8 +78,8 @@ GIVEN: dict[str, tuple[list[str], dict[str, str]]] = {
 }  # fmt: skip
 
 FOLDERS_FIRST = (MISSING, "TEXT", "EMPTY", "", "a" * 5000)
-# The bad values of a flag or argument, whichever command has it, or of one of one command.
-BAD: dict[str, tuple[str, ...]] = {
+# Invalid values by flag or argument, for all commands or for a single command.
+INVALID: dict[str, tuple[str, ...]] = {
     "model": (*FOLDERS_FIRST, "demo-lama"),
     "models": (*FOLDERS_FIRST, "demo-lama"),
     "out": ("TEXT", "TEXT/below", "FULL", "a" * 5000),
@@ -95,7 +95,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "--dtype": ("int8", "float33", ""),
     "--device": ("gpu", "cuda:99", "meta", ""),
     "--data": (MISSING, "EMPTY", "storys", "", "a" * 5000),
-    "evaluate --samples": ("0", "-1", "1.5", "x", "nan", ""),  # more than there are: all
+    # larger numbers mean the complete text
+    "evaluate --samples": ("0", "-1", "1.5", "x", "nan", ""),
     "compare --samples": ("0", "-1", "1.5", "x", "nan", ""),
     "--samples": ("0", "-1", "1.5", "x", "nan", "", LARGE),
     "--seq-len": ("0", "1", "-5", "1.5", "x", "inf", "", LARGE),
@@ -120,12 +121,13 @@ BAD: dict[str, tuple[str, ...]] = {
     "--rank-override": ("0.mlp", "0.mlp=x", "0.mlp=0", "9.mlp=4", "0.mpl=4", "=", ""),
     "--target": ("lama.cpp", ""),
     "--what-if": ("Lama-3-8B", MISSING, "TEXT", "a" * 5000),
-    "allocate --context": ("0", "-1", "1.5", "x", ""),  # of a model that is only named
+    # the context of a named model may be arbitrary
+    "allocate --context": ("0", "-1", "1.5", "x", ""),
     "--context": ("0", "-1", "1.5", "x", "", LARGE),
     "--calibration-mode": ("both", ""),
     "--refit": ("maybe", ""),
     "--out": ("TEXT", "TEXT/below", "FULL", "a" * 5000),
-    "sweep --out": ("TEXT", "TEXT/below", "a" * 5000),  # it goes on in a folder
+    "sweep --out": ("TEXT", "TEXT/below", "a" * 5000),  # an existing folder is resumed
     "--trackio": ("", "  "),
     "--prompt": ("", "once " * 500),
     "--prompts": (MISSING, "MODEL", "EMPTY", "", "a" * 5000),
@@ -188,8 +190,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "--limit": ("much", "-1GB", "nan", "5XB", ""),
     "--folder": ("TEXT", "TEXT/below", "a" * 5000),
 }
-# What is named instead, where a value is nearly a name.
-MISSPELT = {
+# Suggestions for misspelled names.
+MISSPELLED = {
     "demo-lama": "demo-llama",
     "float33": "float32",
     "storys": "stories",
@@ -201,29 +203,31 @@ MISSPELT = {
     "gptk": "gptq",
     "wandda": "wanda",
 }
-# Any text is one, and what matches nothing is no mistake: an empty list.
+# Parameters that accept any text; without a match, the list is empty.
 ANY_TEXT = {("runs", "--tag"), ("runs add", "--name")}
 
 
 def key_of(command: str, name: str) -> str:
-    """Where the bad values of a flag or argument stand."""
+    """Return the key of the invalid values of a flag or argument."""
     command_key = f"{command} {name}"
-    return command_key if command_key in BAD else name
+    return command_key if command_key in INVALID else name
 
 
-# The first command that has the flag or argument with these values: it tries all of them.
+# The first command with a flag or argument and its values, which tries all of them.
 FIRST = {key_of(*pair): pair[0] for pair in reversed(VALUES)}
 
 
-def bad_values(command: str, name: str, try_all: bool = True) -> tuple[str, ...]:
-    """Those of a flag or argument; else the first alone, where another command tries all."""
-    values = BAD.get(key_of(command, name), ())
+def invalid_values(command: str, name: str, try_all: bool = True) -> tuple[str, ...]:
+    """Return the invalid values of a flag or argument; without `try_all`, only the first one,
+    unless no other command tries all.
+    """
+    values = INVALID.get(key_of(command, name), ())
     return values if try_all or FIRST[key_of(command, name)] == command else values[:1]
 
 
 @pytest.fixture(scope="module")
 def stage(tiny_llama, compressed, story_file, tmp_path_factory):
-    """Where the words of the table lead."""
+    """Return the paths for the words of the table."""
     folder = tmp_path_factory.mktemp("stage")
     (folder / "prompts.txt").write_text("Once upon a time\n")
     (folder / "empty").mkdir()
@@ -246,8 +250,8 @@ def stage(tiny_llama, compressed, story_file, tmp_path_factory):
 
 
 def line(command: str, paths: dict[str, str], changed: dict[str, str]) -> list[str]:
-    """The words of a command; changed: values of flags, and of arguments by name."""
-    arguments, options = GIVEN.get(command, ([], {}))
+    """Return the words of a command; changed: values of flags, and of arguments by name."""
+    arguments, options = VALID.get(command, ([], {}))
     argument_names = [
         name for name, parameter in NAMED[command].items() if not name.startswith("-")
     ]
@@ -265,17 +269,17 @@ def line(command: str, paths: dict[str, str], changed: dict[str, str]) -> list[s
 
 
 def resolve_path(word: str, paths: dict[str, str]) -> str:
-    """A word of the table as it is typed: after "=", or alone, the name of a path is the path."""
+    """Replace the name of a path in a word of the table, alone or after "=", by the path."""
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
     first, slash, remainder = value.partition("/")
     return f"{flag}{equals}{paths.get(first, first)}{slash}{remainder}"
 
 
-def test_every_flag_and_argument_has_bad_values():
-    without = [pair for pair in VALUES if not bad_values(*pair) and pair not in ANY_TEXT]
+def test_each_flag_and_argument_has_invalid_values():
+    without = [pair for pair in VALUES if not invalid_values(*pair) and pair not in ANY_TEXT]
     assert without == []
     used = {key for command, name in VALUES for key in (name, f"{command} {name}")}
-    assert [name for name in BAD if name not in used] == []
+    assert [name for name in INVALID if name not in used] == []
     assert set(ANY_TEXT) <= set(VALUES)
 
 
@@ -284,16 +288,16 @@ def test_every_flag_and_argument_has_bad_values():
     "try_all", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["first", "all"]
 )
 @pytest.mark.parametrize(("command", "name"), [case for case in VALUES if case not in ANY_TEXT])
-def test_bad_values(command, name, try_all, refused, stage, tmp_path, monkeypatch):
+def test_invalid_values_are_refused(command, name, try_all, refused, stage, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_RUNS", stage["RUNS"])
     paths = stage | {"OUT": str(tmp_path / "out")}
-    for value in bad_values(command, name, try_all):
+    for value in invalid_values(command, name, try_all):
         message = refused(*line(command, paths, {name: value}))
-        assert value not in MISSPELT or f"Did you mean '{MISSPELT[value]}'?" in message
+        assert value not in MISSPELLED or f"Did you mean '{MISSPELLED[value]}'?" in message
 
 
 @pytest.mark.parametrize("command", PARSERS)
-def test_flags_without_a_value_switches_with_one_and_unknown_flags(command, refused):
+def test_flags_without_value_switches_with_value_and_unknown_flags_are_refused(command, refused):
     words = command.split()
     for name in NAMED[command]:
         if (command, name) in SWITCHES:
@@ -303,12 +307,12 @@ def test_flags_without_a_value_switches_with_one_and_unknown_flags(command, refu
     assert "--json" in refused(*words, "--jsn")
 
 
-@pytest.mark.parametrize("command", [name for name in GIVEN if name != "sweep"])
-def test_commands_without_their_arguments(command, refused):
+@pytest.mark.parametrize("command", [name for name in VALID if name != "sweep"])
+def test_missing_arguments_are_refused(command, refused):
     refused(*command.split())
 
 
-def test_unknown_commands(refused):
+def test_unknown_commands_are_refused(refused):
     assert "compress" in refused("compres")
     assert "show" in refused("runs", "shwo")
     refused("")

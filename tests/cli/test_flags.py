@@ -1,4 +1,4 @@
-"""The options of the command line are the fields of the dataclasses that they make."""
+"""Options of the command line, derived from the fields of dataclasses."""
 
 import inspect
 from dataclasses import asdict, fields
@@ -39,12 +39,12 @@ def named(kind: type) -> set[str]:
         ("generate", GenerationSettings),
     ],
 )
-def test_every_field_is_an_option(command, kind):
+def test_each_field_has_an_option(command, kind):
     assert len(settings_of(kind)) == len(fields(kind))
     assert named(kind) <= options(command)
 
 
-def test_a_command_has_the_groups_it_names():
+def test_a_command_has_the_options_of_its_groups():
     assert {"--data", "--seq-len", "--recipe"} <= options("calibrate")
     assert not {"--method", "--refit", "--ratio"} & options("calibrate")
     assert "--ratio" in options("allocate")
@@ -52,7 +52,7 @@ def test_a_command_has_the_groups_it_names():
     assert "--recipe" not in options("prune-layers")
 
 
-def test_every_option_has_a_help_and_says_its_default():
+def test_each_option_has_a_help_text_with_its_default():
     for command in COMMANDS.values():
         for option in command.params:
             assert option.help, (command.name, option.name)
@@ -61,18 +61,18 @@ def test_every_option_has_a_help_and_says_its_default():
     assert "random or first" in helps["sampling"]
 
 
-def test_a_command_is_handed_values():
-    handed = []
+def test_a_command_receives_dataclasses():
+    received = []
 
     @flags(recipe=("passes",))
     def command(recipe: Recipe, settings: Healing, extra: int = 3) -> None:
-        handed.append((recipe, settings, extra))
+        received.append((recipe, settings, extra))
 
     parameters = inspect.signature(command).parameters
     assert list(parameters)[:2] == ["calibration_mode", "refit"]
     assert parameters["steps"].default == Healing.steps
     command(calibration_mode=None, refit="on", **asdict(Healing(steps=5)), extra=4)
-    assert handed == [(Recipe(refit="on"), Healing(steps=5), 4)]
+    assert received == [(Recipe(refit="on"), Healing(steps=5), 4)]
 
 
 def test_commands_have_at_most_six_parameters():

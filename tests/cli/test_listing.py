@@ -1,4 +1,4 @@
-"""The cached output of `methods`: made once for a state of the code."""
+"""The cached output of `methods`, computed once for a version of the code."""
 
 import os
 
@@ -10,17 +10,19 @@ from lrcore.system.errors import ResourceError
 
 
 @pytest.mark.parametrize("output_flags", [[], ["--json"]])
-def test_a_second_listing_asks_no_method(output_flags, monkeypatch, tmp_path, capsys):
+def test_a_second_listing_comes_from_the_cache(output_flags, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     assert main(["methods", *output_flags]) == 0
     first = capsys.readouterr().out
-    monkeypatch.setattr(lrcore, "list_methods", lambda: pytest.fail("made again"), raising=False)
+    monkeypatch.setattr(
+        lrcore, "list_methods", lambda: pytest.fail("computed again"), raising=False
+    )
     assert main(["methods", *output_flags]) == 0
     assert capsys.readouterr().out == first
     assert "modegpt" in first
 
 
-def test_other_code_is_listed_anew(monkeypatch, tmp_path):
+def test_changed_code_is_listed_again(monkeypatch, tmp_path):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(listing, "PACKAGE", tmp_path / "code")
     source = tmp_path / "code" / "one.py"
@@ -32,7 +34,7 @@ def test_other_code_is_listed_anew(monkeypatch, tmp_path):
     assert listing.cached("rows", lambda: (3,)) == [3]
 
 
-def test_a_cache_that_cannot_be_written_is_no_hindrance(monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_ignored(monkeypatch, tmp_path):
     def full(*_):
         raise ResourceError("no room")
 

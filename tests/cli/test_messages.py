@@ -1,4 +1,4 @@
-"""Messages of the command line besides tables: options, ratios, versions, protocols."""
+"""Messages of the command line other than tables: options, ratios, versions, protocols."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("command", [[], ["compress"], ["runs"], ["runs", "show"]])
-def test_h_is_help(command, capsys):
+def test_h_is_an_abbreviation_of_help(command, capsys):
     outputs = []
     for flag in ("-h", "--help"):
         assert main([*command, flag]) == 0
@@ -22,12 +22,12 @@ def test_h_is_help(command, capsys):
     assert outputs[0] == outputs[1] != ""
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"lrcore {lrcore.__version__}\n"
 
 
-def test_methods_shows_every_option_with_its_default(capsys):
+def test_methods_lists_all_options_with_their_defaults(capsys):
     assert main(["methods"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for row in [*lrcore.list_methods(), *lrcore.list_policies()]:
@@ -40,7 +40,7 @@ def test_methods_shows_every_option_with_its_default(capsys):
     )
 
 
-def test_a_ratio_of_the_cache_and_a_model_that_grows_are_named(capsys, story_file):
+def test_a_cache_ratio_is_named_and_a_model_that_grows_is_reported(capsys, story_file):
     command = ["allocate", "demo-llama", "--method", "care", "--ratio", "0.2"]
     command += ["--data", str(story_file), "--samples", "2", "--seq-len", "32"]
     assert main(command) == 0
@@ -51,14 +51,14 @@ def test_a_ratio_of_the_cache_and_a_model_that_grows_are_named(capsys, story_fil
     assert "warning: The model has more parameters" in capsys.readouterr().err
 
 
-def test_a_value_of_blanks_is_seen(capsys):
+def test_whitespace_values_are_printed_visibly(capsys):
     print_values({"protocol": {"join": "\n\n", "part": ""}})
     print_table([{"join": " "}])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["protocol.join", r"'\n\n'"], ["protocol.part"], ["join"], ["'", "'"]]
 
 
-def test_a_perplexity_in_the_list_of_runs_has_its_protocol():
+def test_the_list_of_runs_shows_the_protocol_of_a_perplexity():
     windows = {"source": "stories/test", "name": "windows", "windows": 8, "seq_len": 256}
     first = protocol(windows | {"sampling": "first", "seed": None})
     assert first == "stories/test windows first 8 x 256"
@@ -69,7 +69,7 @@ def test_a_perplexity_in_the_list_of_runs_has_its_protocol():
 @pytest.mark.parametrize(
     ("model", "expected"), [("stories260K", "LRCORE_REFERENCE"), ("demo-lama", "demo-llama")]
 )
-def test_benchmarks_without_their_data_stop_with_a_sentence(model, expected, monkeypatch, capsys):
+def test_a_benchmark_without_its_data_exits_with_a_message(model, expected, monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     monkeypatch.delenv("LRCORE_REFERENCE", raising=False)
     from benchmarks.__main__ import main

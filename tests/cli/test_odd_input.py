@@ -1,5 +1,5 @@
-"""Bad input that a person makes rarely and a hostile one gladly: pipes and devices in the place of
-files, aliases that stand for gigabytes, digits that are none, names that are no text.
+"""Unusual or hostile input: pipes and devices instead of files, YAML aliases that expand to
+gigabytes, non-decimal digits, names that are not text.
 """
 
 import json
@@ -13,10 +13,10 @@ import pytest
 
 import lrcore
 
-HUGE = "0x" + "f" * 5000  # more digits than Python writes
-DIGITS = "9" * 400  # more than a float holds
+HUGE = "0x" + "f" * 5000  # more digits than Python converts
+DIGITS = "9" * 400  # beyond the range of a float
 NO_HOME = "~nobody_is_called_so"
-# Eight lines whose last alias stands for 10^8 words.
+# Eight lines with a last alias that expands to 10^8 words.
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n"
     for old, new in zip("abcdefg", "bcdefgh", strict=True)
@@ -66,10 +66,10 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field[:24])
-def test_fields_of_recipes(field, refused, tiny_llama, story_file, tmp_path):
-    good = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
+def test_unusual_recipe_fields_are_refused(field, refused, tiny_llama, story_file, tmp_path):
+    valid = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
     named = field.partition(":")[0]
-    lines = [f"{name}: {json.dumps(value)}" for name, value in good.items() if name != named]
+    lines = [f"{name}: {json.dumps(value)}" for name, value in valid.items() if name != named]
     file = tmp_path / "recipe.yaml"
     file.write_text("\n".join([*lines, field]), encoding="utf-8")
     refused("compress", "--recipe", file, "--out", tmp_path / "out")
@@ -91,7 +91,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_of_recipes(name, refused, tmp_path):
+def test_unusual_recipe_files_are_refused(name, refused, tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text(FILES[name])
     refused("compress", "--recipe", file, "--out", tmp_path / "out")
@@ -125,15 +125,15 @@ SWEEPS = (
 
 
 @pytest.mark.parametrize("field", SWEEPS, ids=lambda field: field[:40])
-def test_fields_of_sweeps(field, refused, tiny_llama, story_file, tmp_path):
-    good = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
-    lines = [f"{name}: {json.dumps(value)}" for name, value in good.items()]
+def test_unusual_sweep_fields_are_refused(field, refused, tiny_llama, story_file, tmp_path):
+    valid = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
+    lines = [f"{name}: {json.dumps(value)}" for name, value in valid.items()]
     file = tmp_path / "sweep.yaml"
     file.write_text("\n".join([*lines, field]), encoding="utf-8")
     refused("sweep", file, "--out", tmp_path / "sweep")
 
 
-# --- what is no file ---
+# --- paths that are not regular files ---
 
 
 def pipe(path: Path) -> None:
@@ -142,7 +142,7 @@ def pipe(path: Path) -> None:
 
 def a_socket(path: Path) -> None:
     working_directory = os.getcwd()
-    os.chdir(path.parent)  # the whole path is too long for a socket
+    os.chdir(path.parent)  # the absolute path is too long for a socket
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(path.name)
     os.chdir(working_directory)
@@ -152,30 +152,34 @@ def endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-NO_FILES: dict[str, Callable[[Path], None]] = {
+SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
     "pipe": pipe,
     "socket": a_socket,
     "device": endless,
 }
-OF_MODELS = (
+MODEL_FILES = (
     *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
     *("generation_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 
 
-@pytest.mark.parametrize("kind", NO_FILES)
-@pytest.mark.parametrize("name", OF_MODELS)
-def test_what_is_no_file_in_a_model_folder(name, kind, refused, quick, tiny_llama, tmp_path):
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+@pytest.mark.parametrize("name", MODEL_FILES)
+def test_special_files_in_a_model_folder_are_refused(
+    name, kind, refused, quick, tiny_llama, tmp_path
+):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / name).unlink(missing_ok=True)
-    NO_FILES[kind](folder / name)
+    SPECIAL_FILES[kind](folder / name)
     refused("compress", folder, "--out", tmp_path / "out", *quick)
 
 
-@pytest.mark.parametrize("kind", NO_FILES)
-def test_what_is_no_file_in_the_place_of_one(kind, refused, tiny_llama, compressed, tmp_path):
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+def test_special_files_instead_of_input_files_are_refused(
+    kind, refused, tiny_llama, compressed, tmp_path
+):
     def named(name: str) -> Path:
-        NO_FILES[kind](tmp_path / name)
+        SPECIAL_FILES[kind](tmp_path / name)
         return tmp_path / name
 
     refused("evaluate", named("model"), "--seq-len", 16)
@@ -193,11 +197,11 @@ def test_what_is_no_file_in_the_place_of_one(kind, refused, tiny_llama, compress
 MODELS: dict[str, tuple[str, Callable[[dict], object]]] = {
     "a token numbered 10^12": (
         "tokenizer.json",
-        lambda own: own["model"]["vocab"].update(a=10**12),
+        lambda values: values["model"]["vocab"].update(a=10**12),
     ),
     "texts filled up to 10^9 tokens": (
         "tokenizer.json",
-        lambda own: own.update(
+        lambda values: values.update(
             padding={
                 "strategy": {"Fixed": 10**9},
                 "direction": "Right",
@@ -210,26 +214,32 @@ MODELS: dict[str, tuple[str, Callable[[dict], object]]] = {
     ),
     "a text of a million characters for each": (
         "tokenizer.json",
-        lambda own: own.update(
+        lambda values: values.update(
             normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "x" * 10**6}
         ),
     ),
     "bytes of bytes of bytes": (
         "tokenizer.json",
-        lambda own: own.update(
+        lambda values: values.update(
             normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}
         ),
     ),
-    "a billion labels": ("config.json", lambda own: own.update(num_labels=10**9)),
-    "a config of text that is none": ("config.json", lambda own: own.update(text_config={})),
-    "a config of text that is a number": ("config.json", lambda own: own.update(text_config=5)),
-    "a share that is a text": ("config.json", lambda own: own.update(partial_rotary_factor="x")),
-    "a family of a long name": ("config.json", lambda own: own.update(model_type="a" * 5000)),
+    "a billion labels": ("config.json", lambda values: values.update(num_labels=10**9)),
+    "a config of text that is none": ("config.json", lambda values: values.update(text_config={})),
+    "a config of text that is a number": (
+        "config.json",
+        lambda values: values.update(text_config=5),
+    ),
+    "a share that is a text": (
+        "config.json",
+        lambda values: values.update(partial_rotary_factor="x"),
+    ),
+    "a family of a long name": ("config.json", lambda values: values.update(model_type="a" * 5000)),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name, refused, quick, tiny_llama, tmp_path):
+def test_unusual_model_folders_are_refused(name, refused, quick, tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     file, change = MODELS[name]
     values = json.loads((folder / file).read_text())
@@ -239,7 +249,9 @@ def test_models(name, refused, quick, tiny_llama, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--csv", "--html"])
-def test_what_is_written_replaces_no_device(flag, refused, tiny_llama, story_file, quick, tmp_path):
+def test_output_files_do_not_replace_a_device(
+    flag, refused, tiny_llama, story_file, quick, tmp_path
+):
     device = tmp_path / "null"
     device.symlink_to("/dev/null")
     words = ["answers", tiny_llama, "--prompts", story_file, "--max-new-tokens", 1]
@@ -249,7 +261,9 @@ def test_what_is_written_replaces_no_device(flag, refused, tiny_llama, story_fil
     assert device.is_symlink()
 
 
-def test_a_folder_that_is_no_text_is_refused_before_any_work(refused, tiny_llama, quick, tmp_path):
+def test_an_output_path_that_is_not_text_is_refused_before_any_work(
+    refused, tiny_llama, quick, tmp_path
+):
     refused("compress", tiny_llama, "--out", f"{tmp_path}/caf\udce9", *quick)
     refused("export", tiny_llama, f"{tmp_path}/caf\udce9.gguf", "--format", "gguf")
 
@@ -269,7 +283,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_texts(name, refused, tiny_llama, tmp_path):
+def test_unusual_texts_are_refused(name, refused, tiny_llama, tmp_path):
     ending, content = TEXTS[name]
     file = tmp_path / f"text{ending}"
     file.write_bytes(content)
@@ -288,7 +302,7 @@ DATA = (
 
 
 @pytest.mark.parametrize("data", DATA, ids=ascii)
-def test_names_of_texts(data, refused, tiny_llama):
+def test_unusual_data_names_are_refused(data, refused, tiny_llama):
     refused("evaluate", tiny_llama, "--data", data, "--samples", 2, "--seq-len", 16)
 
 
@@ -308,7 +322,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_questions(name, refused, tiny_llama, tmp_path):
+def test_unusual_task_questions_are_refused(name, refused, tiny_llama, tmp_path):
     question, file = QUESTIONS[name], tmp_path / "task.jsonl"
     file.write_bytes(
         question if isinstance(question, bytes) else json.dumps(QUESTION | question).encode()
@@ -344,7 +358,9 @@ FLAGS = (
 
 
 @pytest.mark.parametrize("words", FLAGS, ids=lambda words: ascii(" ".join(words)[:40]))
-def test_flags(words, refused, tiny_llama, compressed, tmp_path, tmp_path_factory, monkeypatch):
+def test_unusual_flag_values_are_refused(
+    words, refused, tiny_llama, compressed, tmp_path, tmp_path_factory, monkeypatch
+):
     runs = tmp_path_factory.mktemp("runs")
     lrcore.Runs(runs).add(compressed, "kept")
     monkeypatch.setenv("LRCORE_RUNS", str(runs))
@@ -355,7 +371,7 @@ def test_flags(words, refused, tiny_llama, compressed, tmp_path, tmp_path_factor
 
 
 @pytest.mark.parametrize("variable", ["LRCORE_CACHE_LIMIT", "LRCORE_RUNS"])
-def test_variables(variable, refused, monkeypatch):
+def test_unusual_environment_variables_are_refused(variable, refused, monkeypatch):
     value = {"LRCORE_CACHE_LIMIT": DIGITS, "LRCORE_RUNS": f"{NO_HOME}/runs"}[variable]
     monkeypatch.setenv(variable, value)
     refused("cache" if "CACHE" in variable else "runs")

@@ -1,5 +1,5 @@
-"""The process of a command: streams that are closed or that nobody reads, odd encodings, a folder
-that is gone, and Ctrl+C before it has begun.
+"""Commands as processes: closed streams, readers that stop, unusual encodings, a deleted working
+folder, and Ctrl+C during the start.
 """
 
 import os
@@ -15,7 +15,7 @@ LRCORE = f"{sys.executable} -m lrcore"
 
 @pytest.fixture
 def shell(tmp_path):
-    """Run a line of bash in an empty folder; what it printed and its status."""
+    """Return a function that runs a line of bash in an empty folder."""
 
     def run(line: str, **environment: str) -> subprocess.CompletedProcess:
         environment_variables = (
@@ -32,34 +32,34 @@ def shell(tmp_path):
 
 
 @pytest.mark.parametrize("words", ["methods", "methods --json", "--help"])
-def test_a_reader_that_has_enough_is_no_fault(words, shell):
+def test_a_reader_that_stops_early_causes_no_error(words, shell):
     done = shell(f"lrcore {words} | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_of_errors_that_is_gone_changes_no_status(shell):
+def test_a_closed_reader_of_errors_does_not_change_the_exit_code(shell):
     assert shell("lrcore compress /no 2>&1 | true; exit ${PIPESTATUS[0]}").returncode == 2
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_end_no_work(closed, shell, tiny_llama, story_file, tmp_path):
+def test_closed_streams_do_not_stop_a_command(closed, shell, tiny_llama, story_file, tmp_path):
     quick = f"--data {story_file} --samples 2 --seq-len 16"
     assert shell(f"lrcore compress {tiny_llama} {quick} --out out {closed}").returncode == 0
     assert (tmp_path / "out" / "report.json").is_file()
 
 
-def test_a_full_disk_under_stdout_is_said(shell):
+def test_a_full_disk_under_stdout_is_reported(shell):
     done = shell("lrcore methods >/dev/full")
     assert done.returncode == 2
     assert done.stderr.startswith("error: A file cannot be written: the disk is full.")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_encoding_lacks_is_written_as_its_number(encoding, shell):
+def test_characters_outside_the_encoding_are_escaped(encoding, shell):
     assert shell("lrcore methods", PYTHONIOENCODING=encoding).returncode == 0
 
 
-def test_a_folder_that_is_gone_is_named(shell):
+def test_a_deleted_working_folder_is_reported(shell):
     done = shell("mkdir gone; cd gone; rmdir ../gone; lrcore runs")
     assert done.returncode == 2
     assert done.stderr == (
@@ -67,7 +67,7 @@ def test_a_folder_that_is_gone_is_named(shell):
     )
 
 
-def test_ctrl_c_while_modules_are_imported_is_cancelled(shell, tmp_path):
+def test_ctrl_c_during_imports_is_reported_as_canceled(shell, tmp_path):
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     done = shell("lrcore methods", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "canceled\n")
