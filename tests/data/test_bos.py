@@ -26,7 +26,7 @@ def model(tiny_llama):
 
 @pytest.fixture(scope="module")
 def adding(tiny_llama):
-    """A model whose tokenizer adds <s> to texts."""
+    """Return a model with a tokenizer that adds <s> to texts."""
     model = lrcore.load(str(tiny_llama))
     model.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", BOS)]
@@ -42,7 +42,7 @@ def windows_of(model, file, **changes):
     return make_calibration_windows(model, recipe(model, file, **changes))
 
 
-def test_always_puts_the_token_before_the_same_text(model, story_file):
+def test_bos_always_puts_the_token_before_the_same_text(model, story_file):
     plain, windows = windows_of(model, story_file), windows_of(model, story_file, bos="always")
     assert windows.tokens[:, 0].tolist() == [BOS] * 4
     assert torch.equal(windows.tokens[:, 1:], plain.tokens[:, :-1])
@@ -50,15 +50,16 @@ def test_always_puts_the_token_before_the_same_text(model, story_file):
     assert windows.key != plain.key
     assert windows.protocol == plain.protocol | {"bos": "always"}
     text = "".join(model.tokenizer.batch_decode(windows.tokens[:, 1:]))
-    assert windows.predicted_bytes == pytest.approx(len(text.encode()), abs=12)  # cut characters
+    # windows may cut characters
+    assert windows.predicted_bytes == pytest.approx(len(text.encode()), abs=12)
 
 
-def test_auto_does_what_the_tokenizer_does(model, adding, story_file):
+def test_bos_auto_follows_the_tokenizer(model, adding, story_file):
     plain = windows_of(model, story_file)
     assert windows_of(model, story_file, bos="auto").key == plain.key
     always, automatic = (windows_of(adding, story_file, bos=bos) for bos in ("always", "auto"))
     assert automatic.key == always.key != plain.key
-    assert windows_of(adding, story_file).key == plain.key  # never is the default
+    assert windows_of(adding, story_file).key == plain.key  # the default is never
 
 
 def test_a_tokenizer_without_the_token_and_an_unknown_setting_are_refused(tiny_llama):
@@ -78,7 +79,7 @@ def test_a_window_that_begins_with_the_token_is_unchanged():
     assert begin_with(tokens, None) is tokens
 
 
-def test_the_evaluation_scores_the_text_after_the_token(model, story_file):
+def test_evaluation_scores_the_text_after_the_token(model, story_file):
     settings = {"samples": 4, "seq_len": 16}
     plain = lrcore.evaluate(model, str(story_file), **settings)
     assert "bos" not in plain.protocol
@@ -102,7 +103,7 @@ def test_all_windows_of_a_calibration_begin_with_the_token(model, story_file):
     assert torch.equal(with_token.unseen_tokens[:, 1:], plain.unseen_tokens[:, :-1])
 
 
-def test_identities_have_the_setting_unless_it_is_the_default(model):
+def test_identities_contain_the_setting_unless_it_is_the_default(model):
     assert "bos" not in lrcore.Recipe().identity()
     assert lrcore.Recipe(bos="auto").identity()["bos"] == "auto"
     assert lrcore.Recipe.from_dict({"model": "demo-llama"}).bos == "never"
@@ -114,7 +115,7 @@ def test_identities_have_the_setting_unless_it_is_the_default(model):
     assert key("never") != key("auto")
 
 
-def test_the_command_line_has_the_setting(tiny_llama, story_file, capsys):
+def test_the_command_line_has_an_option_for_the_token(tiny_llama, story_file, capsys):
     flags = ["--data", str(story_file), "--seq-len", "16", "--bos", "always", "--json"]
     main(["evaluate", str(tiny_llama), *flags])
     assert json.loads(capsys.readouterr().out)["protocol"]["bos"] == "always"

@@ -1,4 +1,4 @@
-"""Conversations in files and in memory: their rows, their text by a chat template, and windows."""
+"""Conversations in files and in memory: rows, text by a chat template, and windows."""
 
 import json
 
@@ -51,13 +51,13 @@ def text_of(model, name):
 
 
 @pytest.mark.parametrize("row", [*ROWS.values(), ALPACA], ids=[*ROWS, "alpaca"])
-def test_each_form_is_rendered_by_the_chat_template_with_one_bos(row, model, tmp_path):
+def test_each_format_is_rendered_by_the_chat_template_with_a_single_bos(row, model, tmp_path):
     assert text_of(model, in_file(tmp_path / "chat.jsonl", [row])) == RENDERED
     assert text_of(model, lrcore.write_texts([row], tmp_path / "again.jsonl")) == RENDERED
 
 
 @pytest.mark.parametrize("row", [{"messages": MESSAGES, "n": 1}, ROWS["sharegpt"]])
-def test_parquet_and_tables_in_memory_have_the_same_conversations(row, model, tmp_path):
+def test_parquet_files_and_tables_in_memory_give_the_same_conversations(row, model, tmp_path):
     path = tmp_path / "chat.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row]), path)
     name = next(name for name in row if name in ("messages", "conversations"))
@@ -72,8 +72,8 @@ def test_parquet_and_tables_in_memory_have_the_same_conversations(row, model, tm
 
 
 def test_null_and_empty_conversations_are_skipped_and_counted(tmp_path):
-    unsaid = [MESSAGES[0], {"role": "assistant", "content": None}]
-    rows = [None, [], MESSAGES, [{"role": "user", "content": " "}], unsaid, MESSAGES]
+    without_answer = [MESSAGES[0], {"role": "assistant", "content": None}]
+    rows = [None, [], MESSAGES, [{"role": "user", "content": " "}], without_answer, MESSAGES]
     name = in_file(tmp_path / "chat.jsonl", [{"messages": row, "id": "x"} for row in rows])
     texts = load_texts(name)
     assert (len(texts.documents), texts.skipped) == (2, 4)
@@ -83,7 +83,7 @@ def test_null_and_empty_conversations_are_skipped_and_counted(tmp_path):
         load_texts(name)
 
 
-def test_a_text_has_precedence_and_a_field_is_chosen_by_name(model, tmp_path):
+def test_a_text_field_has_precedence_and_other_fields_are_chosen_by_name(model, tmp_path):
     row = {"text": "Plain.", "dialog": MESSAGES, "messages": MESSAGES[:1]}
     name = in_file(tmp_path / "chat.jsonl", [row])
     assert load_texts(name).documents == ("Plain.",)
@@ -100,13 +100,13 @@ def test_a_text_has_precedence_and_a_field_is_chosen_by_name(model, tmp_path):
         ({"messages": [{"from": "humman", "value": "x"}]}, "Did you mean 'human'"),
     ],
 )
-def test_a_damaged_conversation_is_named(row, message, tmp_path):
+def test_a_damaged_conversation_is_reported_with_its_row(row, message, tmp_path):
     name = in_file(tmp_path / "chat.jsonl", [{"messages": MESSAGES}, row])
     with pytest.raises(InputError, match=message):
         load_texts(name)
 
 
-def test_calls_of_tools_reach_the_template(model, tmp_path):
+def test_tool_calls_are_passed_to_the_template(model, tmp_path):
     tool_calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
     call = {"role": "assistant", "content": None, "tool_calls": tool_calls}
     name = in_file(tmp_path / "chat.jsonl", [{"messages": [MESSAGES[0], call]}])
@@ -114,7 +114,7 @@ def test_calls_of_tools_reach_the_template(model, tmp_path):
     assert json.loads(conversation)[1] == call | {"content": ""}
 
 
-def test_a_tokenizer_without_a_template_gets_a_message_that_says_what_to_do(tiny_llama, tmp_path):
+def test_a_tokenizer_without_a_chat_template_is_reported_with_a_remedy(tiny_llama, tmp_path):
     plain = lrcore.load(str(tiny_llama))
     name = in_file(tmp_path / "chat.jsonl", [{"messages": MESSAGES}] * 40)
     for action in (
@@ -123,20 +123,20 @@ def test_a_tokenizer_without_a_template_gets_a_message_that_says_what_to_do(tiny
     ):
         with pytest.raises(InputError, match=r"no chat template\. Copy chat_template\.jinja"):
             action()
-    # rows of instruction and output have a form as plain text
+    # rows of instruction and output are also valid as plain text
     alpaca = in_file(tmp_path / "alpaca.jsonl", [ALPACA] * 40)
     assert load_texts(alpaca).documents[0] == "Where is the dog?\nIn the park."
     assert lrcore.evaluate(plain, alpaca, seq_len=16).windows > 0
 
 
-def test_a_template_that_refuses_a_conversation_is_quoted(tiny_llama):
+def test_the_error_of_a_chat_template_is_quoted(tiny_llama):
     tokenizer = lrcore.load(str(tiny_llama)).tokenizer
     tokenizer.chat_template = "{{ raise_exception('Roles must alternate') }}"
     with pytest.raises(InputError, match=r"Roles must alternate.*roles are user, assistant"):
         tokenize_all(chat(MESSAGES), tokenizer)
 
 
-def test_protocols_of_plain_text_refuse_conversations(model, tmp_path):
+def test_protocols_for_plain_text_refuse_conversations(model, tmp_path):
     name = in_file(tmp_path / "chat.jsonl", [{"messages": MESSAGES}] * 40)
     for protocol in ("gptq-2048", "strided", "lm-eval-word"):
         with pytest.raises(InputError, match="Use protocol windows"):
@@ -147,7 +147,7 @@ def test_protocols_of_plain_text_refuse_conversations(model, tmp_path):
 
 
 class Letters:
-    """A tokenizer with a token per letter, whose template writes the contents."""
+    """Tokenizer with a token per letter and a template that concatenates the contents."""
 
     chat_template = "contents"
 
@@ -171,10 +171,10 @@ def as_text(tokens):
     return ["".join(map(chr, row)) for row in tokens.tolist()]
 
 
-def test_a_window_begins_with_a_conversation_unless_it_is_longer_than_the_window():
+def test_a_window_begins_with_a_conversation_unless_the_conversation_is_longer():
     texts = letters("abc", "defgh", "ijklmnopqr", "s", "tuvwxyz")
     windows = make_windows(texts, Letters(), None, 4)
-    # "h" and "qr" are the rest of a conversation, and "z" fills no window
+    # "h" and "qr" are remainders of conversations, and "z" does not fill a window
     assert as_text(windows.tokens) == ["abcd", "ijkl", "mnop", "stuv"]
     assert make_windows(texts, Letters(), 2, 4, "first").starts.tolist() == [0, 8]
     random_starts = make_windows(texts, Letters(), 200, 4, "random").starts.unique()
@@ -183,7 +183,7 @@ def test_a_window_begins_with_a_conversation_unless_it_is_longer_than_the_window
     assert len(windows.protocol["chat_template"]) == 16
 
 
-def test_windows_aside_respect_conversations_and_share_no_token():
+def test_windows_aside_begin_with_conversations_and_are_disjoint():
     texts = letters(*("abcde", "fgh", "ij") * 20)
     windows = make_windows(texts, Letters(), 6, 4, "random")
     aside = windows_aside(texts, Letters(), windows, 5)
@@ -208,14 +208,14 @@ def test_the_held_out_tail_of_a_file_begins_with_a_conversation(tmp_path):
     assert load_texts(single_document).part == ""  # not divided
 
 
-def test_the_bytes_of_conversations_are_those_of_their_rendered_text(model, tmp_path):
+def test_bytes_of_conversations_are_counted_in_their_rendered_text(model, tmp_path):
     name = in_file(tmp_path / "chat.jsonl", [{"messages": MESSAGES}] * 3)
     text = tokenize_all(load_texts(name), model.tokenizer)
     assert text.bytes(0, len(text.ids)) == 3 * len(RENDERED.encode())
     assert text.begins.tolist() == [0, len(text.ids) // 3, 2 * len(text.ids) // 3]
 
 
-def test_conversations_calibrate_a_compression(model, chat_llama, tmp_path):
+def test_a_model_is_calibrated_on_conversations(model, chat_llama, tmp_path):
     name = in_file(tmp_path / "chat.jsonl", [{"messages": MESSAGES}] * 60)
     recipe = lrcore.Recipe(str(chat_llama), data=name, samples=4, seq_len=16, ratio=0.5)
     small = lrcore.compress(model, recipe)

@@ -1,4 +1,4 @@
-"""Data sets whose cards lead elsewhere: to files of this machine, or to other hosts."""
+"""Data sets with cards that refer to files of this machine or to other hosts."""
 
 import pytest
 
@@ -35,14 +35,14 @@ def test_a_card_that_names_files_outside_its_folder_is_refused(path, card, tmp_p
         load_texts(str(folder))
 
 
-def test_every_form_of_a_card_is_looked_at():
+def test_all_forms_of_a_card_are_checked():
     for files in ("/x", ["/x"], {"train": "/x"}, [{"split": "train", "path": ["a", "/x"]}]):
         with pytest.raises(InputError):
             check_card("name", {"configs": [{"data_files": files}]})
     with pytest.raises(InputError):
         check_card("name", {"configs": [{"data_dir": ".."}]})
-    good = {"configs": [{"data_files": [{"split": "train", "path": "data/a..b-*.jsonl"}]}]}
-    for card in (good, {}, None, [], {"configs": "x"}, {"configs": [1]}):
+    valid = {"configs": [{"data_files": [{"split": "train", "path": "data/a..b-*.jsonl"}]}]}
+    for card in (valid, {}, None, [], {"configs": "x"}, {"configs": [1]}):
         check_card("name", card)
 
 
@@ -54,7 +54,7 @@ def test_a_card_that_cannot_be_read_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["text", "json", "csv", "pandas", "imagefolder:x:train"])
-def test_the_name_of_a_reader_does_not_read_the_present_folder(name, tmp_path, monkeypatch):
+def test_the_name_of_a_file_format_does_not_read_the_working_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret.txt").write_text("a secret\n" * 20)
     with pytest.raises(InputError, match="Unknown data set"):
@@ -64,14 +64,14 @@ def test_the_name_of_a_reader_does_not_read_the_present_folder(name, tmp_path, m
 @pytest.mark.parametrize(
     "name", ["http://169.254.169.254/x", "owner/..", "../owner", "owner/na?me", "hf://x/y", "a/b/c"]
 )
-def test_what_is_no_name_of_the_hub_is_not_asked_for(name, monkeypatch):
+def test_names_that_are_not_hub_ids_are_not_requested(name, monkeypatch):
     import datasets
     import huggingface_hub
 
     def never(*_, **__):
-        pytest.fail("the hub was asked")
+        pytest.fail("a request was sent to the hub")
 
-    if name.startswith(("http", "hf")):  # before the first colon is the name
+    if name.startswith(("http", "hf")):  # a colon would end the name
         name = name.replace(":", "%3a")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", never)
     monkeypatch.setattr(datasets, "load_dataset_builder", never)

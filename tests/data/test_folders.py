@@ -1,4 +1,4 @@
-"""Folders of text files, as `datasets` reads them."""
+"""Folders of text files, as read by `datasets`."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_a_folder_with_a_test_split_is_evaluated_on_it(folder):
     assert load_test_texts(str(folder)).documents == ("Another story.",)
 
 
-def test_the_test_split_of_a_folder_without_it_is_refused_by_name(folder, monkeypatch):
+def test_a_missing_test_split_of_a_folder_is_reported(folder, monkeypatch):
     for data in (f"{folder}:default:test", f"{folder}::test"):
         with pytest.raises(lrcore.InputError, match="has no split test, only train"):
             load_test_texts(data)
@@ -56,7 +56,7 @@ def test_a_field_of_a_folder_is_read_by_its_name(tmp_path):
         load_texts(f"{folder}#contend")
 
 
-def test_a_model_is_calibrated_and_measured_on_a_folder(folder, tiny_llama):
+def test_a_model_is_calibrated_and_evaluated_on_a_folder(folder, tiny_llama):
     dense = lrcore.load(str(tiny_llama))
     windows = {"samples": 2, "seq_len": 24}
     recipe = lrcore.Recipe(str(tiny_llama), data=str(folder), ratio=0.1, **windows)

@@ -1,4 +1,4 @@
-"""The tail of a text file: calibration leaves it out, so that it can be measured on."""
+"""The held-out tail of a text file, which calibration does not read."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ def long(tmp_path):
     return path
 
 
-def test_calibration_leaves_the_last_tenth_and_it_begins_with_a_line(long) -> None:
+def test_calibration_omits_the_last_tenth_which_begins_with_a_line(long) -> None:
     head, tail = load_texts(str(long)), load_texts(f"{long}:test")
     assert head.joined() + tail.joined() == long.read_text()
     assert len(tail.joined()) / len(long.read_text()) == pytest.approx(0.1, abs=0.01)
@@ -31,7 +31,7 @@ def test_calibration_leaves_the_last_tenth_and_it_begins_with_a_line(long) -> No
     assert load_texts(f"{long}:calibration", "test").fingerprint == head.fingerprint
 
 
-def test_of_rows_whole_ones_are_held_out(tmp_path) -> None:
+def test_complete_rows_are_held_out(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [f"{i} {LINE}" for i in range(1000)]
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
@@ -49,7 +49,7 @@ def test_a_long_last_row_is_divided(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("content", ["word " * (MIN_CHARACTERS // 5 * 3), " " * 90_000 + "word"])
-def test_too_little_for_both_serves_both(tmp_path, content) -> None:
+def test_a_short_text_is_used_for_calibration_and_test(tmp_path, content) -> None:
     path = tmp_path / "short.txt"
     path.write_text(content)
     calibration, test = load_texts(str(path)), load_texts(f"{path}:test", "test")
@@ -58,7 +58,7 @@ def test_too_little_for_both_serves_both(tmp_path, content) -> None:
     assert apart_from(test, {calibration.fingerprint}) is test
 
 
-def test_a_text_is_known_by_its_content_not_by_its_name(long, tmp_path) -> None:
+def test_a_text_is_identified_by_its_content_not_by_its_name(long, tmp_path) -> None:
     seen = {load_texts(str(long)).fingerprint}
     copy = tmp_path / "copy.txt"
     copy.write_text(long.read_text())
@@ -67,7 +67,7 @@ def test_a_text_is_known_by_its_content_not_by_its_name(long, tmp_path) -> None:
     tail = apart_from(full_text, seen)
     assert tail.source == f"{copy}:test"
     assert not seen & overlapping(tail)
-    # one that was calibrated on all of it has seen its tail, too
+    # a model calibrated on the complete text has seen its tail, too
     assert full_text.fingerprint in overlapping(tail)
     assert apart_from(full_text, {full_text.fingerprint}) is full_text
     stories = load_texts("stories", "test")
@@ -77,7 +77,7 @@ def test_a_text_is_known_by_its_content_not_by_its_name(long, tmp_path) -> None:
     assert calibration in overlapping(load_texts("stories/calibration", "test"))
 
 
-def test_the_name_of_what_calibration_leaves_out(long) -> None:
+def test_held_out_gives_the_name_of_the_omitted_tail(long) -> None:
     names = (str(long), f"{long}:all", "stories", "owner/name:config:test")
     assert [held_out(name) for name in names] == [f"{long}:test"] * 2 + list(names[2:])
     settings = lrcore.EvaluationSettings(str(long), 4)

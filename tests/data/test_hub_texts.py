@@ -1,7 +1,5 @@
-"""Hub data sets from a hub on this machine: what is read, and what a person reads when it does not
-work.
-
-The client reads HF_ENDPOINT once per process, so all cases run in one of their own.
+"""Hub data sets from a local hub: reading and error messages. The client reads HF_ENDPOINT once per
+process, so all cases run in a subprocess.
 """
 
 import hashlib
@@ -60,7 +58,7 @@ print(json.dumps(outcomes))
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few addresses that reading the data set owner/tiny asks for."""
+    """Hub with the addresses that are requested for the data set owner/tiny."""
 
     protocol_version = "HTTP/1.1"
     stored = 1000
@@ -157,9 +155,8 @@ def entry(name):
 
 @pytest.fixture
 def read(tmp_path):
-    """Load each (data, options) from the hub, or from an address where nobody answers.
-
-    Returns [documents, source] or the error text.
+    """Return a function that loads each (data, options) in a subprocess and gives [documents,
+    source] or the error text.
     """
     handler = type("Here", (Hub,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -185,7 +182,7 @@ def read(tmp_path):
 
 
 @pytest.mark.slow
-def test_splits_configs_and_what_a_hub_refuses(read):
+def test_splits_and_configs_are_read_and_errors_of_the_hub_are_reported(read):
     first, test, named, pinned, split, config, revision, unknown, gated, odd, form, *packed = read(
         ("owner/tiny:plain", {}),
         ("owner/tiny:plain", {"role": "test"}),
@@ -218,14 +215,14 @@ def test_splits_configs_and_what_a_hub_refuses(read):
 
 
 @pytest.mark.slow
-def test_a_large_data_set_is_read_as_a_stream_up_to_a_limit(read):
+def test_a_large_data_set_is_streamed_up_to_a_limit(read):
     assert read(("owner/tiny:plain", {}), stored=10**13, characters=2) == [
         [["One"], f"owner/tiny:plain:train@{COMMIT}"]
     ]
 
 
 @pytest.mark.slow
-def test_a_hub_that_does_not_answer(read):
+def test_a_hub_that_does_not_answer_is_reported(read):
     (message,) = read(("owner/tiny:plain", {}), endpoint="http://127.0.0.1:9")
     assert "is neither a built-in name nor a local file, and the hub cannot be reached" in message
     assert "HF_ENDPOINT" in message
@@ -233,7 +230,7 @@ def test_a_hub_that_does_not_answer(read):
 
 
 @pytest.mark.slow
-def test_without_a_network_the_cached_copy_is_used(read):
+def test_the_cached_copy_is_used_without_a_network(read):
     online = read(("owner/tiny:plain", {"revision": COMMIT}))
     assert read(("owner/tiny:plain", {"revision": COMMIT}), offline="1") == online
     (message,) = read(("owner/other", {}), offline="1")

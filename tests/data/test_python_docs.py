@@ -1,4 +1,6 @@
-"""The interpreter's documentation as text: split by module, parsed and not imported."""
+"""Documentation of the Python standard library as text: split by module, parsed but not
+imported.
+"""
 
 import sys
 
@@ -8,7 +10,7 @@ from lrcore.data import python_docs
 from lrcore.system.errors import InputError
 
 
-def test_splits_are_disjoint_and_every_one_has_text():
+def test_splits_are_disjoint_and_long_enough():
     splits = {split: set(python_docs.documents(split)) for split in python_docs.SPLITS}
     assert all(sum(map(len, texts)) > 50_000 for texts in splits.values())
     assert not splits["train"] & splits["test"]
@@ -17,7 +19,7 @@ def test_splits_are_disjoint_and_every_one_has_text():
     assert sum(map(len, splits["train"])) > 3 * sum(map(len, splits["test"]))
 
 
-def test_the_split_is_a_fixed_property_of_the_name():
+def test_the_split_depends_on_the_name_only():
     assert [python_docs.split_of(name) for name in ("argparse", "json.decoder", "heapq")] == [
         "train",
         "train",
@@ -27,7 +29,7 @@ def test_the_split_is_a_fixed_property_of_the_name():
     assert 100 < sum(python_docs.split_of(name) == "test" for name in names) < 300
 
 
-def test_modules_are_not_imported():
+def test_documented_modules_are_not_imported():
     python_docs.documents("train")
     assert not {"antigravity", "this", "turtle", "idlelib"} & set(sys.modules)
 

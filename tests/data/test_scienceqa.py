@@ -1,5 +1,5 @@
-"""ScienceQA as the hub has it, from a folder of parquet files with its fields: questions, their
-images and the groups of LatentLLM's table 4.
+"""ScienceQA from a folder of parquet files with the fields of the hub data set: questions, images
+and the groups of LatentLLM's table 4.
 """
 
 import io
@@ -41,7 +41,7 @@ def row(question, answer, subject, grade, hint="", image=None):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder in the place of the hub's repository, with a training and a test split."""
+    """Return a folder with a training and a test split, used instead of the hub data set."""
     (tmp_path / "sqa").mkdir()
     picture = Image.new("RGB", (20, 10), "red")
     rows = [
@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "sqa"
 
 
-def test_questions_with_their_images_and_groups(folder):
+def test_questions_have_images_and_groups(folder):
     first, second, third, last = read_items("scienceqa")
     (key,) = images_of([first])
     assert first["question"] == (
@@ -78,14 +78,14 @@ def test_questions_with_their_images_and_groups(folder):
     assert len(read_items("scienceqa", 2)) == 2
 
 
-def test_calibration_reads_solved_questions_of_the_training_split(folder):
+def test_calibration_uses_solved_questions_of_the_training_split(folder):
     texts = load_texts("scienceqa")
     assert texts.source == "scienceqa/calibration"
     assert texts.documents[0].endswith("Answer: B")
-    assert len(texts.images) == 1  # both questions have the same
+    assert len(texts.images) == 1  # both questions have the same image
 
 
-def test_a_data_set_with_other_fields(folder):
+def test_a_data_set_with_other_fields_is_refused(folder):
     made = datasets.Dataset.from_list([{"question": "What?", "answer": 0}])
     made.to_parquet(folder / "test-00000-of-00001.parquet")
     with pytest.raises(lrcore.InputError, match="do not have the fields of ScienceQA"):

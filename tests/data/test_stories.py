@@ -1,4 +1,6 @@
-"""Built-in stories: disjoint splits, correct English, and questions that the story answers."""
+"""Built-in stories: disjoint splits, correct English, and questions that are answered by
+the story.
+"""
 
 import json
 import os
@@ -42,13 +44,13 @@ def test_the_script_generates_the_stored_stories(hash_seed):
 @pytest.mark.parametrize(
     ("kind", "read"), [("stories", stories.documents), ("questions", stories.probes)]
 )
-def test_more_than_are_stored_is_refused(kind, read):
+def test_a_request_for_more_than_the_stored_items_is_refused(kind, read):
     assert len(read("test")) == len(read("test", 400)) == 400
     with pytest.raises(InputError, match=f"has 400 {kind}, but 401 were requested"):
         read("test", 401)
 
 
-def test_splits_share_no_document_and_repeat_none():
+def test_documents_are_unique_within_and_across_splits():
     splits = [
         stories.documents("train", 1500),
         stories.documents("calibration"),
@@ -64,7 +66,7 @@ def test_a_longer_list_starts_with_the_shorter_one():
     assert stories.documents("train", 0) == []
 
 
-def test_stories_read_as_text():
+def test_stories_contain_complete_sentences():
     for document in stories.documents("calibration"):
         assert not re.search(r"[\[\]{}|]|  | \n|\bNone\b|\.\.", document), document
         assert 40 <= len(document.split()) <= 500
@@ -74,7 +76,7 @@ def test_stories_read_as_text():
             assert line.count('"') % 2 == 0, line
 
 
-def test_articles_agree():
+def test_articles_agree_with_the_following_sound():
     for document in stories.documents("test"):
         assert not re.search(
             r"\b[Aa] [aeio]\w+|\b[Aa] honest|\b[Aa]n (?!honest|hour)[^aeiou]", document
@@ -88,7 +90,7 @@ def test_pronouns_agree_with_the_hero():
             assert gender[name] == pronoun
 
 
-def test_probe_shape():
+def test_probes_have_valid_fields_and_balanced_labels():
     for probe in stories.probes("test", 300):
         assert set(probe) == {"question", "choices", "label", "kind"}
         assert len(set(probe["choices"])) == len(probe["choices"]) >= 2
@@ -96,7 +98,7 @@ def test_probe_shape():
         assert all(choice.startswith(" ") for choice in probe["choices"])
         assert not probe["question"].endswith(" ")
     labels = [probe["label"] for probe in stories.probes("test", 300)]
-    assert 60 < labels.count(0) < 240  # the position of the answer tells nothing
+    assert 60 < labels.count(0) < 240  # the label does not reveal the answer
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +114,9 @@ def _answer(probe):
     return probe["choices"][probe["label"]].strip().rstrip(".")
 
 
-def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
-    # Read back from the sentences alone: each is one of the ways in which a story says that
-    # somebody got something.
-    got = (
+def test_the_holder_is_the_last_person_who_received_the_object(by_kind):
+    # The sentences by which a story states that a person receives an object.
+    receiving = (
         r"gave (?:{t} to (?P<a>[^,.]+)|(?P<b>\w+) {t})|handed (?:{t} to (?P<c>[^,.]+)|(?P<d>\w+) "
         r"{t})|passed {t} to (?P<e>[^,.]+)"
         r"|(?P<f>[A-Z]\w+) (?:kept|took|paid and took) {t}|gave it back to (?P<g>\w+)"
@@ -126,7 +127,7 @@ def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
         story = probe["question"].rsplit("\n", 1)[0]
         result = [
             next(name for name in match.groups() if name)
-            for match in re.finditer(got.replace("{t}", re.escape(object_name)), story)
+            for match in re.finditer(receiving.replace("{t}", re.escape(object_name)), story)
         ]
         result = [name.split(" because ")[0] for name in result]
         if result and "It was a present" not in story and "back" not in story:
@@ -135,7 +136,7 @@ def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
     assert checked > 50
 
 
-def test_a_spot_is_the_last_one_named_with_the_thing(by_kind):
+def test_the_spot_is_the_last_one_named_with_the_object(by_kind):
     for probe in by_kind["spot"]:
         story, stem = probe["question"].rsplit("\n", 1)
         positions = {choice: story.rfind(choice.strip().rstrip(".")) for choice in probe["choices"]}
@@ -144,12 +145,12 @@ def test_a_spot_is_the_last_one_named_with_the_thing(by_kind):
         assert _answer(probe) in story or _answer(probe) in after
 
 
-def test_a_place_was_named(by_kind):
+def test_the_place_is_named_in_the_story(by_kind):
     for probe in by_kind["place"]:
         assert _answer(probe).split(" ", 1)[1] in probe["question"], probe
 
 
-def test_a_count_follows_from_the_numbers_in_the_story(by_kind):
+def test_the_count_follows_from_the_numbers_in_the_story(by_kind):
     number = {word: value for value, word in enumerate(words.NUMBERS)}
     checked = 0
     for probe in by_kind["count"]:
@@ -178,7 +179,7 @@ def test_a_count_follows_from_the_numbers_in_the_story(by_kind):
     assert checked > 13
 
 
-def test_number_and_pronoun_probes(by_kind):
+def test_number_and_pronoun_probes_have_the_expected_answers(by_kind):
     assert {_answer(probe) for probe in by_kind["number"]} == {"were tired"}
     assert {_answer(probe) for probe in by_kind["pronoun"]} == {"he was", "she was"}
 

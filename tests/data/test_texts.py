@@ -1,6 +1,4 @@
-"""One name for every kind of text: built in, or a file here; and what is said when there is
-none.
-"""
+"""Texts by name: built-in data sets and local files, and messages for invalid names."""
 
 import gzip
 import json
@@ -45,7 +43,7 @@ def test_a_built_in_name_reads_the_split_of_its_role():
     assert load_texts("python-docs/calibration", role="test").source == "python-docs/calibration"
 
 
-def test_a_text_file_is_one_document(tmp_path):
+def test_a_text_file_is_a_single_document(tmp_path):
     texts = load_texts(write(tmp_path / "a.txt", "\ufeffOne.\n\nTwo é.\n"))
     assert texts.documents == ("One.\n\nTwo é.\n",)
     assert texts.source == str(tmp_path / "a.txt")
@@ -77,7 +75,7 @@ def test_rows_become_documents(tmp_path, kind, rows, documents):
     assert load_texts(str(path)).documents == documents
 
 
-def test_what_is_no_text_in_a_parquet_file_is_passed_over(tmp_path):
+def test_columns_of_a_parquet_file_without_text_are_ignored(tmp_path):
     category = pyarrow.array(["a", None, "a"]).dictionary_encode()
     number = pyarrow.array([7, 8, 7]).dictionary_encode()
     columns = {
@@ -100,10 +98,8 @@ def test_what_is_no_text_in_a_parquet_file_is_passed_over(tmp_path):
     assert "parts (list)" in refused(str(path))
 
 
-def test_a_parquet_file_of_more_text_than_memory_is_refused_before_it_is_read(
-    tmp_path, monkeypatch
-):
-    """4 GB of text in a file of 12 kB: one text that repeats, and a column that is compressed."""
+def test_a_parquet_file_with_more_text_than_memory_is_refused_before_reading(tmp_path, monkeypatch):
+    """Small files that expand: a repeated text of 4 GB in 12 kB, and a compressed column."""
     monkeypatch.setattr(parquet, "free_memory", lambda: 10**9)
     path, numbers = tmp_path / "rows.parquet", pyarrow.array([0] * 2_000, pyarrow.int32())
     repeated = pyarrow.DictionaryArray.from_arrays(numbers, ["a" * 10**6])
@@ -116,10 +112,10 @@ def test_a_parquet_file_of_more_text_than_memory_is_refused_before_it_is_read(
     assert path.stat().st_size < 10_000
     assert "take 1.0 MB of memory" in short_of_memory(path)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 10_000}), path)
-    assert "take 3.0 MB of memory" in short_of_memory(path)  # for the rows alone
+    assert "take 3.0 MB of memory" in short_of_memory(path)  # the rows alone take 3 MB
 
 
-def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+def test_a_file_larger_than_memory_is_refused_before_reading(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "free_memory", lambda: 1_500)
     write(tmp_path / "a.txt", "a" * 1_000)
     assert "The texts of 'a.txt' take 0.0 MB" in short_of_memory(tmp_path / "a.txt")
@@ -131,7 +127,7 @@ def short_of_memory(path):
     return str(caught.value)
 
 
-def test_json_lines_may_be_strings_and_hold_odd_line_separators(tmp_path):
+def test_json_lines_may_be_strings_with_unusual_line_separators(tmp_path):
     assert load_texts(write(tmp_path / "a.jsonl", '"One\u2028two"\r\n"Three"\n')).documents == (
         "One\u2028two",
         "Three",
@@ -143,7 +139,7 @@ def test_an_alpaca_row_may_lack_its_input(tmp_path):
     assert load_texts(write(tmp_path / "a.json", json.dumps(rows))).documents == ("Add\n3",)
 
 
-def test_unknown_names_get_a_suggestion():
+def test_unknown_names_are_reported_with_a_suggestion():
     for name in ("storys", "story", "Stories", "pythondocs", "storie/test"):
         message = refused(name)
         assert f"Unknown data set '{name.partition('/')[0]}'. Did you mean '" in message
@@ -151,11 +147,11 @@ def test_unknown_names_get_a_suggestion():
     assert "Unknown split of stories 'valid'" in refused("stories/valid")
     assert "Did you mean 'test'" in refused("stories/tests")
     assert "Unknown role 'train'" in refused("stories", role="train")
-    for nothing in ("", "  ", None, 3):
-        assert "No data set given" in refused(nothing)
+    for empty in ("", "  ", None, 3):
+        assert "No data set given" in refused(empty)
 
 
-def test_a_missing_file_is_called_a_missing_file(tmp_path):
+def test_a_missing_file_is_reported_as_a_file(tmp_path):
     write(tmp_path / "corpus.txt", "x")
     assert f"Did you mean '{tmp_path / 'corpus.txt'}'?" in refused(str(tmp_path / "corpsu.txt"))
     assert "does not exist either" in refused(str(tmp_path / "nowhere" / "a.jsonl"))
@@ -197,7 +193,7 @@ def test_a_missing_file_is_called_a_missing_file(tmp_path):
         ("a.parquet", b"PAR1 not really", ["not a readable parquet file"]),
     ],
 )
-def test_a_file_that_cannot_be_used_says_why(tmp_path, name, content, words):
+def test_a_file_that_cannot_be_used_is_reported_with_the_reason(tmp_path, name, content, words):
     message = refused(write(tmp_path / name, content))
     for word in [name, *words]:
         assert word in message
@@ -223,7 +219,7 @@ CSV = 'content,n,other\n"One\ntwo",1,x\nThree,2,y\n'
         ("a#b.jsonl", LINES),
     ],
 )
-def test_a_field_of_every_kind_of_file_is_read_by_its_name(tmp_path, name, content):
+def test_a_field_of_a_table_is_read_by_its_name(tmp_path, name, content):
     path = write(tmp_path / name, content)
     for split in ("", ":all", ":test"):
         texts = load_texts(f"{path}#content{split}")
@@ -236,13 +232,13 @@ def test_a_field_of_every_kind_of_file_is_read_by_its_name(tmp_path, name, conte
         check_named(f"{tmp_path}/none.jsonl#content")
 
 
-def test_a_packed_file_that_does_not_fit_into_memory_is_not_unpacked(tmp_path, monkeypatch):
+def test_a_compressed_file_that_does_not_fit_into_memory_is_not_unpacked(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt.gz", gzip.compress(bytes(50 * files.CHUNK), mtime=0))
     unpacked = []
     monkeypatch.setattr(files, "free_memory", lambda: unpacked.append(1) or 2**28)
     with pytest.raises(ResourceError, match=r"The texts of 'a\.txt\.gz'"):
         load_texts(path)
-    assert len(unpacked) < 12  # one check before, and one per chunk
+    assert len(unpacked) < 12  # one check before reading, and one per chunk
 
 
 def test_skipped_rows_are_in_the_protocol(tmp_path, tiny_llama):
@@ -283,15 +279,15 @@ def test_rows_without_a_text_are_skipped_and_counted(tmp_path, name, content):
     assert texts.fingerprint == Texts(("One", "Two"), "").fingerprint
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_one_may_not_read(tmp_path):
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all files")
+def test_a_file_without_read_permission_is_reported(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("x")
     path.chmod(0)
     assert "Permission denied" in refused(str(path))
 
 
-def test_a_folder_with_a_file_name(tmp_path):
+def test_a_folder_with_the_name_of_a_file_is_reported(tmp_path):
     (tmp_path / "a.txt").mkdir()
     assert "Cannot read" in refused(str(tmp_path / "a.txt"))
 
@@ -303,14 +299,14 @@ def test_only_hub_data_sets_have_revisions(tmp_path):
     )
 
 
-def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path, monkeypatch) -> None:
+def test_a_folder_with_too_many_files_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("lrcore.data.hub._MAX_FILES", 3)
     for number in range(4):
         write(tmp_path / f"{number}.txt", "word")
     assert "has more than 3 files" in refused(str(tmp_path))
 
 
-def test_a_mixture_has_as_much_of_every_set_spread_over_all_of_it():
+def test_a_mixture_interleaves_equal_shares_of_its_sets():
     mixed, parts = load_texts("stories+python-docs"), map(load_texts, ("stories", "python-docs"))
     assert mixed.source == "stories/calibration + python-docs/calibration"
     shares = []
@@ -328,12 +324,12 @@ def test_a_mixture_has_as_much_of_every_set_spread_over_all_of_it():
 
 
 @pytest.mark.parametrize("name", ["stories/test+python-docs", "stories+./text", "a:b:c+stories"])
-def test_a_mixture_names_no_splits_and_no_files(name):
+def test_a_mixture_with_splits_or_files_is_refused(name):
     with pytest.raises(InputError, match="without a split"):
         load_texts(name)
 
 
-def test_a_mixture_has_its_sets_by_their_weights():
+def test_a_mixture_has_shares_by_weight():
     mixed = load_texts("3*stories + 0.5*python-docs")
     assert mixed.source == "3*stories/calibration + 0.5*python-docs/calibration"
     docs = load_texts("python-docs").documents
@@ -346,6 +342,6 @@ def test_a_mixture_has_its_sets_by_their_weights():
 
 
 @pytest.mark.parametrize("name", ["0*stories+python-docs", "1.2.3*stories+python-docs"])
-def test_a_weight_is_a_positive_number(name):
+def test_a_weight_that_is_not_a_positive_number_is_refused(name):
     with pytest.raises(InputError, match="weight"):
         load_texts(name)

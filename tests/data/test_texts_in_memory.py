@@ -1,4 +1,4 @@
-"""Texts in memory, as lists or `datasets.Dataset`, calibrate and are measured on."""
+"""Texts in memory, as lists, tables or `datasets.Dataset`, for calibration and evaluation."""
 
 import numpy
 import pandas
@@ -26,7 +26,7 @@ DATASET = Dataset.from_dict({"text": TEXTS})
         (text for text in TEXTS),
     ],
 )
-def test_they_are_a_file_with_the_same_documents(texts, tmp_path):
+def test_texts_in_memory_are_written_to_a_file_of_the_same_documents(texts, tmp_path):
     from lrcore.data import load_texts
 
     name = lrcore.write_texts(texts, tmp_path / "in" / "texts.jsonl")
@@ -34,7 +34,7 @@ def test_they_are_a_file_with_the_same_documents(texts, tmp_path):
 
 
 class PolarsFrame:
-    """A data frame of polars, as far as it matters here: iterating yields columns."""
+    """Stand-in for a data frame of polars: iterating yields columns."""
 
     columns = ("text", "number")
 
@@ -72,7 +72,7 @@ FRAME = pandas.DataFrame({"text": TEXTS, "number": [1, 2, 3]})
     ],
     ids=lambda texts: type(texts).__name__,
 )
-def test_tables_and_arrays_are_a_file_with_the_same_documents(texts, tmp_path):
+def test_tables_and_arrays_are_written_to_a_file_of_the_same_documents(texts, tmp_path):
     from lrcore.data import load_texts
 
     name = lrcore.write_texts(texts, tmp_path / "texts.jsonl")
@@ -80,7 +80,7 @@ def test_tables_and_arrays_are_a_file_with_the_same_documents(texts, tmp_path):
 
 
 class OtherTable:
-    """A table of an unknown library; iterating yields the names of the columns."""
+    """Table of an unknown library: iterating yields the names of columns."""
 
     columns = ("text", "number")
 
@@ -109,7 +109,7 @@ def test_other_values_are_refused_in_a_short_sentence(texts, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_is_calibrated_and_measured_on_them(tiny_llama, tmp_path):
+def test_a_model_is_calibrated_and_evaluated_on_written_texts(tiny_llama, tmp_path):
     name = lrcore.write_texts(Dataset.from_dict({"text": TEXTS}), tmp_path / "texts.jsonl")
     recipe = lrcore.Recipe(str(tiny_llama), data=name, samples=2, seq_len=24, ratio=0.1)
     small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
@@ -124,7 +124,7 @@ def test_a_model_is_calibrated_and_measured_on_them(tiny_llama, tmp_path):
         (TEXTS, "a.txt", "Enter a name with .jsonl"),
     ],
 )
-def test_what_is_no_text_is_refused(texts, name, reason, tmp_path):
+def test_rows_without_text_and_other_file_names_are_refused(texts, name, reason, tmp_path):
     with pytest.raises(lrcore.InputError, match=reason):
         lrcore.write_texts(texts, tmp_path / name)
 
@@ -134,7 +134,7 @@ def test_what_is_no_text_is_refused(texts, name, reason, tmp_path):
     [TEXTS, tuple(TEXTS), [{"story": text, "n": 1} for text in TEXTS], DATASET],
     ids=["list", "tuple", "rows", "dataset"],
 )
-def test_they_stand_in_the_place_of_a_name(texts, tiny_llama):
+def test_texts_can_be_passed_instead_of_a_name(texts, tiny_llama):
     dense = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(str(tiny_llama), data=texts, samples=2, seq_len=24, ratio=0.1)
     assert recipe == lrcore.Recipe.from_dict(recipe.to_dict())
@@ -145,7 +145,7 @@ def test_they_stand_in_the_place_of_a_name(texts, tiny_llama):
     assert lrcore.compare(dense, small, texts, **windows).kl > 0
 
 
-def test_the_same_texts_are_one_file_of_the_cache():
+def test_equal_texts_are_a_single_file_in_the_cache():
     formatted = [DATASET.with_format(name) for name in ("numpy", "pandas", "arrow")]
     names = {lrcore.Recipe(data=texts).data for texts in (TEXTS, TEXTS[:], DATASET, *formatted)}
     assert len(names) == 1
@@ -154,15 +154,15 @@ def test_the_same_texts_are_one_file_of_the_cache():
 
 
 @pytest.mark.parametrize("data", [[], [1, 2], {"a": 1}, 7, (text for text in TEXTS), FRAME[:1]])
-def test_what_holds_no_texts_is_refused_in_a_sentence(data):
+def test_data_without_texts_is_refused_in_a_short_sentence(data):
     with pytest.raises(lrcore.InputError, match=r"lrcore\.write_texts") as refused:
         lrcore.Recipe(data=data)
     assert len(str(refused.value)) < 250
     assert "\n" not in str(refused.value)
 
 
-def test_splits_by_name_are_no_texts(tmp_path):
-    """Their names would be the only text."""
+def test_a_mapping_of_splits_is_refused(tmp_path):
+    """Iterating over the mapping would give the names of the splits."""
     splits = DatasetDict({"train": DATASET, "test": DATASET})
     with pytest.raises(lrcore.InputError, match=r"list of texts or a datasets\.Dataset"):
         lrcore.Recipe(data=splits)
@@ -171,6 +171,6 @@ def test_splits_by_name_are_no_texts(tmp_path):
             lrcore.write_texts(mapping, tmp_path / "a.jsonl")
 
 
-def test_a_recipe_of_a_file_names_its_text():
+def test_a_recipe_file_with_a_list_of_texts_is_refused():
     with pytest.raises(lrcore.InputError, match="data must be text"):
         lrcore.Recipe.from_dict({"data": ["a story", "another"]})

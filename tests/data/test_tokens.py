@@ -1,4 +1,4 @@
-"""A text tokenised once for all models of one tokenizer."""
+"""Texts that are tokenized once for all models with the same tokenizer."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -15,8 +15,8 @@ TEXTS = Texts(("Once upon a time", "there was a dog."), "test")
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """How often a text was tokenised."""
+def tokenize_calls(monkeypatch):
+    """Record the calls of `tokenize`, and return the list of them."""
     calls = []
 
     def counting(*arguments):
@@ -28,33 +28,33 @@ def counted(monkeypatch):
     return calls
 
 
-def test_a_text_is_tokenised_once_for_equal_tokenizers(counted):
+def test_a_text_is_tokenized_once_for_equal_tokenizers(tokenize_calls):
     first, second = (lrcore.load("demo-llama").tokenizer for _ in range(2))
     result = tokenize_all(TEXTS, first)
     assert tokenize_all(TEXTS, second) is result
     assert result.ids.tolist() == tokenize(TEXTS.joined(), first).ids.tolist()
-    assert len(counted) == 1
+    assert len(tokenize_calls) == 1
 
 
-def test_another_text_or_a_changed_tokenizer_is_tokenised_anew(counted):
+def test_a_different_text_or_a_changed_tokenizer_is_tokenized_separately(tokenize_calls):
     tokenizer = lrcore.load("demo-llama").tokenizer
     plain = tokenize_all(TEXTS, tokenizer)
     assert len(tokenize_all(Texts(TEXTS.documents, "test", join=" "), tokenizer).ids) > 0
     tokenize_all(TEXTS, tokenizer, special_tokens=True)
     tokenizer.add_tokens(["upon a time"])
     assert len(tokenize_all(TEXTS, tokenizer).ids) < len(plain.ids)
-    assert len(counted) == 4
+    assert len(tokenize_calls) == 4
 
 
-def test_the_oldest_goes(counted):
+def test_the_oldest_text_is_evicted_from_the_cache(tokenize_calls):
     tokenizer = lrcore.load("demo-llama").tokenizer
     for number in range(12):
         tokenize_all(Texts((f"number {number}",), "test"), tokenizer)
-    assert len(counted) == 12
+    assert len(tokenize_calls) == 12
     assert len(tokens._cached) == tokens.MAX_CACHED
 
 
-def test_special_tokens_as_plain_text_are_tokenized_anew(counted):
+def test_special_tokens_as_plain_text_are_tokenized_separately(tokenize_calls):
     tokenizer = lrcore.load("demo-llama").tokenizer
     texts = Texts((f"Once{tokenizer.eos_token}upon a time",), "test")
     special = tokenize_all(texts, tokenizer)
@@ -63,11 +63,11 @@ def test_special_tokens_as_plain_text_are_tokenized_anew(counted):
 
 
 @pytest.fixture
-def own_cache(counted, tmp_path, monkeypatch):
-    """An empty disk cache that stores texts of any length; returns how often one was tokenized."""
+def disk_cache(tokenize_calls, tmp_path, monkeypatch):
+    """Set up an empty disk cache that stores texts of any length; return the recorded calls."""
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tokens, "MIN_STORED", 1)
-    return counted
+    return tokenize_calls
 
 
 def in_a_new_process(tokenizer) -> Tokenized:
@@ -86,15 +86,15 @@ def assert_equal(text, expected) -> None:
     assert (text.ids.dtype, text.ends.dtype) == (torch.long, torch.long)
 
 
-def test_a_long_text_is_tokenized_by_the_first_process(own_cache):
+def test_a_long_text_is_tokenized_in_the_first_process_only(disk_cache):
     tokenizer = lrcore.load("demo-llama").tokenizer
     first = in_a_new_process(tokenizer)
     stored_file()
     assert_equal(in_a_new_process(tokenizer), first)
-    assert len(own_cache) == 1
+    assert len(disk_cache) == 1
 
 
-def test_a_short_text_is_not_stored(own_cache, monkeypatch):
+def test_a_short_text_is_not_stored(disk_cache, monkeypatch):
     monkeypatch.setattr(tokens, "MIN_STORED", 99)
     in_a_new_process(lrcore.load("demo-llama").tokenizer)
     assert not entries()
@@ -114,17 +114,17 @@ def without_metadata(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_off, change_a_token, without_metadata])
-def test_damaged_tokens_are_replaced(own_cache, damage):
+def test_damaged_tokens_are_replaced(disk_cache, damage):
     tokenizer = lrcore.load("demo-llama").tokenizer
     first = in_a_new_process(tokenizer)
     content = stored_file().read_bytes()
     damage(stored_file())
     assert_equal(in_a_new_process(tokenizer), first)
-    assert len(own_cache) == 2
+    assert len(disk_cache) == 2
     assert stored_file().read_bytes() == content
 
 
-def test_a_cache_that_is_not_writable_is_not_needed(own_cache, tmp_path):
+def test_texts_are_tokenized_even_if_the_cache_is_not_writable(disk_cache, tmp_path):
     (tmp_path / "cache").touch()
     tokenizer = lrcore.load("demo-llama").tokenizer
     assert_equal(in_a_new_process(tokenizer), tokenize(TEXTS.joined(), tokenizer))

@@ -1,4 +1,4 @@
-"""Long texts are tokenized in parts: the tokens and their ends are those of the whole text."""
+"""Long texts tokenized in parts, with the tokens and ends of the complete text."""
 
 import random
 
@@ -40,7 +40,7 @@ def text_without_spaces(seed: int, count: int = 5000) -> str:
 
 
 def trained(normalizer=None, pre_tokenizer=None) -> PreTrainedTokenizerFast:
-    """A BPE tokenizer of the mixed texts."""
+    """Train a BPE tokenizer on mixed texts."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"])
@@ -63,7 +63,7 @@ TOKENIZERS = {
 
 @pytest.mark.parametrize("make_text", [mixed_text, text_without_spaces])
 @pytest.mark.parametrize("name", list(TOKENIZERS))
-def test_parts_have_the_tokens_of_the_whole_text(name, make_text, monkeypatch) -> None:
+def test_parts_have_the_tokens_of_the_complete_text(name, make_text, monkeypatch) -> None:
     tokenizer = TOKENIZERS[name]()
     for seed in range(3):
         text = make_text(seed)
@@ -77,12 +77,12 @@ def test_parts_have_the_tokens_of_the_whole_text(name, make_text, monkeypatch) -
         assert torch.equal(parts.ends, undivided.ends)
 
 
-def test_a_text_without_an_end_of_a_word_is_one_part(monkeypatch) -> None:
+def test_a_text_without_word_boundaries_is_a_single_part(monkeypatch) -> None:
     monkeypatch.setattr(tokens, "PART", 300)
     assert list(tokens._parts("ab" * 999, lrcore.load("demo-llama").tokenizer)) == ["ab" * 999]
 
 
-def test_a_tokenizer_that_no_cut_suits_gets_the_text_whole_after_few_attempts(monkeypatch) -> None:
+def test_a_text_is_not_divided_after_several_failed_attempts(monkeypatch) -> None:
     monkeypatch.setattr(tokens, "PART", 300)
     attempts = []
     monkeypatch.setattr(tokens, "_is_cut", lambda *arguments: attempts.append(arguments))

@@ -1,4 +1,4 @@
-"""Windows on a text whose tokens are known: one token per character."""
+"""Windows of texts, with a tokenizer that has one token per character."""
 
 import warnings
 
@@ -29,12 +29,12 @@ def as_text(windows):
 def test_all_windows_are_full_and_do_not_overlap():
     tokenizer = Characters()
     windows = make_windows(texts("abcd", "efg"), tokenizer, None, 4)
-    assert tokenizer.calls == ["abcd\n\nefg"]  # once, joined
-    assert as_text(windows) == ["abcd", "\n\nef"]  # "g" fills no window
+    assert tokenizer.calls == ["abcd\n\nefg"]  # a single call, with the joined text
+    assert as_text(windows) == ["abcd", "\n\nef"]  # "g" does not fill a window
     assert windows.tokens.dtype == torch.long
 
 
-def test_first_takes_the_beginning_and_reports_when_there_is_less():
+def test_first_windows_are_the_beginning_and_the_protocol_reports_a_shortage():
     windows = make_windows(texts("abcdefgh"), Characters(), 1, 3, "first")
     assert as_text(windows) == ["abc"]
     windows = make_windows(texts("abcdefgh"), Characters(), 9, 3, "first")
@@ -43,7 +43,7 @@ def test_first_takes_the_beginning_and_reports_when_there_is_less():
     assert windows.protocol["samples"] == 2
 
 
-def test_random_windows_are_pieces_of_the_text_from_any_offset():
+def test_random_windows_are_contiguous_and_reach_both_ends():
     text = "".join(chr(200 + i) for i in range(100))
     windows = make_windows(texts(text), Characters(), 2000, 10, "random", seed=3)
     starts = windows.tokens[:, 0] - 200
@@ -52,7 +52,7 @@ def test_random_windows_are_pieces_of_the_text_from_any_offset():
     assert set(starts.tolist()) == set(range(91))  # both ends are reached
 
 
-def test_the_seed_decides_and_nothing_else_does():
+def test_windows_depend_on_the_seed_only():
     text = texts("abcdefghijklmnopqrstuvwxyz" * 20)
     first, repeated, reseeded = (
         make_windows(text, Characters(), 8, 16, "random", seed=seed) for seed in (1, 1, 2)
@@ -63,15 +63,15 @@ def test_the_seed_decides_and_nothing_else_does():
     before = torch.rand(1)
     torch.manual_seed(5)
     make_windows(text, Characters(), 8, 16)
-    assert torch.equal(before, torch.rand(1))  # the global generator is left alone
+    assert torch.equal(before, torch.rand(1))  # the global generator is unchanged
 
 
-def test_one_window_of_exactly_the_text():
+def test_a_window_may_be_as_long_as_the_text():
     for sampling in ("first", "random"):
         assert as_text(make_windows(texts("abc"), Characters(), 1, 3, sampling)) == ["abc"]
 
 
-def test_protocol_says_everything():
+def test_the_protocol_describes_the_windows():
     text = texts("abcdefgh")
     assert make_windows(text, Characters(), 2, 3, "random", 7).protocol == {
         "source": "here",
@@ -85,8 +85,12 @@ def test_protocol_says_everything():
         "samples_asked": 2,
         "samples": 2,
     }
-    everything = make_windows(text, Characters(), None, 3, "random", 7).protocol
-    assert (everything["sampling"], everything["seed"], everything["samples"]) == ("first", None, 2)
+    all_windows = make_windows(text, Characters(), None, 3, "random", 7).protocol
+    assert (all_windows["sampling"], all_windows["seed"], all_windows["samples"]) == (
+        "first",
+        None,
+        2,
+    )
 
 
 def test_the_key_depends_on_shape_and_tokens():
@@ -98,7 +102,7 @@ def test_the_key_depends_on_shape_and_tokens():
     assert len(keys) == 4
 
 
-def test_the_fingerprint_is_that_of_the_content():
+def test_the_fingerprint_depends_on_content_and_join():
     assert (
         texts("ab", "c").fingerprint
         == Texts(("ab", "c"), "elsewhere", fingerprint="made up").fingerprint
@@ -132,7 +136,7 @@ def test_the_fingerprint_is_that_of_the_content():
         ((2, 4, "random", -1), r"seed must be .* got -1"),
     ],
 )
-def test_what_cannot_be_done_is_said(arguments, message):
+def test_invalid_arguments_are_reported(arguments, message):
     with pytest.raises(InputError, match=message):
         make_windows(texts("abcdefgh"), Characters(), *arguments)
 
@@ -142,7 +146,7 @@ def test_blank_texts_are_refused():
         texts(" ", "\n")
 
 
-def test_a_text_far_longer_than_the_context_is_no_warning(caplog):
+def test_a_text_longer_than_the_context_causes_no_warning(caplog):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -162,14 +166,14 @@ def aside(text, windows, samples):
     return ["".join(map(chr, row)) for row in windows_aside(text, Characters(), windows, samples)]
 
 
-def test_windows_aside_are_what_is_left_and_share_nothing():
+def test_windows_aside_are_disjoint_from_the_windows_and_each_other():
     text = texts("abcdefghijkl")
     assert aside(text, make_windows(text, Characters(), 2, 3, "first"), 9) == ["ghi", "jkl"]
     assert aside(text, make_windows(text, Characters(), None, 3), 9) == []
     unique = texts("".join(chr(200 + i) for i in range(400)))
     windows = make_windows(unique, Characters(), 8, 10, "random", seed=3)
     aside_windows = windows_aside(unique, Characters(), windows, 1000)
-    assert aside_windows.unique().numel() == aside_windows.numel()  # nor with each other
+    assert aside_windows.unique().numel() == aside_windows.numel()  # disjoint from each other
     assert not torch.isin(aside_windows, windows.tokens).any()
     gaps = torch.tensor([0, *sorted(windows.starts.tolist()), 400]).diff()
     assert len(aside_windows) >= int((gaps.max() - 10) // 10)
