@@ -1,4 +1,4 @@
-"""A set of prompts and its table."""
+"""Answers of several models to a set of prompts, as a table."""
 
 import csv
 import importlib
@@ -17,7 +17,7 @@ def models(tiny_llama, tiny_opt):
     return [lrcore.load(str(folder)) for folder in (tiny_llama, tiny_opt)]
 
 
-def test_every_prompt_by_every_model_as_generate_would(models):
+def test_answers_equal_those_of_generate(models):
     settings = {"max_new_tokens": 6, "temperature": 0.8, "top_p": 0.9, "seed": 4}
     rows = answer_prompts([*models, models[0]], ["Once", "Tom, “and”\nBen"], **settings)
     assert [(row["prompt"], row["model"]) for row in rows[:3]] == [
@@ -32,7 +32,7 @@ def test_every_prompt_by_every_model_as_generate_would(models):
     assert list(csv.DictReader(io.StringIO(answers_csv(rows))))[5]["prompt"] == "Tom, “and”\nBen"
 
 
-def test_one_prompt_beyond_the_context_fails_alone(models):
+def test_a_prompt_beyond_the_context_fails_without_affecting_the_others(models):
     rows = answer_prompts(models, ["Once", "Tom went " * 200, "Ben"], max_new_tokens=4)
     assert [bool(row["error"]) for row in rows] == [False, False, True, True, False, False]
     assert "context" in rows[2]["error"]
@@ -47,17 +47,18 @@ def test_one_prompt_beyond_the_context_fails_alone(models):
             answer_prompts(models, ["Once"], **wrong)
 
 
-def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
+def test_models_answer_in_turns_and_are_timed_separately(models, monkeypatch):
     clock = iter(range(10**6))
     module = importlib.import_module("lrcore.evaluation.answers")
     monkeypatch.setattr(
         module.time, "perf_counter", lambda: float(next(clock))
-    )  # every turn takes one second
+    )  # each turn takes one second
     lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
     for result in stream_answers(models, "Once", **settings):
         lengths.append([len(answer.text) for answer in result])
     assert lengths[0] == [0, 0]
-    assert lengths[1][0] > 0 == lengths[1][1] < lengths[2][1]  # one after the other, a piece each
+    # the models alternate, one piece each
+    assert lengths[1][0] > 0 == lengths[1][1] < lengths[2][1]
     for model, answer in zip(models, result, strict=True):
         assert answer.text == lrcore.generate(model, "Once", **settings)
         pieces = len(list(lrcore.stream(model, "Once", **settings)))
@@ -66,8 +67,8 @@ def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
         assert answer.tokens_per_second == answer.tokens / answer.seconds
 
 
-def test_tokens_are_those_that_were_made(models) -> None:
-    """A sampled text may be tokenised again with fewer tokens, or have none to show."""
+def test_counted_tokens_are_the_generated_ones(models) -> None:
+    """The text of a sampled answer may have fewer tokens when tokenized again."""
     token_counts = []
     for seed in range(8):
         (row,) = answer_prompts(models[:1], ["Once"], max_new_tokens=9, temperature=2.0, seed=seed)
@@ -77,7 +78,7 @@ def test_tokens_are_those_that_were_made(models) -> None:
     assert set(token_counts) != {9}
 
 
-def test_the_first_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
+def test_the_first_forward_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
     passes: list[str] = []
     module = importlib.import_module("lrcore.evaluation.answers")
     monkeypatch.setattr(module.time, "perf_counter", lambda: passes.append("clock") or 0.0)
@@ -94,7 +95,7 @@ def test_the_first_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
     assert passes[:3] == ["a", "b", "clock"]
 
 
-def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):
+def test_the_command_writes_a_table_of_answers(tiny_llama, tmp_path, capsys):
     prompts, table = tmp_path / "prompts.txt", tmp_path / "table.csv"
     prompts.write_text("Once upon\n\nTom and his\n")
     assert (
@@ -123,7 +124,7 @@ def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):
     assert "no prompts" in capsys.readouterr().err
 
 
-def test_each_model_continues_its_own_conversation(chat_llama) -> None:
+def test_each_model_continues_its_conversation(chat_llama) -> None:
     model = lrcore.load(str(chat_llama))
     conversations = [[{"role": "user", "content": text}] for text in ("Where is Ben?", "A ball")]
     *_, answers = stream_chat([model, model], conversations, max_new_tokens=5)

@@ -1,4 +1,4 @@
-"""Perplexity of the assistant's tokens: against a full pass over each conversation."""
+"""Perplexity of assistant tokens, compared with a full pass over each conversation."""
 
 import json
 import math
@@ -39,7 +39,7 @@ MARKED = (
     + "{% endgeneration %}{% else %}{{ message.content }}{% endif %}{{ '\\n' }}{% endfor %}"
     + PROMPT
 )
-# As templates of models that think: of previous answers, only the part after the thought is shown.
+# Template of a reasoning model: previous answers are shown without the thought.
 FORGETFUL = (
     LOOP + MESSAGE + "{{ message.content if loop.last else message.content.split('|')[-1] }}"
     "{{ '\\n' }}{% endfor %}" + PROMPT
@@ -75,8 +75,8 @@ def written(tokenizer, messages):
 
 
 def losses_by_hand(model, messages):
-    """Loss and characters of the tokens of the answers and their ends, from one pass over the
-    complete conversation.
+    """Return loss and number of characters of the tokens of the answers and their ends, from one
+    pass over the complete conversation.
     """
     text = model.tokenizer.apply_chat_template(messages, tokenize=False)
     encoding = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -93,7 +93,7 @@ def losses_by_hand(model, messages):
     ]
 
 
-def test_the_tokens_of_the_answers_are_scored_and_no_others(model, chats):
+def test_only_tokens_of_the_answers_are_scored(model, chats):
     result = lrcore.evaluate(model, chats, protocol="assistant")
     by_hand = [pair for messages in CONVERSATIONS for pair in losses_by_hand(model, messages)]
     expected, sizes = zip(*by_hand, strict=True)
@@ -105,18 +105,18 @@ def test_the_tokens_of_the_answers_are_scored_and_no_others(model, chats):
     assert lrcore.evaluate(model, chats, protocol="assistant", samples=1).windows == 2
 
 
-def test_marks_of_the_template_give_the_same_tokens(model, chats):
+def test_generation_marks_of_a_template_give_the_same_tokens(model, chats):
     marked = with_template(model, MARKED)
     results = [lrcore.evaluate(variant, chats, protocol="assistant") for variant in (model, marked)]
     assert results[1].protocol["assistant_tokens"] == "marked"
     assert results[0].protocol["assistant_tokens"] == "after the prompt"
-    # the template marks the answer without the space before it, which is a token of the prompt
+    # the template marks the answer without the preceding space, which is a token of the prompt
     assert [text.strip() for text in written(model.tokenizer, CONVERSATIONS[0])] == [
         text.strip() for text in written(marked.tokenizer, CONVERSATIONS[0])
     ]
 
 
-def test_a_template_that_shortens_previous_answers_is_read_as_the_model_reads_it(model):
+def test_answers_that_a_template_shortens_later_are_scored_in_full(model):
     tokenizer = with_template(model, FORGETFUL).tokenizer
     messages = [
         {"role": "user", "content": "Where?"},
@@ -130,14 +130,14 @@ def test_a_template_that_shortens_previous_answers_is_read_as_the_model_reads_it
     assert [text.strip() for text in written(tokenizer, messages)] == ["Hm.|Here.", "So.|So."]
 
 
-def test_a_prompt_may_begin_the_answer_otherwise_and_a_changed_history_is_refused(model):
+def test_a_prompt_may_add_to_the_answer_but_a_changed_history_is_refused(model):
     tokenizer = with_template(model, THINKING).tokenizer
     assert written(tokenizer, CONVERSATIONS[1])[0].endswith("It was in the tall tree.</s>")
     with pytest.raises(InputError, match="changes previous messages"):
         written(with_template(model, COUNTING).tokenizer, CONVERSATIONS[1])
 
 
-def test_an_answer_without_a_message_before_it_and_an_empty_one_are_left_out(model):
+def test_empty_answers_and_answers_without_a_prompt_are_omitted(model):
     messages = [{"role": "assistant", "content": "Hello."}, *CONVERSATIONS[1]]
     assert len(written(model.tokenizer, messages)) == 1
     marked = with_template(model, MARKED.replace(ANSWER, "{{ message.content }}")).tokenizer
@@ -145,13 +145,13 @@ def test_an_answer_without_a_message_before_it_and_an_empty_one_are_left_out(mod
 
 
 @pytest.mark.parametrize("scored", [1, 7, 12, 29])
-def test_a_long_answer_is_scored_once_with_half_a_window_before_each_token(scored):
+def test_tokens_of_a_long_answer_are_scored_once_with_half_a_window_of_context(scored):
     ids = torch.arange(30)
     windows = list(answer_windows(ids, scored, 8))
     scored_ids = torch.cat([tokens[-count:] for tokens, count in windows])
     assert torch.equal(scored_ids, ids[-scored:])
     assert all(len(tokens) <= 8 and count <= 4 for tokens, count in windows)
-    assert next(answer_windows(ids, scored, 30))[1] == scored  # fits as a whole
+    assert next(answer_windows(ids, scored, 30))[1] == scored  # fits into a single window
 
 
 def test_two_models_are_compared_on_the_answers(model, chats, small_of, chat_llama):
@@ -162,7 +162,7 @@ def test_two_models_are_compared_on_the_answers(model, chats, small_of, chat_lla
     assert comparison.kl > 0
 
 
-def test_plain_text_has_no_answers(model, tiny_llama, story_file, chats):
+def test_plain_text_and_models_without_a_template_are_refused(model, tiny_llama, story_file, chats):
     with pytest.raises(InputError, match="Use protocol windows"):
         lrcore.evaluate(model, str(story_file), protocol="assistant")
     with pytest.raises(InputError, match="no chat template"):

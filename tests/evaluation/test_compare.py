@@ -1,4 +1,4 @@
-"""Two models side by side, against the definition token by token."""
+"""Comparison of two models, checked against the definition token by token."""
 
 import math
 
@@ -24,7 +24,7 @@ def pair(tiny_llama, story_file):
 
 @torch.inference_mode()
 def by_hand(pair, ids):
-    """Loss of both, KL and agreement at each predicted token, in float64."""
+    """Return loss of both models, KL divergence and agreement by predicted token in float64."""
     rows = []
     for t in range(1, len(ids)):
         p, q = (
@@ -37,7 +37,7 @@ def by_hand(pair, ids):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_losses_divergence_and_agreement_are_those_of_a_straight_loop(pair, story_file, story_text):
+def test_losses_divergence_and_agreement_equal_those_of_a_plain_loop(pair, story_file, story_text):
     result = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
     ids = torch.tensor(pair[0].tokenizer(story_text, add_special_tokens=False).input_ids)
     rows = torch.cat([by_hand(pair, ids[i * 16 : i * 16 + 16]) for i in range(2)])
@@ -53,7 +53,7 @@ def test_losses_divergence_and_agreement_are_those_of_a_straight_loop(pair, stor
     assert torch.allclose(small.double(), rows[:, 1], rtol=1e-4)
 
 
-def test_the_evaluations_are_those_of_evaluate(pair, story_file):
+def test_the_evaluations_of_a_comparison_equal_those_of_evaluate(pair, story_file):
     result = lrcore.compare(
         *pair, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
     )
@@ -69,19 +69,19 @@ def test_the_evaluations_are_those_of_evaluate(pair, story_file):
         )
 
 
-def test_a_model_agrees_with_itself(pair, story_file):
+def test_a_model_compared_with_itself_agrees(pair, story_file):
     result = lrcore.compare(pair[0], pair[0], str(story_file), samples=2, seq_len=16)
     assert (result.kl, result.top1, result.delta) == (0.0, 1.0, 0.0)
     assert result.delta_error == 0.0
     single_window = lrcore.compare(pair[0], pair[0], str(story_file), samples=1, seq_len=16)
-    assert single_window.to_dict()["delta_error"] is None  # one window says nothing of others
+    assert single_window.to_dict()["delta_error"] is None  # a single window gives no standard error
 
 
-def test_windows_of_unequal_length_weigh_by_their_tokens(pair, story_file):
+def test_windows_of_different_lengths_are_weighted_by_their_tokens(pair, story_file):
     settings = {"samples": 5, "seq_len": 20, "protocol": "strided", "stride": 8}
     result = lrcore.compare(*pair, str(story_file), **settings)
     tokens = torch.tensor(result.small.window_tokens).double()
-    assert len(set(result.small.window_tokens)) == 2  # the first window scores more
+    assert len(set(result.small.window_tokens)) == 2  # the first window has more scored tokens
     dense, small = (torch.cat([part[i].double().sum(1) for part in result.losses]) for i in (0, 1))
     residuals = (small - dense) - tokens * result.delta
     expected = math.sqrt(5 / 4 * float(residuals.square().sum())) / float(tokens.sum())
@@ -90,21 +90,21 @@ def test_windows_of_unequal_length_weigh_by_their_tokens(pair, story_file):
     assert alone[1].delta_error(alone[0]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_other_windows_have_no_difference(pair, story_file):
+def test_the_error_of_a_difference_needs_equal_windows(pair, story_file):
     two, three = (lrcore.evaluate(pair[0], str(story_file), samples=n, seq_len=16) for n in (2, 3))
     with pytest.raises(lrcore.InputError, match="different windows: 2 and 3"):
         two.delta_error(three)
 
 
-def test_predictions_that_are_no_numbers_are_told(pair, story_file):
+def test_nan_predictions_are_counted(pair, story_file):
     plain = pair[1].network.forward
 
-    def spoiled(**options):
+    def with_nan(**options):
         out = plain(**options)
         out.logits[:, 3] = float("nan")
         return out
 
-    pair[1].network.forward = spoiled
+    pair[1].network.forward = with_nan
     try:
         result = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
     finally:
@@ -114,7 +114,7 @@ def test_predictions_that_are_no_numbers_are_told(pair, story_file):
     assert result.to_dict()["top1"] is None
 
 
-def test_models_of_other_tokens_are_refused(pair, tiny_opt, story_file, tmp_path):
+def test_models_with_different_vocabularies_are_refused(pair, tiny_opt, story_file, tmp_path):
     extended = lrcore.load(str(tiny_opt))
     extended.tokenizer.add_tokens(["unheard"])
     with pytest.raises(lrcore.InputError, match="different vocabularies"):

@@ -1,4 +1,4 @@
-"""Components exchanged one by one: the table of A3's Table 11."""
+"""Contributions of components, exchanged one by one as in table 11 of A3."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def pair(request, story_file):
     return dense, lrcore.compress(dense, recipe)
 
 
-def test_all_parts_are_the_compressed_model_and_none_is_the_dense_one(pair):
+def test_mixing_all_parts_gives_the_compressed_model_and_no_parts_the_dense_one(pair):
     ids = torch.arange(24).view(2, 12)
     with torch.inference_mode():
         logits = [
@@ -35,7 +35,7 @@ def test_all_parts_are_the_compressed_model_and_none_is_the_dense_one(pair):
 @pytest.mark.parametrize(
     "family", [name for name, row in ARCHITECTURES.items() if row.native_attention]
 )
-def test_of_attention_that_is_kept_every_matrix_is_of_one_part(
+def test_matrices_of_native_attention_belong_to_a_single_part(
     family, tiny_llama, story_file, tmp_path
 ):
     folder = family_folder(family, tiny_llama, tmp_path / family)
@@ -48,7 +48,7 @@ def test_of_attention_that_is_kept_every_matrix_is_of_one_part(
         assert torch.equal(mixed_logits, small.network(input_ids=ids).logits)
 
 
-def test_the_table(pair, story_file):
+def test_rows_of_the_table_equal_separate_evaluations(pair, story_file):
     dense, small = pair
     result = contributions(dense, small, str(story_file), samples=4, seq_len=16)
     rows = {row["parts"]: row for row in result.rows}
@@ -79,7 +79,7 @@ def test_the_table(pair, story_file):
     assert rows["qk"]["perplexity"] == pytest.approx(alone.perplexity, rel=1e-6)
 
 
-def test_other_models_are_refused(tiny_llama, tiny_opt, story_file):
+def test_models_of_different_families_are_refused(tiny_llama, tiny_opt, story_file):
     with pytest.raises(lrcore.InputError, match="is not a compressed"):
         contributions(
             lrcore.load(str(tiny_llama)),

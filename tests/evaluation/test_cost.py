@@ -1,4 +1,4 @@
-"""Costs that are reported against those counted by hand, from modules, cache and shapes."""
+"""Reported costs, compared with counts from modules, cache and shapes."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def compressed(folder, method, story_file, policy="uniform"):
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
-def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, story_file):
+def test_costs_equal_counts_from_modules_cache_and_shapes(family, method, request, story_file):
     for model in compressed(request.getfixturevalue(family), method, story_file):
         result = measure_cost(model, context=24)
         assert result.parameters == sum(p.numel() for p in model.network.parameters())
@@ -49,14 +49,14 @@ def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, st
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_cache_of_a_family_holds_what_its_shapes_say(family, tiny_llama, tmp_path):
+def test_the_cache_size_of_a_family_follows_from_its_shapes(family, tiny_llama, tmp_path):
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "model")))
-    # Falcon repeats keys and values for every query head before it caches them
+    # Falcon repeats keys and values for all query heads before caching them
     times = 2 if family == "falcon" else 1
     assert measure_cost(model, context=4).kv_bytes_per_token == times * model.size.kv_bytes
 
 
-def test_a_plan_counts_the_same_flops():
+def test_a_plan_predicts_the_measured_flops():
     dense = lrcore.load("demo-opt")
     recipe = lrcore.Recipe(model="demo-opt", samples=2, seq_len=64, ratio=0.3)
     small = lrcore.compress(dense, recipe)
@@ -66,7 +66,7 @@ def test_a_plan_counts_the_same_flops():
         )
 
 
-def test_bytes_on_disk_are_those_of_the_files(tiny_llama, story_file, tmp_path):
+def test_bytes_on_disk_equal_the_file_sizes(tiny_llama, story_file, tmp_path):
     dense, small = compressed(tiny_llama, "a3", story_file)
     assert bytes_on_disk(dense) == (tiny_llama / "model.safetensors").stat().st_size
     assert bytes_on_disk(small) is None
@@ -74,7 +74,7 @@ def test_bytes_on_disk_are_those_of_the_files(tiny_llama, story_file, tmp_path):
     assert bytes_on_disk(saved) == (tmp_path / "small" / "model.safetensors").stat().st_size
 
 
-def test_models_take_turns(tiny_llama, story_file, monkeypatch):
+def test_speed_is_measured_in_turns(tiny_llama, story_file, monkeypatch):
     models = compressed(tiny_llama, "a3", story_file)
     order, module = [], __import__("importlib").import_module("lrcore.evaluation.cost")
     plain = module._time
@@ -89,23 +89,23 @@ def test_models_take_turns(tiny_llama, story_file, monkeypatch):
     assert all(speed.prefill > 0 and speed.decode > 0 and speed.rounds == 3 for speed in result)
 
 
-def test_the_peak_sees_memory_that_was_used_in_between():
+def test_the_memory_peak_includes_freed_memory():
     device = torch.device("cpu")
     reset_peak(device)
     before = read_peak(device)
     if before is None:
-        pytest.skip("this system does not tell the highest resident size")
-    torch.ones(2**27).sum()  # 512 MiB: far more than what earlier tests may free meanwhile
+        pytest.skip("this system does not report the peak resident size")
+    torch.ones(2**27).sum()  # 512 MiB, far more than earlier tests may free meanwhile
     assert read_peak(device) > before + 2**27
 
 
-def test_a_context_beyond_the_model_is_refused(tiny_llama):
+def test_a_context_beyond_that_of_the_model_is_refused(tiny_llama):
     with pytest.raises(lrcore.InputError, match="129 tokens"):
         measure_cost(lrcore.load(str(tiny_llama)), context=128)
 
 
-def test_the_head_of_several_prompts_is_one_product(tiny_llama):
-    """torch copies the head for every sequence where what it is given is not in one piece."""
+def test_the_head_is_applied_to_several_prompts_in_one_product(tiny_llama):
+    """torch copies the head for each sequence if its input is not contiguous."""
     model, head_inputs = lrcore.load(str(tiny_llama)), []
     head = model.network.get_output_embeddings()
     head.register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0]))

@@ -1,6 +1,4 @@
-"""Perplexity against a straight loop, against a published figure, and what happens to numbers
-that are none.
-"""
+"""Perplexity, compared with a plain loop and a published value, and the handling of NaN."""
 
 import importlib
 import json
@@ -19,9 +17,7 @@ from lrcore.evaluation.evaluate import (
 )
 from lrcore.system.errors import Cancelled
 
-module = importlib.import_module(
-    "lrcore.evaluation.evaluate"
-)  # `lrcore.evaluate` is the function of that name
+module = importlib.import_module("lrcore.evaluation.evaluate")  # `lrcore.evaluate` is the function
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +27,7 @@ def model(tiny_llama):
 
 @torch.inference_mode()
 def by_hand(model, windows):
-    """Mean of -log p over all predicted tokens, one token at a time, in float64."""
+    """Return the losses of all predicted tokens, computed one by one in float64."""
     losses = []
     for window in windows:
         for t in range(1, len(window)):
@@ -41,13 +37,13 @@ def by_hand(model, windows):
 
 
 def cut(model, text, count, length):
-    """The first windows of a text, by the definition."""
+    """Return the first windows of a text by definition."""
     ids = torch.tensor(model.tokenizer(text, add_special_tokens=False).input_ids)
     return [ids[i * length : (i + 1) * length] for i in range(count)]
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
-def test_perplexity_is_that_of_a_straight_loop(family, request, story_file, story_text):
+def test_perplexity_equals_that_of_a_plain_loop(family, request, story_file, story_text):
     model = lrcore.load(str(request.getfixturevalue(family)))
     result = evaluate(model, str(story_file), samples=3, seq_len=12)
     losses = by_hand(model, cut(model, story_text, 3, 12))
@@ -57,7 +53,7 @@ def test_perplexity_is_that_of_a_straight_loop(family, request, story_file, stor
     assert result.perplexity == pytest.approx(math.exp(result.nll))
 
 
-def test_all_full_windows_are_scored_and_batches_do_not_matter(model, story_file, story_text):
+def test_all_full_windows_are_scored_for_any_batch_size(model, story_file, story_text):
     length = len(model.tokenizer(story_text, add_special_tokens=False).input_ids)
     unbatched, batched = (
         evaluate(model, str(story_file), seq_len=100, batch=batch) for batch in (1, 16)
@@ -67,7 +63,7 @@ def test_all_full_windows_are_scored_and_batches_do_not_matter(model, story_file
     assert unbatched.nll == pytest.approx(batched.nll, rel=1e-6)
 
 
-def test_the_loss_in_pieces_is_the_loss_in_one(model, monkeypatch):
+def test_the_loss_in_chunks_equals_the_loss_in_one_pass(model, monkeypatch):
     tokens = torch.randint(3, 300, (3, 20))
     losses = window_losses(model, tokens)
     monkeypatch.setattr(module, "_ROWS", 7 * 300)
@@ -77,7 +73,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(model, monkeypatch):
     assert losses.dtype == torch.float32
 
 
-def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
+def test_the_protocol_contains_all_settings_of_the_measurement(model, story_file):
     result = evaluate(model, str(story_file), samples=2, seq_len=16, sampling="random", seed=5)
     message = result.protocol
     assert {
@@ -96,33 +92,33 @@ def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
     assert result.seconds > 0
 
 
-def test_numbers_that_are_none_are_counted_never_dropped(tiny_llama, story_file):
+def test_windows_with_nan_are_counted_and_not_dropped(tiny_llama, story_file):
     model = lrcore.load(str(tiny_llama))
-    good = evaluate(model, str(story_file), samples=4, seq_len=16)
+    clean = evaluate(model, str(story_file), samples=4, seq_len=16)
     token = int(cut(model, story_file.read_text(encoding="utf-8"), 4, 16)[2][3])
     plain = model.network.forward
 
-    def spoiled(input_ids, **options):
+    def with_nan(input_ids, **options):
         out = plain(input_ids=input_ids, **options)
         out.logits[(input_ids == token).any(1) & (torch.arange(len(input_ids)) == 2)] = float("nan")
         return out
 
-    model.network.forward = spoiled
-    bad = evaluate(model, str(story_file), samples=4, seq_len=16)
-    assert bad.nonfinite == 1
-    assert bad.windows == good.windows == 4
-    assert math.isnan(bad.perplexity)
-    assert math.isfinite(bad.nll_finite)
-    assert bad.to_dict()["perplexity"] is None
-    assert bad.to_dict()["nonfinite"] == 1
+    model.network.forward = with_nan
+    damaged = evaluate(model, str(story_file), samples=4, seq_len=16)
+    assert damaged.nonfinite == 1
+    assert damaged.windows == clean.windows == 4
+    assert math.isnan(damaged.perplexity)
+    assert math.isfinite(damaged.nll_finite)
+    assert damaged.to_dict()["perplexity"] is None
+    assert damaged.to_dict()["nonfinite"] == 1
 
 
-def test_a_very_bad_model_has_infinite_perplexity_not_an_overflow(model, monkeypatch, story_file):
+def test_an_overflowing_perplexity_is_infinite(model, monkeypatch, story_file):
     monkeypatch.setattr(module, "window_losses", lambda *_: torch.full((2, 3), 1e4))
     assert evaluate(model, str(story_file), seq_len=4).perplexity == math.inf
 
 
-def test_progress_counts_windows_and_may_stop_the_work(model, story_file):
+def test_progress_counts_windows_and_may_cancel(model, story_file):
     seen = []
     evaluate(
         model,
@@ -151,7 +147,7 @@ def test_windows_beyond_the_context_and_foreign_tokenizers_are_refused(model, st
 @pytest.mark.parametrize(
     "text", ["Once upon a time, “Où est Zoë?” 🙂 said 日本 .", "a", " two  spaces\n\nand lines "]
 )
-def test_token_losses_line_up_with_the_text(model, text):
+def test_token_losses_are_aligned_with_the_text(model, text):
     result = token_losses(model, text)
     ids = model.tokenizer(text, add_special_tokens=False).input_ids
     assert "".join(piece for piece, _ in result) == text
@@ -164,7 +160,7 @@ def test_token_losses_line_up_with_the_text(model, text):
         token_losses(model, "")
 
 
-def test_the_published_figure_of_a_real_model(reference):
+def test_the_published_perplexity_is_reproduced(reference):
     model = lrcore.load(str(reference / "models" / "stories260K"))
     result = evaluate(
         model, str(reference / "text" / "tinystories.evaluation.txt"), samples=128, seq_len=256
@@ -174,13 +170,13 @@ def test_the_published_figure_of_a_real_model(reference):
     assert result.perplexity == pytest.approx(8.0763, abs=5e-5)
 
 
-def test_pieces_of_a_real_tokenizer_give_the_text_back(reference):
+def test_token_pieces_of_a_trained_tokenizer_concatenate_to_the_text(reference):
     model = lrcore.load(str(reference / "models" / "stories260K"))
     text = "Once upon a time, there was a café. “Hi!” said Tom."
     assert "".join(piece for piece, _ in token_losses(model, text)) == text
 
 
-def test_long_windows_say_how_well_tokens_are_predicted_by_position() -> None:
+def test_long_windows_have_perplexities_by_position() -> None:
     losses = torch.arange(2 * 2047, dtype=torch.float64).view(2, 2047) / 1000
     perplexities = perplexity_by_position(losses)
     assert list(perplexities) == ["256", "512", "1024", "2048"]
@@ -192,7 +188,7 @@ def test_long_windows_say_how_well_tokens_are_predicted_by_position() -> None:
     assert perplexity_by_position(losses[:, :510]) is None
 
 
-def test_it_is_part_of_an_evaluation_of_long_windows(tiny_llama, story_file) -> None:
+def test_short_windows_have_no_perplexities_by_position(tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
     short = lrcore.evaluate(model, str(story_file), samples=1, seq_len=64)
     assert "by_position" not in short.to_dict()

@@ -1,4 +1,6 @@
-"""Generation against a loop without a cache, and pieces that join to what the tokenizer says."""
+"""Generation, compared with a loop without a cache, and text pieces that concatenate to the
+text.
+"""
 
 import importlib
 
@@ -8,9 +10,7 @@ import torch
 import lrcore
 from lrcore.evaluation.generate import Decoder, generate, stream
 
-module = importlib.import_module(
-    "lrcore.evaluation.generate"
-)  # `lrcore.generate` is the function of that name
+module = importlib.import_module("lrcore.evaluation.generate")  # `lrcore.generate` is the function
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_opt"])
@@ -21,26 +21,26 @@ def model(request):
 @torch.inference_mode()
 def greedy_without_cache(model, prompt, count):
     ids = model.tokenizer(prompt).input_ids
-    made = []
+    generated = []
     for _ in range(count):
         token = int(
-            model.network(input_ids=torch.tensor([ids + made]), use_cache=False)
+            model.network(input_ids=torch.tensor([ids + generated]), use_cache=False)
             .logits[0, -1]
             .argmax()
         )
         if token == model.tokenizer.eos_token_id:
             break
-        made.append(token)
-    return model.tokenizer.decode(made, skip_special_tokens=True)
+        generated.append(token)
+    return model.tokenizer.decode(generated, skip_special_tokens=True)
 
 
-def test_greedy_is_what_a_loop_without_cache_finds(model):
+def test_greedy_generation_equals_a_loop_without_cache(model):
     assert generate(model, "Once upon a time", max_new_tokens=24) == greedy_without_cache(
         model, "Once upon a time", 24
     )
 
 
-def test_a_seed_decides_the_text_and_leaves_the_global_generator_alone(model):
+def test_a_seed_determines_the_text_and_the_global_generator_is_unchanged(model):
     def sample(seed):
         return generate(model, "Tom", max_new_tokens=24, temperature=1.0, top_p=0.95, seed=seed)
 
@@ -60,9 +60,9 @@ def test_a_tiny_nucleus_is_greedy(model):
     )
 
 
-def test_sampling_follows_the_shares(model):
-    """Frequencies of the first token over many seeds match softmax(logits / temperature) within
-    five standard errors.
+def test_sampling_follows_the_probabilities(model):
+    """Compare frequencies of the first token over many seeds with softmax(logits / temperature),
+    within five standard errors.
     """
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     settings = lrcore.GenerationSettings(temperature=0.7)
@@ -85,33 +85,37 @@ def test_sampling_follows_the_shares(model):
     assert chosen_ids == {0, 1}  # shares 0.75, 0.18, ...: two tokens reach 0.9
 
 
-def test_it_ends_when_the_context_is_full(model, monkeypatch):
-    prompt = "a" * 120  # of 128 positions
+def test_generation_ends_when_the_context_is_full(model, monkeypatch):
+    prompt = "a" * 120  # the context has 128 positions
     monkeypatch.setattr(module, "_ends", lambda _model: set())
     assert len(chosen_tokens(model, prompt, 500, monkeypatch)) == model.context - len(
         model.tokenizer(prompt).input_ids
     )
 
 
-def test_it_ends_at_an_end_token(model, monkeypatch):
+def test_generation_ends_at_an_end_token(model, monkeypatch):
     first = chosen_tokens(model, "Once upon", 1, monkeypatch)[0]
     monkeypatch.setattr(model.network.generation_config, "eos_token_id", [299, first])
     assert generate(model, "Once upon", max_new_tokens=5) == ""
 
 
 def chosen_tokens(model, prompt, count, monkeypatch):
-    """The tokens of a greedy continuation, in order."""
+    """Return the tokens of a greedy continuation."""
     chosen, choose = [], module._choose
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_choose", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+        patch.setattr(
+            module, "_choose", lambda *arguments: chosen.append(choose(*arguments)) or chosen[-1]
+        )
         generate(model, prompt, max_new_tokens=count)
     return chosen
 
 
-def test_closing_the_iterator_stops_the_work(model, monkeypatch):
+def test_closing_the_iterator_stops_generation(model, monkeypatch):
     calls = []
     plain = model.network.forward
-    monkeypatch.setattr(model.network, "forward", lambda **given: calls.append(1) or plain(**given))
+    monkeypatch.setattr(
+        model.network, "forward", lambda **options: calls.append(1) or plain(**options)
+    )
     pieces = stream(model, "Once upon a time", max_new_tokens=50, temperature=1.0)
     next(pieces)
     done = len(calls)
@@ -121,7 +125,7 @@ def test_closing_the_iterator_stops_the_work(model, monkeypatch):
     assert not torch.is_inference_mode_enabled()
 
 
-def test_nothing_leaks_while_the_iterator_is_suspended(model):
+def test_a_suspended_iterator_does_not_change_torch_modes(model):
     pieces = stream(model, "Once", max_new_tokens=4, temperature=1.0, seed=1)
     next(pieces)
     assert not torch.is_inference_mode_enabled()
@@ -129,7 +133,7 @@ def test_nothing_leaks_while_the_iterator_is_suspended(model):
 
 
 @pytest.mark.parametrize("text", ["“Où est Zoë?” 🙂 日本", " leading", "a\n\nb  c"])
-def test_pieces_of_split_characters_come_out_whole(model, text):
+def test_characters_of_several_tokens_are_emitted_complete(model, text):
     start = model.tokenizer("Once upon", add_special_tokens=False).input_ids
     ids = model.tokenizer(text, add_special_tokens=False).input_ids
     decoder = Decoder(model.tokenizer, start)
@@ -138,14 +142,14 @@ def test_pieces_of_split_characters_come_out_whole(model, text):
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_bytes_that_never_become_a_character_are_shown_at_the_end(model):
+def test_incomplete_bytes_are_emitted_at_the_end(model):
     half = model.tokenizer("é", add_special_tokens=False).input_ids[:1]
     decoder = Decoder(model.tokenizer, [])
     assert decoder.add(half[0]) == ""
     assert decoder.flush() == "\ufffd"
 
 
-def test_leading_spaces_of_a_real_tokenizer(reference):
+def test_leading_spaces_of_a_trained_tokenizer_are_preserved(reference):
     model = lrcore.load(str(reference / "models" / "stories260K"))
     text = generate(model, "Once upon a time", max_new_tokens=40)
     assert text.startswith(", there was a ")
@@ -163,12 +167,12 @@ def test_leading_spaces_of_a_real_tokenizer(reference):
         ({"max_new_tokens": 0}, "at least 1"),
     ],
 )
-def test_bad_input_is_refused_at_once(model, settings, word):
+def test_invalid_settings_are_refused_before_generation(model, settings, word):
     with pytest.raises(lrcore.InputError, match=word):
         stream(model, **{"prompt": "Once", **settings})
 
 
-def test_a_model_that_gives_no_numbers_says_so(tiny_llama):
+def test_nan_logits_are_reported(tiny_llama):
     model = lrcore.load(str(tiny_llama))
     model.network.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(lrcore.InputError, match="not finite"):

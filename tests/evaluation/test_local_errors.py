@@ -1,5 +1,5 @@
-"""Local errors against the same quantities computed from the layers' values, and the split of
-the damage by component.
+"""Local errors, compared with the same quantities from the outputs of layers, and the damage by
+component.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def compressed(folder, method, story_file, ratio=0.4):
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
-def test_an_untouched_model_has_no_error(family, request, story_file):
+def test_an_unchanged_model_has_no_error(family, request, story_file):
     dense = lrcore.load(str(request.getfixturevalue(family)))
     result = local_errors(dense, dense, str(story_file), samples=3, seq_len=16)
     assert all(value == 0 for row in result.errors for value in row.values())
@@ -37,7 +37,7 @@ def relative(true, approximation):
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
-def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, request, story_file):
+def test_errors_equal_those_of_modules_on_the_dense_inputs(family, method, request, story_file):
     dense, small = compressed(request.getfixturevalue(family), method, story_file)
     result = local_errors(dense, small, str(story_file), samples=3, seq_len=16)
     ids = torch.tensor(dense.tokenizer(story_file.read_text(), add_special_tokens=False).input_ids)[
@@ -49,12 +49,12 @@ def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, req
     )
     for index, layer_errors in enumerate(
         result.errors[:-1]
-    ):  # the last hidden state has gone through the final norm
+    ):  # the final norm is applied to the last hidden state
         assert layer_errors["residual"] == pytest.approx(
             relative(states[index + 1], drifted[index + 1]), rel=1e-8
         )
-    # every layer alone in an otherwise dense model: its MLP, on inputs that its own attention
-    # already changed, is not comparable, but its attention is
+    # Each layer in an otherwise dense model: its attention is comparable, but not its MLP, which
+    # has inputs that the attention changed.
     for index in range(len(result.errors)):
         seen = []
         for model in (dense, small):
@@ -70,9 +70,9 @@ def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, req
         assert result.errors[index]["attention"] == pytest.approx(relative(*seen), rel=1e-8)
 
 
-def test_the_error_of_scores_is_the_predicted_one_where_the_theory_is_exact(tiny_opt, story_file):
-    """One head, no rotary: Theorem 3.2 predicts E (q . k)^2 over independent tokens; on many
-    windows of noise that is what is measured.
+def test_the_score_error_is_close_to_the_prediction_if_the_theory_is_exact(tiny_opt, story_file):
+    """For one head without rotary embeddings, Theorem 3.2 predicts E (q . k)^2 over independent
+    tokens, close to the error measured on many random windows.
     """
     dense, small = compressed(tiny_opt, "a3", story_file)
     result = local_errors(dense, small, str(story_file), samples=16, seq_len=64)
@@ -81,7 +81,7 @@ def test_the_error_of_scores_is_the_predicted_one_where_the_theory_is_exact(tiny
         assert 0 < row.error < 1
 
 
-def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
+def test_the_mlp_error_is_measured_on_the_dense_input(tiny_llama, story_file):
     dense, small = compressed(tiny_llama, "a3", story_file)
     alone = lrcore.compress(
         dense,
@@ -104,7 +104,7 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
     assert all(row["scores"] > 0 and row["attention"] > 0 for row in combined.errors)
 
 
-def test_ov_is_measured_under_the_dense_scores(tiny_llama, story_file):
+def test_the_ov_error_is_measured_with_the_dense_scores(tiny_llama, story_file):
     dense, small = compressed(tiny_llama, "a3", story_file)
     result = local_errors(dense, small, str(story_file), samples=2, seq_len=16)
     only = local_errors(
@@ -115,7 +115,7 @@ def test_ov_is_measured_under_the_dense_scores(tiny_llama, story_file):
         assert ov_only["scores"] == 0
 
 
-def test_predictions_are_those_of_the_plan(tiny_llama, story_file):
+def test_predicted_errors_are_those_of_the_plan(tiny_llama, story_file):
     dense, small = compressed(tiny_llama, "modegpt", story_file)
     table = local_errors(dense, small, str(story_file), samples=2, seq_len=16).table()
     assert list(table.columns) == ["layer", "component", "error", "predicted"]

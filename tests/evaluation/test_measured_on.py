@@ -1,4 +1,4 @@
-"""A model is measured on text that it was not calibrated on, or the figure says so."""
+"""Evaluation of models on text without the calibration text, or with a flag in the protocol."""
 
 import json
 
@@ -26,7 +26,7 @@ def pair(tiny_llama, long):
     return dense, lrcore.compress(dense, recipe)
 
 
-def test_a_file_that_was_calibrated_on_is_measured_on_its_tail(pair, long) -> None:
+def test_a_calibration_file_is_evaluated_on_its_held_out_tail(pair, long) -> None:
     dense, small = pair
     evaluated = lrcore.evaluate(small, str(long), **WINDOWS)
     assert evaluated.protocol["source"] == f"{long}:test"
@@ -37,38 +37,40 @@ def test_a_file_that_was_calibrated_on_is_measured_on_its_tail(pair, long) -> No
     assert comparison.dense.protocol["fingerprint"] == evaluated.protocol["fingerprint"]
     for measure in (contributions, local_errors):
         assert measure(dense, small, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
-    # a file that no model was calibrated on is measured whole
+    # a file without calibrated models is evaluated completely
     assert lrcore.evaluate(dense, str(long), **WINDOWS).protocol["source"] == str(long)
 
 
-def test_calibration_text_is_said_to_be_one(pair, long, small_of, tiny_llama, story_file) -> None:
+def test_the_protocol_states_that_the_calibration_text_was_used(
+    pair, long, small_of, tiny_llama, story_file
+) -> None:
     _, small = pair
     for split in ("all", "calibration"):
         protocol = lrcore.evaluate(small, f"{long}:{split}", **WINDOWS).protocol
         assert protocol["on_calibration_text"] is True
-    short = small_of(tiny_llama, "svd_llm")  # of a file too short for both
+    short = small_of(tiny_llama, "svd_llm")  # the file is too short to be divided
     assert lrcore.evaluate(short, str(story_file), **WINDOWS).protocol["on_calibration_text"]
 
 
-def test_a_saved_model_remembers_its_text(pair, long, tmp_path) -> None:
-    back = lrcore.load(str(lrcore.save(pair[1], tmp_path / "small")))
-    assert lrcore.evaluate(back, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
+def test_a_saved_model_remembers_its_calibration_text(pair, long, tmp_path) -> None:
+    reloaded = lrcore.load(str(lrcore.save(pair[1], tmp_path / "small")))
+    assert lrcore.evaluate(reloaded, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
 
 
-def test_a_shortened_model_knows_its_text(pair, long) -> None:
+def test_a_model_with_pruned_layers_remembers_its_calibration_text(pair, long) -> None:
     dense, small = pair
     short = lrcore.prune_layers(dense, small.recipe, 1)
     assert lrcore.evaluate(short, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
 
 
-def test_healing_is_scored_on_what_it_was_not_trained_on(pair, long) -> None:
+def test_healing_is_evaluated_on_the_held_out_tail(pair, long) -> None:
     healed = lrcore.heal(pair[1], samples=4, seq_len=32, steps=1, batch=2, test_samples=2)
     step = healed.step(Healed)
     assert step.test_protocol["source"] == f"{long}:test"
     assert step.protocol["source"] == f"{long}:calibration"
 
 
-def test_all_models_side_by_side_are_measured_on_the_same_text(pair, long):
+def test_all_models_of_a_comparison_are_evaluated_on_the_same_text(pair, long):
     from lrcore.evaluation.compare_models import compare_models
 
     stories_model = lrcore.compress(pair[0], pair[1].recipe.with_(data="stories"))
@@ -78,7 +80,7 @@ def test_all_models_side_by_side_are_measured_on_the_same_text(pair, long):
     assert result["models"][1]["perplexity"] == pytest.approx(alone.perplexity)
 
 
-def test_a_sweep_measures_the_dense_model_on_the_same_tail(pair, long, tmp_path) -> None:
+def test_a_sweep_evaluates_the_dense_model_on_the_same_tail(pair, long, tmp_path) -> None:
     dense, small = pair
     evaluation = lrcore.EvaluationSettings(str(long), **WINDOWS)
     sweep = lrcore.Sweep(small.recipe, evaluations=(evaluation,))

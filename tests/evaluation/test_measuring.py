@@ -1,4 +1,4 @@
-"""The commands that measure: their JSON, and the page that `compare` writes."""
+"""JSON output of the commands that measure, and the page of `compare`."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def run_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_evaluate_by_protocol(capsys, folders, story_file):
+def test_evaluate_supports_protocols(capsys, folders, story_file):
     result = run_json(
         capsys,
         "evaluate",
@@ -46,7 +46,9 @@ def test_evaluate_by_protocol(capsys, folders, story_file):
     assert "Did you mean 'strided'" in capsys.readouterr().err
 
 
-def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, story_file, tmp_path):
+def test_compare_evaluates_models_side_by_side_and_writes_a_page(
+    capsys, folders, story_file, tmp_path
+):
     page = tmp_path / "report.html"
     settings = ["--data", story_file, "--samples", 2, "--seq-len", 16]
     result = run_json(
@@ -96,12 +98,12 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
     assert "top1" in capsys.readouterr().out
 
 
-def test_compare_needs_two(capsys, folders):
+def test_compare_needs_two_models(capsys, folders):
     assert main(["compare", folders[0]]) == 2
     assert "two to 6" in capsys.readouterr().err
 
 
-def test_tasks_and_cost(capsys, folders, tmp_path):
+def test_tasks_and_cost_print_their_measurements(capsys, folders, tmp_path):
     items = tmp_path / "items.jsonl"
     items.write_text('{"question": "Tom went to the", "choices": ["park", "tree"], "label": 0}\n')
     result = run_json(

@@ -1,5 +1,5 @@
-"""Every protocol against a straight loop of its own, in float64, one token at a time: every token
-has a row that ends before it.
+"""Evaluation protocols, compared with plain loops in float64 that predict each token from a
+separate row.
 """
 
 import json
@@ -35,7 +35,9 @@ def rows_file(tmp_path_factory, documents):
 
 @torch.inference_mode()
 def losses_of(model, predicted):
-    """The loss of every token, given those before it: pairs of (before, token)."""
+    """Return the losses of tokens by their previous tokens; predicted: pairs of (previous tokens,
+    token).
+    """
     before, tokens = zip(*predicted, strict=True)
     rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in before], batch_first=True)
     logits = model.network(input_ids=rows).logits
@@ -56,9 +58,7 @@ def ids_of(model, text, special=False):
         ("gptq-2048-ptb", " "),
     ],
 )
-def test_gptq_is_one_text_in_windows_as_long_as_the_context(
-    model, rows_file, documents, name, join
-):
+def test_gptq_windows_are_as_long_as_the_context(model, rows_file, documents, name, join):
     ids = ids_of(model, join.join(documents), special=True)
     result = lrcore.evaluate(model, str(rows_file), samples=2, protocol=name)
     windows = [ids[:128], ids[128:256]]
@@ -77,7 +77,7 @@ def test_gptq_is_one_text_in_windows_as_long_as_the_context(
     assert message["special_tokens_added"] == model.tokenizer.num_special_tokens_to_add()
 
 
-def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
+def test_documents_and_windows_of_c4_are_limited(model, tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text(
         "".join(json.dumps({"text": f"Tom had {i} apples."}) + "\n" for i in range(1200))
@@ -87,7 +87,7 @@ def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
     assert len(result.rows) == min(256, result.protocol["tokens_available"] // 128)
 
 
-def test_a_stride_scores_every_token_once(model, story_file, story_text):
+def test_the_strided_protocol_scores_each_token_once(model, story_file, story_text):
     ids = ids_of(model, story_text)[:400]
     path = story_file.with_name("short.txt")
     path.write_text(model.tokenizer.decode(ids))
@@ -107,7 +107,7 @@ def test_a_stride_scores_every_token_once(model, story_file, story_text):
 @pytest.mark.parametrize(
     ("tokens", "length", "stride"), [(10, 4, 1), (10, 4, 3), (3, 8, 4), (2, 2, 1), (100, 7, 6)]
 )
-def test_stride_spans_cover_all_but_the_first(tokens, length, stride):
+def test_stride_spans_cover_all_tokens_but_the_first(tokens, length, stride):
     spans = list(stride_spans(tokens, length, stride))
     scored = [t for _, last, count in spans for t in range(last - count, last)]
     assert scored == list(range(1, tokens))
@@ -119,7 +119,7 @@ def test_stride_spans_cover_all_but_the_first(tokens, length, stride):
     )
 
 
-def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
+def test_word_and_byte_perplexity_follow_the_definitions_of_lm_eval(model, rows_file, documents):
     result = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")
     predicted = []
     for document in documents:
@@ -140,7 +140,7 @@ def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
     assert result.protocol["prefix_token"] == "<s>"
 
 
-def test_the_rolling_windows_of_a_document():
+def test_rolling_windows_cover_a_document():
     rows = list(rolling_windows(torch.arange(10, 20), prefix=1, length=4))
     assert [(row.tolist(), scored) for row, scored in rows] == [
         ([1, 10, 11, 12, 13], 4), ([13, 14, 15, 16, 17], 4), ([15, 16, 17, 18, 19], 2),
@@ -148,31 +148,31 @@ def test_the_rolling_windows_of_a_document():
     assert list(rolling_windows(torch.tensor([], dtype=torch.long), 1, 4)) == []
 
 
-def test_bits_per_byte_count_the_text_that_was_predicted(model, story_file, story_text):
+def test_bits_per_byte_count_the_predicted_text(model, story_file, story_text):
     result = lrcore.evaluate(model, str(story_file), samples=1, seq_len=30)
     ids = ids_of(model, story_text)
     octets = len(model.tokenizer.decode(ids[1:30]).encode())
     assert result.bits_per_byte == pytest.approx(result.nll * 29 / octets / math.log(2), rel=1e-9)
 
 
-def test_bytes_of_a_character_over_several_tokens_count_once(model):
+def test_bytes_of_a_character_in_several_tokens_count_once(model):
     text = "a🙂b é"
     result = tokenize(text, model.tokenizer)
     assert result.bytes(0, len(result.ids)) == len(text.encode())
     assert sum(result.bytes(i, i + 1) for i in range(len(result.ids))) == len(text.encode())
 
 
-def test_a_spoiled_document_is_counted_not_dropped(tiny_llama, rows_file):
+def test_documents_with_nan_are_counted_and_not_dropped(tiny_llama, rows_file):
     model = lrcore.load(str(tiny_llama))
     plain = model.network.forward
 
-    def spoiled(input_ids, **options):
+    def with_nan(input_ids, **options):
         out = plain(input_ids=input_ids, **options)
         if input_ids.shape[1] < 40:
             out.logits[...] = float("nan")
         return out
 
-    model.network.forward = spoiled
+    model.network.forward = with_nan
     result = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word").to_dict()
     assert result["nonfinite"] == 2
     assert (result["perplexity"], result["word_perplexity"], result["bits_per_byte"]) == (
@@ -194,13 +194,13 @@ def test_a_spoiled_document_is_counted_not_dropped(tiny_llama, rows_file):
         ({"protocol": "lm-eval-word", "samples": 0}, "at least 1|>= 1"),
     ],
 )
-def test_settings_that_a_protocol_lacks_are_refused(model, rows_file, settings, words):
+def test_settings_that_do_not_apply_to_a_protocol_are_refused(model, rows_file, settings, words):
     with pytest.raises(lrcore.InputError, match=words):
         lrcore.evaluate(model, str(rows_file), **settings)
 
 
-def test_every_protocol_says_what_it_is(model, rows_file):
-    for name in PROTOCOLS.keys() - {"assistant"}:  # reads conversations
+def test_all_protocols_describe_themselves(model, rows_file):
+    for name in PROTOCOLS.keys() - {"assistant"}:  # needs conversations
         result = lrcore.evaluate(model, str(rows_file), samples=1, protocol=name).to_dict()
         json.dumps(result, allow_nan=False)
         assert result["protocol"].keys() >= {
@@ -218,7 +218,7 @@ def test_every_protocol_says_what_it_is(model, rows_file):
         assert result["seconds"] > 0
 
 
-def test_the_word_perplexity_is_that_of_lm_eval(model, documents, rows_file):
+def test_word_perplexity_equals_that_of_lm_eval(model, documents, rows_file):
     pytest.importorskip(
         "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
     )
@@ -235,5 +235,5 @@ def test_the_word_perplexity_is_that_of_lm_eval(model, documents, rows_file):
     assert result.word_perplexity == pytest.approx(math.exp(total / words), rel=1e-6)
 
 
-def test_joining_is_part_of_the_fingerprint():
+def test_the_fingerprint_depends_on_the_join():
     assert Texts(("a", "b"), "x", " ").fingerprint != Texts(("a", "b"), "x").fingerprint

@@ -1,4 +1,4 @@
-"""Figures and pages: what they show, and that they ask nobody for anything."""
+"""Figures and pages: their content, and that they load no external resources."""
 
 import math
 import re
@@ -26,20 +26,20 @@ POINTS = [
 ]
 
 
-def test_the_front_is_what_no_point_beats():
+def test_the_pareto_front_has_the_points_that_no_point_dominates():
     assert [p.name for p in pareto(POINTS)] == ["a", "b", "d"]
     assert [
         p.name for p in pareto([Point("a", "", 1, 1), Point("b", "", 1, 1), Point("c", "", 1, 0.5)])
     ] == ["c"]
     for point in POINTS:
-        beaten = any(
+        dominated = any(
             (q.x <= point.x and q.y < point.y) or (q.x < point.x and q.y <= point.y) for q in POINTS
         )
-        assert (point in pareto(POINTS)) is not beaten
+        assert (point in pareto(POINTS)) is not dominated
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_a_figure_holds_every_finite_point_inside_its_frame(log):
+def test_a_figure_shows_all_finite_points_inside_its_frame(log):
     points = [*POINTS, Point("lost", "x", 1, math.nan)]
     html = page("A", scatter("B", points, "size", "perplexity", log))
     svg = ElementTree.fromstring(re.search("<svg.*</svg>", html, re.DOTALL)[0])
@@ -51,14 +51,14 @@ def test_a_figure_holds_every_finite_point_inside_its_frame(log):
     assert marks[3].find("title").text == "d: size 4, perplexity 1"
 
 
-def test_one_point_and_none_are_no_trouble():
+def test_figures_with_one_point_or_none_are_valid():
     assert "<circle" in page("A", scatter("B", [Point("a", "x", 0, 0)], "x", "y"))
     empty = page("A", scatter("B", [Point("a", "x", 0, math.inf)], "x", "y", log_y=True))
     assert "No finite values" in empty
     assert "<svg" not in empty
 
 
-def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
+def test_a_page_is_complete_and_loads_no_external_resources(tmp_path):
     text = page(
         "A <b>",
         table("T & U", [{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}]),
@@ -70,7 +70,7 @@ def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.html"]
 
 
-def test_answers_are_side_by_side_with_the_difference_marked():
+def test_answers_are_side_by_side_with_differences_marked():
     rows = [
         {"prompt": prompt, "model": model, "answer": answer, "error": error}
         for prompt, model, answer, error in (
@@ -101,7 +101,7 @@ def test_answers_are_side_by_side_with_the_difference_marked():
         ("x", "", ("", "x")),
     ],
 )
-def test_a_text_is_split_before_the_first_word_that_differs(text, reference, parts):
+def test_a_text_is_split_before_the_first_different_word(text, reference, parts):
     assert split_at_difference(text, reference) == parts
 
 
@@ -116,5 +116,5 @@ def test_a_text_is_split_before_the_first_word_that_differs(text, reference, par
         (True, "True"),
     ],
 )
-def test_values_in_words(value, words):
+def test_values_are_formatted(value, words):
     assert format_value(value) == words

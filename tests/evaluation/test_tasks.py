@@ -1,4 +1,4 @@
-"""Multiple choice against a straight loop, and against lm-eval where it is installed."""
+"""Multiple-choice scores, compared with a plain loop, and with lm-eval if installed."""
 
 import json
 
@@ -50,7 +50,7 @@ def log_likelihood(model, ids, scored):
     return sum(float(logits[t - 1, ids[t]]) for t in range(len(ids) - scored, len(ids)))
 
 
-def test_scores_are_those_of_a_straight_loop(model, file):
+def test_scores_equal_those_of_a_plain_loop(model, file):
     right = normalized = 0
     for item in ITEMS:
         raw, lengths = [], []
@@ -69,14 +69,14 @@ def test_scores_are_those_of_a_straight_loop(model, file):
     assert (result.items, result.nonfinite, result.cut) == (3, 0, 0)
 
 
-def test_batches_of_unequal_rows_change_nothing(model):
+def test_batches_of_rows_of_different_lengths_give_the_same_scores(model):
     rows = [encode_pair(model, *pair) for item in ITEMS for pair in continuations(item)]
     assert likelihoods(model, rows, 8) == pytest.approx(
         [log_likelihood(model, *row) for row in rows], rel=1e-4
     )
 
 
-def test_a_blank_is_filled_and_what_follows_is_scored():
+def test_a_blank_is_filled_and_the_rest_is_scored():
     assert continuations(ITEMS[2]) == [
         ("Ben was older than Tom so Ben", " was in the tree."),
         ("Ben was older than Tom so Tom", " was in the tree."),
@@ -87,7 +87,7 @@ def test_a_blank_is_filled_and_what_follows_is_scored():
     ]
 
 
-def test_blanks_before_a_choice_belong_to_it(model):
+def test_spaces_before_a_choice_belong_to_it(model):
     ids, scored = encode_pair(model, "She gave ", "apples")
     assert model.tokenizer.decode(ids[-scored:]) == " apples"
     ids, scored = encode_pair(model, "", "apples")
@@ -95,7 +95,7 @@ def test_blanks_before_a_choice_belong_to_it(model):
     assert scored == len(ids) - 1
 
 
-def test_long_questions_lose_their_beginning(model, tmp_path):
+def test_the_beginning_of_a_long_question_is_cut(model, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(
         json.dumps(
@@ -105,14 +105,14 @@ def test_long_questions_lose_their_beginning(model, tmp_path):
     assert lrcore.score_choices(model, str(path)).cut == 1
 
 
-def test_the_demo_model_answers_its_own_probes_better_than_chance():
+def test_the_demo_model_scores_better_than_chance_on_its_probes():
     result = lrcore.score_choices(lrcore.load("demo-llama"), "stories", items=24)
     assert result.accuracy > result.chance + 0.2
     json.dumps(result.to_dict(), allow_nan=False)
 
 
-def test_examples_stand_solved_before_every_question(model, file, tmp_path):
-    """The first items of a file, with their right choices; they are not asked."""
+def test_few_shot_examples_precede_each_question(model, file, tmp_path):
+    """The first items of a file are examples with the right choices, and are not scored."""
     solved_examples = (
         "Tom and his sister went to the park\n\nShe gave three apples to a\n\n"
         + ITEMS[2]["question"]
@@ -131,7 +131,7 @@ def test_examples_stand_solved_before_every_question(model, file, tmp_path):
         lrcore.score_choices(model, str(file), shots=3)
 
 
-def test_a_needle_lies_at_every_depth_of_a_text_that_fits():
+def test_needles_are_spread_over_texts_that_fit():
     model = lrcore.load("demo-llama")
     items = needle_items(model, "needle-200", 5)
     assert items == needle_items(model, "needle-200", 5)
@@ -167,21 +167,21 @@ def test_a_needle_lies_at_every_depth_of_a_text_that_fits():
         ("", "no items"),
     ],
 )
-def test_wrong_items_are_named(line, words, tmp_path):
+def test_invalid_items_are_reported(line, words, tmp_path):
     path = tmp_path / "wrong.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(lrcore.InputError, match=words):
         read_items(str(path))
 
 
-def test_unknown_tasks_are_told(tmp_path):
+def test_unknown_tasks_are_reported(tmp_path):
     with pytest.raises(lrcore.InputError, match="Did you mean 'stories'"):
         read_items("storys")
     with pytest.raises(lrcore.InputError, match="No file"):
         read_items(str(tmp_path / "none.jsonl"))
 
 
-def test_the_scores_are_those_of_lm_eval(model):
+def test_scores_equal_those_of_lm_eval(model):
     pytest.importorskip(
         "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
     )
@@ -207,7 +207,7 @@ def test_the_scores_are_those_of_lm_eval(model):
         (None, "cannot be read"),
     ],
 )
-def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
+def test_invalid_lm_eval_task_files_are_reported(model, tmp_path, text, words):
     pytest.importorskip(
         "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
     )
@@ -217,7 +217,7 @@ def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
         lm_eval(model, [str(tmp_path / "task.yaml")])
 
 
-def test_a_task_file_on_the_command_line_finds_our_word_perplexity(tiny_llama, tmp_path, capsys):
+def test_an_lm_eval_task_file_gives_the_same_word_perplexity(tiny_llama, tmp_path, capsys):
     pytest.importorskip(
         "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
     )
@@ -252,7 +252,7 @@ def test_a_task_file_on_the_command_line_finds_our_word_perplexity(tiny_llama, t
         )
 
 
-def test_a_task_run_by_lm_eval_has_the_same_accuracies(tmp_path):
+def test_an_lm_eval_task_gives_the_same_accuracies(tmp_path):
     pytest.importorskip(
         "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
     )
