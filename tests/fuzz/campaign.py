@@ -1,5 +1,5 @@
-"""Campaigns of random input: the same input each time in the short form, input by LRCORE_SOAK_SEED
-in the long form (`make soak`).
+"""Campaigns of random input: short ones with fixed input, long ones (`make soak`) with input by
+LRCORE_SOAK_SEED.
 """
 
 import os
@@ -9,13 +9,13 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
-# Hypothesis also tries the constants of all modules that happen to be imported: what is drawn would
-# depend on the tests that ran before.
-NOTHING = providers.Constants()
-providers._get_local_constants = lambda: NOTHING
+# Hypothesis also tries constants of all imported modules, so the input would depend on the tests
+# that ran before.
+NO_CONSTANTS = providers.Constants()
+providers._get_local_constants = lambda: NO_CONSTANTS
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
-# Fraction of a long campaign (`make soak`) to run.
+# Fraction of a long campaign to run.
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 COMMON = {
     "deadline": None,
@@ -25,20 +25,20 @@ COMMON = {
 
 
 def short(examples: int, **options: int) -> hypothesis.settings:
-    """For every run of the tests."""
+    """Return the settings of a campaign in each test run."""
     return hypothesis.settings(max_examples=examples, derandomize=True, **COMMON, **options)
 
 
 def long(examples: int, **options: int) -> hypothesis.settings:
-    """For `make soak`."""
+    """Return the settings of a campaign in `make soak`."""
     return hypothesis.settings(max_examples=max(1, round(examples * SHARE)), **COMMON, **options)
 
 
 def run_campaign(
     settings: hypothesis.settings, check: Callable[..., None], *parts: st.SearchStrategy
 ) -> int:
-    """Run a check on what these strategies draw. Returns how many were drawn and not passed over,
-    those tried while a failure is made smaller not counted: that one is raised.
+    """Run a check on values drawn from these strategies, and return the number of accepted ones.
+    Raise the failure of the smallest example; values tried to shrink it are not counted.
     """
     count = 0
 

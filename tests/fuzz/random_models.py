@@ -1,4 +1,4 @@
-"""Random tiny models of every family: sizes, heads, layers and biases are drawn."""
+"""Random tiny models of all families, with random sizes, heads, layers and biases."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from lrcore.ranks.policies import POLICIES
 from lrcore.recipes.recipe import BUDGETS, CALIBRATION_MODES, REFIT, ROUNDING
 
 VOCABULARY = 300  # of all tiny models
-# What the families call the same thing.
+# Names of the same field in different families.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -40,22 +40,24 @@ MULTIPLES = (
     "gemma3_text",
     "gemma3n_text",
 )  # the width is a multiple of the number of heads
-# Families whose windows have twice the heads of keys, and that rotate a third of a head: few of the
-# sizes below are possible.
+# Families with few possible sizes below: sliding windows with twice the key heads, and rotary
+# positions on a third of a head.
 NOT_RANDOM = {"mimo_v2_flash"}
-SQUARE = ("helium",)  # the width is that of all heads
+SQUARE = ("helium",)  # the width equals that of all heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
-ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
+ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # types of permutations
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
 
 
 @st.composite
 def layers_that_depend_on_others(draw: st.DrawFn, family: str, kinds: list[str]) -> dict[str, Any]:
-    """Embeddings of single layers, and how many of the last ones read the keys of earlier ones."""
+    """Draw the embeddings of single layers, and the number of last layers that share keys of
+    earlier ones.
+    """
     if family == "gemma4_text":
-        kinds = [*kinds[:-1], "full_attention"]  # as the config has it
+        kinds = [*kinds[:-1], "full_attention"]  # as required by the config
     possible = [n for n in range(len(kinds)) if set(kinds[len(kinds) - n :]) <= set(kinds[:-n])]
-    # without, Gemma 4 shares no keys
+    # without embeddings, Gemma 4 shares no keys
     size = draw(st.sampled_from((4, 8) if family == "gemma3n_text" else (0, 4, 8)))
     fields: dict[str, Any] = {
         "hidden_size_per_layer_input": size,
@@ -79,11 +81,11 @@ def layers_that_depend_on_others(draw: st.DrawFn, family: str, kinds: list[str])
 
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """A family and the fields of a config of it."""
+    """Draw a family and the fields of its config."""
     family = draw(st.sampled_from(sorted(ARCHITECTURES.keys() - NOT_RANDOM)))
     fields = dict(CONFIGS[family])
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 6))
-    # rotary halves of halves (`partial_rotary_factor`) are whole numbers
+    # a size for which halved `partial_rotary_factor` parts are integers
     size = 4 * draw(st.integers(1, 4))
     if family in ("mpt", "bloom"):
         heads = max(heads, 2)
@@ -103,9 +105,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         fields["word_embed_proj_dim"] = fields["hidden_size"]
     for name in {"num_key_value_heads", "num_kv_heads"} & fields.keys():
         shared = [n for n in range(1, heads + 1) if heads % n == 0]
-        if "kv_b" in (
-            ARCHITECTURES[family].factors or ()
-        ):  # latents give every head keys of its own
+        if "kv_b" in (ARCHITECTURES[family].factors or ()):  # latents give each head separate keys
             shared = [heads]
         fields[name] = draw(st.sampled_from(shared))
     for name in INNER:
@@ -131,7 +131,7 @@ def _set(fields: dict[str, Any], names: tuple[str, ...], value: int) -> None:
 
 @st.composite
 def changes(draw: st.DrawFn, policies: tuple[str, ...] = tuple(SERVING)) -> dict[str, Any]:
-    """What a recipe says beside the model and the data."""
+    """Draw the fields of a recipe other than model and data."""
     return {
         "method": draw(st.sampled_from(sorted(METHODS))),
         "policy": draw(st.sampled_from(policies)),
@@ -147,7 +147,7 @@ def changes(draw: st.DrawFn, policies: tuple[str, ...] = tuple(SERVING)) -> dict
 
 
 def write_model(family: str, fields: dict[str, Any], tokenizer_of: Path, folder: Path) -> Path:
-    """A network of this config with random weights, as a folder."""
+    """Write a model folder with this config and random weights."""
     network = noisy(family, fields)
     network.save_pretrained(folder)
     copy_tokenizer(tokenizer_of, folder)
@@ -155,8 +155,8 @@ def write_model(family: str, fields: dict[str, Any], tokenizer_of: Path, folder:
 
 
 def counted(model: lrcore.LoadedModel, context: int) -> dict[str, Any]:
-    """The account of a model, counted from its modules; permutations take no bytes, as in a plan's
-    account.
+    """Return the account of a model, counted from its modules; permutations count no bytes, as in
+    the account of a plan.
     """
     account = count_account(model.network, context)
     orders = sum(buffer.nbytes for buffer in model.network.buffers() if buffer.dtype in ORDERS)
@@ -164,18 +164,20 @@ def counted(model: lrcore.LoadedModel, context: int) -> dict[str, Any]:
 
 
 def by_size(layer, hidden, call, repeats) -> float:
-    """What a layer takes, on a clock that is the same each time."""
+    """Return the latency of a layer by a deterministic clock."""
     return 1e-6 + 1e-9 * sum(parameter.numel() for parameter in layer.parameters())
 
 
 def exactness(account: SizeAndCost, slots: int, seq_len: int) -> float:
-    """Shares of a budget that rounding down may miss: prices of time are whole nanoseconds."""
+    """Return the tolerance of a budget that is rounded down: latency prices are integer
+    nanoseconds.
+    """
     seconds = account.dense.latency
     return 1e-9 + (0.0 if seconds is None else 1e-9 * slots / (seconds * seq_len))
 
 
 def logits(model: lrcore.LoadedModel) -> torch.Tensor:
-    """[2, 12, vocabulary] of the same tokens each time."""
+    """Return the logits of fixed tokens, [2, 12, vocabulary]."""
     tokens = torch.randint(3, 280, (2, 12), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         return model.network(tokens).logits

@@ -1,5 +1,5 @@
-"""Model files with bytes exchanged at random, and headers that promise anything: refused in a
-sentence, or read.
+"""Model files with random bytes replaced, and headers with arbitrary values, which are read or
+refused with a message.
 """
 
 import shutil
@@ -18,7 +18,8 @@ FORMS = {0: "B", 1: "b", 2: "H", 3: "h", UINT32: "I", 5: "i", FLOAT: "f", 7: "B"
 SIZES = st.integers(0, 9) | st.sampled_from((2**31, 2**32 - 1, 2**60, 2**64 - 1))
 NAMES = st.sampled_from(("general.alignment", "general.architecture", "x", "", "y"))
 PIECES = st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=8))
-DAMAGES = st.lists(PIECES, min_size=1, max_size=4)  # where bytes are exchanged, and for what
+# positions of replaced bytes, and their new values
+DAMAGES = st.lists(PIECES, min_size=1, max_size=4)
 
 
 def text(content: bytes, size: int | None = None) -> bytes:
@@ -27,7 +28,7 @@ def text(content: bytes, size: int | None = None) -> bytes:
 
 @st.composite
 def settings(draw: st.DrawFn) -> bytes:
-    """A setting of a GGUF file, such as no writer makes."""
+    """Draw a metadata field of a GGUF file, valid or not."""
     kind = draw(st.sampled_from((*FORMS, STRING, ARRAY, 12, 13)))
     start = text(draw(NAMES).encode()) + struct.pack("<I", kind)
     if kind == STRING:
@@ -42,7 +43,7 @@ def settings(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> bytes:
-    """What a GGUF file says of a tensor."""
+    """Draw the description of a tensor in a GGUF file."""
     sizes = draw(st.lists(SIZES, max_size=5))
     kind = draw(st.integers(0, 45))
     start = text(draw(NAMES).encode()) + struct.pack("<I", len(sizes))
@@ -51,7 +52,7 @@ def tensors(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def headers(draw: st.DrawFn) -> bytes:
-    """A GGUF file of such parts."""
+    """Draw a GGUF file of such parts."""
     settings_drawn, listed = (
         draw(st.lists(settings(), max_size=4)),
         draw(st.lists(tensors(), max_size=3)),
@@ -63,7 +64,7 @@ def headers(draw: st.DrawFn) -> bytes:
 
 
 def damaged(content: bytes, pieces: list, length: int) -> bytes:
-    """A file with pieces of its first bytes exchanged."""
+    """Replace pieces within the first bytes of a file."""
     changed_bytes = bytearray(content)
     for share, piece in pieces:
         at = int(share * length)
@@ -72,7 +73,7 @@ def damaged(content: bytes, pieces: list, length: int) -> bytes:
 
 
 def read_or_refused(read, *values) -> None:
-    """A refusal is one sentence; every other failure passes through."""
+    """Call a function and accept a refusal of one line; other errors are raised."""
     message = ""
     try:
         read(*values)
@@ -92,7 +93,7 @@ def check_headers(tmp_path):
 
 @pytest.fixture
 def check_bytes(tiny_llama, tmp_path):
-    """Weights and config of a model, in a folder and as GGUF, with bytes exchanged."""
+    """Return a check of files with replaced bytes: weights and config in a folder, and GGUF."""
     model = lrcore.load(str(tiny_llama))
     gguf = Path(lrcore.export_gguf(model, tmp_path / "model.gguf").path).read_bytes()
     weights = (tiny_llama / "model.safetensors").read_bytes()
@@ -121,16 +122,16 @@ def check_bytes(tiny_llama, tmp_path):
 FILES = st.sampled_from(("gguf", "gguf", "model.safetensors", "config.json"))
 
 
-def test_headers_of_gguf_files_that_promise_anything(check_headers):
+def test_gguf_headers_with_arbitrary_values_are_read_or_refused(check_headers):
     assert run_campaign(short(300), check_headers, headers()) == 300
 
 
-def test_bytes_exchanged_in_files(check_bytes):
+def test_files_with_replaced_bytes_are_read_or_refused(check_bytes):
     assert run_campaign(short(25), check_bytes, DAMAGES, FILES) == 25
 
 
 @pytest.mark.soak
-def test_many_damaged_files(check_headers, check_bytes, capsys):
+def test_many_damaged_files_are_read_or_refused(check_headers, check_bytes, capsys):
     counts = {
         "headers": run_campaign(long(50_000), check_headers, headers()),
         "files": run_campaign(long(3_000), check_bytes, DAMAGES, FILES),

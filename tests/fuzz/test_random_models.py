@@ -1,4 +1,4 @@
-"""Random tiny models of all families through compress, save, load and export."""
+"""Random tiny models of all families, compressed, saved, loaded and exported."""
 
 import collections
 import shutil
@@ -23,10 +23,10 @@ Counts = collections.Counter[str]
 
 @pytest.fixture
 def check(tiny_llama, story_file, tmp_path, monkeypatch):
-    """The check, with a folder and texts given; its counter says what came out how often."""
+    """Return a check of a random model, and the counter of its outcomes."""
     monkeypatch.setattr(latency, "_seconds", by_size)
     counts: Counts = collections.Counter()
-    workspace = tmp_path / "one"
+    workspace = tmp_path / "model"
 
     def check_drawn(drawn_config: tuple, changed: dict, stock: bool) -> None:
         shutil.rmtree(workspace, ignore_errors=True)
@@ -41,9 +41,8 @@ def check(tiny_llama, story_file, tmp_path, monkeypatch):
 def check_model(
     family: str, recipe: lrcore.Recipe, stock: bool, workspace: Path, counts: Counts
 ) -> None:
-    """Compressed, it is smaller as planned; saved, exported and loaded it is the same to the bit.
-
-    A model that is refused in a sentence is passed over.
+    """Check that a compressed model is as small as planned, and equal to the bit after saving,
+    exporting and loading. Reject a model that is refused with a message.
     """
     dense = lrcore.load(recipe.model, dtype=recipe.dtype)
     before = logits(dense)
@@ -53,13 +52,13 @@ def check_model(
         counts[f"refused: {str(error)[:60]}"] += 1
         hypothesis.reject()
     assert torch.equal(logits(dense), before)
-    calibration = lrcore.calibrate(dense, recipe)  # what is on disk is read
+    calibration = lrcore.calibrate(dense, recipe)  # the stored calibration is read
     layers = range(calibration.layers)
     assert not missing_layers(dense, all_needs(), calibration.folder, layers)
     small_logits, exact = logits(small), not architecture_of(small.network).experts
     assert torch.isfinite(small_logits).all()
     assert small.account is not None
-    planned = replace(small.account.model, latency=None).to_dict()  # time is not counted
+    planned = replace(small.account.model, latency=None).to_dict()  # latency is not counted
     assert planned == pytest.approx(counted(small, recipe.seq_len), rel=1e-12)
     if small.account.budget != "kv":  # latents save cached numbers, not parameters
         assert small.size.parameters <= dense.size.parameters
@@ -67,12 +66,12 @@ def check_model(
         tolerance = exactness(small.account, len(small.ranks), recipe.seq_len)
         assert small.account.achieved >= small.account.planned.requested - tolerance
 
-    def same(folder: Path) -> None:
+    def assert_equal_model(folder: Path) -> None:
         loaded = lrcore.load(folder)
         assert loaded.size == small.size
         assert loaded.ranks == small.ranks
         loaded_logits = logits(loaded)
-        # the last bit of experts' grouped products depends on where a weight lies in memory
+        # the last bit of grouped products depends on the memory address of a weight
         assert (
             torch.equal(loaded_logits, small_logits)
             if exact
@@ -80,9 +79,9 @@ def check_model(
         )
 
     lrcore.save(small, workspace / "saved")
-    same(workspace / "saved")
+    assert_equal_model(workspace / "saved")
     lrcore.export(small, workspace / "exported")
-    same(workspace / "exported")
+    assert_equal_model(workspace / "exported")
     counts[family] += 1
     if stock:
         try:
@@ -91,7 +90,7 @@ def check_model(
             assert not (workspace / "stock").exists()
             return
         stock_logits = logits(lrcore.load(workspace / "stock", dtype="auto"))
-        # what is multiplied out is rounded once more
+        # multiplying out rounds once more
         tolerance = 0.05 if recipe.dtype == "bfloat16" else 1e-3
         assert torch.allclose(
             stock_logits.double(),
@@ -101,14 +100,14 @@ def check_model(
         counts["stock"] += 1
 
 
-def test_a_few_random_models_come_back_as_they_were(check):
+def test_a_few_random_models_are_compressed_and_restored(check):
     check_drawn, _ = check
     recipes = changes(("uniform", "softmax", "energy"))
     assert run_campaign(short(5), check_drawn, configs(), recipes, st.booleans()) > 1
 
 
 @pytest.mark.soak
-def test_many_random_models(check, capsys):
+def test_many_random_models_are_compressed_and_restored(check, capsys):
     check_drawn, counts = check
     count = run_campaign(long(2_000), check_drawn, configs(), changes(), st.booleans())
     with capsys.disabled():

@@ -1,4 +1,6 @@
-"""Random recipes: a plan keeps its budget, falls with the ratio, and counts what is written."""
+"""Random recipes: plans satisfy their budget, shrink with the ratio, and predict the size of the
+written model.
+"""
 
 import functools
 import json
@@ -22,7 +24,7 @@ from lrcore.ranks.policies import POLICIES
 from lrcore.recipes.recipe import BUDGETS, ROUNDING
 
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
-# Those that need no evidence but the spectra, which takes no time to measure.
+# Policies that need only the spectra, which are computed without measurements.
 AT_ONCE = [name for name in SERVING if not evidence_key(lrcore.Recipe(policy=name))]
 RATIO = st.floats(0.01, 0.99)
 Factors = Callable[..., Factorization]
@@ -35,7 +37,9 @@ def model(tiny_llama):
 
 @pytest.fixture(scope="module")
 def factors(model, story_file) -> Factors:
-    """The factors of a method, or those with all evidence that serves every budget."""
+    """Return a function that factorizes by a method, optionally with all evidence that is valid for
+    every budget.
+    """
 
     @functools.cache
     def of(method: str, evidence: bool = False) -> Factorization:
@@ -55,7 +59,7 @@ def factors(model, story_file) -> Factors:
 
 @st.composite
 def recipes(draw: st.DrawFn, policies: list[str] = AT_ONCE, free: bool = False) -> lrcore.Recipe:
-    """A recipe; free: nothing is set but the budget as a whole."""
+    """Draw a recipe; free: without ranks, ratios and rounding set by hand."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
     names = st.sampled_from(method.components)
     ranks = st.dictionaries(st.tuples(st.integers(0, 2), names), st.integers(1, 32), max_size=3)
@@ -82,7 +86,7 @@ def factors_of(factors: Factors, recipe: lrcore.Recipe) -> Factorization:
 
 
 def plan_of(factors: Factors, recipe: lrcore.Recipe) -> RankPlan:
-    """The plan; a recipe that is refused in a sentence is passed over."""
+    """Return the plan; reject a recipe that is refused with a message."""
     try:
         return lrcore.allocate(factors_of(factors, recipe), recipe)
     except lrcore.InputError:
@@ -101,7 +105,7 @@ def check_plan(factors: Factors, recipe: lrcore.Recipe) -> None:
 
 
 def check_order(factors: Factors, recipe: lrcore.Recipe, other_ratio: float) -> None:
-    """A larger ratio keeps no more, but for one step in rank."""
+    """Check that a larger ratio does not retain more, apart from one step in rank."""
     low, high = sorted((recipe.ratio, other_ratio))
     larger, smaller = (plan_of(factors, recipe.with_(ratio=ratio)) for ratio in (low, high))
     prices, spectra = Prices(larger.budget), factors_of(factors, recipe).spectra
@@ -118,23 +122,23 @@ def check_order(factors: Factors, recipe: lrcore.Recipe, other_ratio: float) -> 
 
 
 def check_written(model: lrcore.LoadedModel, factors: Factors, recipe: lrcore.Recipe) -> None:
-    """What the plan says is what the modules are."""
+    """Check that the plan predicts the account of the written model."""
     plan = plan_of(factors, recipe)
     small = lrcore.compress(model, recipe, factors_of(factors, recipe), plan)
-    planned = replace(plan.account.model, latency=None).to_dict()  # time is not counted
+    planned = replace(plan.account.model, latency=None).to_dict()  # latency is not counted
     assert planned == pytest.approx(counted(small, recipe.seq_len), rel=1e-12)
 
 
-def test_random_plans_keep_their_budget(factors):
+def test_random_plans_satisfy_their_budget(factors):
     assert run_campaign(short(120), functools.partial(check_plan, factors), recipes()) > 40
 
 
-def test_plans_fall_with_the_ratio(factors):
+def test_plans_shrink_with_the_ratio(factors):
     check = functools.partial(check_order, factors)
     assert run_campaign(short(40), check, recipes(free=True), RATIO) > 10
 
 
-def test_plans_count_what_is_written(model, factors):
+def test_plans_predict_the_size_of_written_models(model, factors):
     check = functools.partial(check_written, model, factors)
     assert run_campaign(short(8), check, recipes()) > 1
 

@@ -1,6 +1,5 @@
-"""Random orders of what pages ask of the store: after each step what must hold still holds.
-
-The jobs are steps that the test itself lets go on, so that nothing depends on time.
+"""Random sequences of requests to the store, with invariants checked after each step. The jobs are
+steps that the test controls, so that timing does not matter.
 """
 
 import itertools
@@ -31,17 +30,17 @@ from workbench.state.job_record import ENDED, JobRecord
 from workbench.state.objects import LIMITS
 from workbench.state.store import Store
 
-PATIENCE = 60.0  # seconds for the worker's next word
+PATIENCE = 60.0  # seconds to wait for the worker
 NAMES = st.sampled_from(
     ("a", "a' or 1=1 --", '"; drop table runs; --', "<script>x</script>", "\u202eabc", "é" * 90, "")
 )
 TAGS = st.sampled_from(("good", "v1.0", "a+b", "x' or '1'='1", "no tag", ""))
-INDEX = st.integers(0, 9)  # one of what is there, counted round
+INDEX = st.integers(0, 9)  # index modulo the number of entries
 
 
 @dataclass(frozen=True)
 class Steps(Job):
-    """A job that asks the test what to do next. n: tells it from others."""
+    """Job that asks the test for its next step. n: distinguishes jobs."""
 
     kind: ClassVar[str] = "steps"
     n: int = 0
@@ -75,7 +74,7 @@ KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept)}
 
 
 class Desk:
-    """Where the worker asks what to do, and the test answers."""
+    """Queues between the worker, which asks for its next step, and the test, which answers."""
 
     def __init__(self) -> None:
         self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -96,9 +95,9 @@ class Desk:
 
 
 class Pages(RuleBasedStateMachine):
-    """What pages ask of one store, and what a restart does to it."""
+    """Requests of pages to a store, and restarts of the server."""
 
-    model: ClassVar[lrcore.LoadedModel]  # what the runs hold
+    model: ClassVar[lrcore.LoadedModel]  # model saved in the runs
 
     def __init__(self):
         super().__init__()
@@ -110,11 +109,11 @@ class Pages(RuleBasedStateMachine):
     def open(self):
         self.store = Store(Path(self.workspace.name), KINDS)
         self.store.desk = Desk()
-        self.asks = ""  # the id of the job whose worker waits for an answer
+        self.asks = ""  # id of the job with a worker that waits for an answer
         self.objects: dict[str, dict[int, str]] = {"dense": {}, "live": {}}
 
     def close(self):
-        """Nothing more comes of this store, as after a kill; its worker may rest."""
+        """Disconnect the store from the disk, as after a kill, and let its worker end."""
         jobs = self.store.jobs
         jobs._write = lambda *_: None
         jobs._records = {}
@@ -125,7 +124,7 @@ class Pages(RuleBasedStateMachine):
         self.workspace.cleanup()
 
     def choose_plan(self):
-        """Wait until the worker asks, or has nothing to do."""
+        """Wait until the worker asks or is idle."""
         end = time.monotonic() + PATIENCE
         while not self.asks and self.store.jobs.waiting():
             try:
@@ -252,7 +251,7 @@ class Pages(RuleBasedStateMachine):
         value = self.store.objects.get(kind, key, lambda: made.append(key) or f"{kind} {key}")
         assert bool(made) == (key not in cached)
         cached.pop(key, None)
-        cached[key] = value  # the last used is the last
+        cached[key] = value  # the last used object is the newest
         for oldest in list(cached)[: -LIMITS[kind]]:
             del cached[oldest]
 
@@ -278,7 +277,7 @@ class Pages(RuleBasedStateMachine):
             else:
                 assert (record["job"], record["state"]) == (before[name]["job"], "interrupted")
 
-    # --- what holds after each step ---
+    # --- invariants ---
 
     @invariant()
     def the_queue_is_in_order(self):
@@ -287,7 +286,8 @@ class Pages(RuleBasedStateMachine):
         assert running == ([self.asks] if self.asks else [])
         waiting = jobs.waiting()
         assert waiting == sorted(
-            waiting, key=lambda one: (one.id != self.asks, one.job.is_preemptible, one.created)
+            waiting,
+            key=lambda record: (record.id != self.asks, record.job.is_preemptible, record.created),
         )
         assert [jobs.position(record) for record in waiting] == list(range(len(waiting)))
         wanted_once = [record.job for record in waiting if record.job.is_unique]
@@ -300,7 +300,7 @@ class Pages(RuleBasedStateMachine):
             )
 
     @invariant()
-    def the_disk_says_the_same(self):
+    def the_disk_agrees_with_the_queue(self):
         folder = self.store.jobs.folder
         records_by_id = {record.id: record for record in self.store.jobs.all() if record.is_stored}
         names = {f"{name}.json" for name in records_by_id}
@@ -312,7 +312,7 @@ class Pages(RuleBasedStateMachine):
                 assert JobRecord.from_dict(stored, KINDS).to_dict() == record.to_dict()
 
     @invariant()
-    def the_runs_are_those_that_were_kept(self):
+    def the_runs_are_the_saved_ones(self):
         store = self.store
         assert set(store.runs.ids()) == self.runs.keys()
         stored_runs = {run.id: (run.name, set(run.tags)) for run in store.runs.all()}
@@ -322,7 +322,7 @@ class Pages(RuleBasedStateMachine):
         assert folder_names == {*self.runs, ".jobs"}
 
     @invariant()
-    def the_object_cache_keeps_what_was_used_last(self):
+    def the_object_cache_has_the_last_used_objects(self):
         for kind, cached in self.objects.items():
             assert list(self.store.objects._objects[kind].items()) == list(cached.items())
 
@@ -333,12 +333,12 @@ def pages(small_of, tiny_llama) -> type[Pages]:
     return Pages
 
 
-def test_some_orders_of_events_leave_the_store_in_order(pages):
+def test_a_few_sequences_of_requests_preserve_the_invariants(pages):
     run_state_machine_as_test(pages, settings=short(5, stateful_step_count=20))
 
 
 @pytest.mark.soak
-def test_many_orders_of_events(pages, capsys):
+def test_many_sequences_of_requests_preserve_the_invariants(pages, capsys):
     steps = 0
 
     class Counted(pages):
