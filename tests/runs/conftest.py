@@ -1,4 +1,4 @@
-"""A sweep, and counters of its expensive operations."""
+"""Fixtures with a sweep and counters of its expensive operations."""
 
 import importlib
 
@@ -34,7 +34,7 @@ def requested(tiny_llama, story_file):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Count the calls of the expensive operations."""
+    """Count the calls of expensive operations by name."""
     counts = {}
     for name, module in MODULES.items():
         plain = getattr(module, name)

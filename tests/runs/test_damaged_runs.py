@@ -1,4 +1,4 @@
-"""Runs that were edited, truncated or mixed up: an unreadable run hides no readable run, and an
+"""Runs that were edited, truncated or mixed up: an unreadable run does not hide others, and an
 invalid database is reported.
 """
 
@@ -15,7 +15,7 @@ from lrcore.cli import main
 from lrcore.runs.database import Database
 
 NEW = "20260202-000000-a3-beef"
-OWN = "20260101-000000-a3-cafe"
+FIRST = "20260101-000000-a3-cafe"
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,13 @@ def small(tiny_llama, story_file, tmp_path_factory) -> Path:
 def folder(small, tmp_path) -> Path:
     """Return a folder with a run."""
     runs = tmp_path / "runs"
-    put(small, runs / OWN)
+    put(small, runs / FIRST)
     assert [run.name for run in lrcore.Runs(runs).all()] == ["own"]
     return runs
 
 
 def put(small: Path, folder: Path, **report: object) -> None:
-    """Write a run's folder whose report has these fields."""
+    """Write the folder of a run, with these fields in its report."""
     shutil.copytree(small, folder)
     values = json.loads((folder / "report.json").read_text()) | {"name": "own", "created": 1.0}
     (folder / "report.json").write_text(json.dumps(values | report))
@@ -50,9 +50,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("how", DAMAGED)
-def test_a_database_that_is_none_is_named_and_its_folders_are_taken_up_without_it(
-    how, folder, capsys
-):
+def test_an_invalid_database_is_reported_and_can_be_rebuilt_from_folders(how, folder, capsys):
     file, content = folder / "runs.sqlite", DAMAGED[how]
     original = file.read_bytes()
     file.write_bytes(original[:5000] if content is None else content)
@@ -69,7 +67,7 @@ def test_a_database_that_is_none_is_named_and_its_folders_are_taken_up_without_i
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_no_file_in_the_place_of_the_database_is_named(kind, folder, capsys):
+def test_a_special_file_instead_of_the_database_is_reported(kind, folder, capsys):
     file = folder / "runs.sqlite"
     file.unlink()
     (os.mkfifo if kind == "pipe" else os.mkdir)(file)
@@ -79,28 +77,28 @@ def test_what_is_no_file_in_the_place_of_the_database_is_named(kind, folder, cap
 
 @pytest.mark.parametrize("column", ["recipe", "report"])
 @pytest.mark.parametrize("value", ["{", "[1]", "5", "[" * 100_000, b"\xff"], ids=range(5))
-def test_a_row_that_cannot_be_read_hides_no_other(column, value, folder, small):
+def test_an_unreadable_row_does_not_hide_other_runs(column, value, folder, small):
     runs = lrcore.Runs(folder)
     second = runs.add(small, "other")
     with sqlite3.connect(folder / "runs.sqlite") as database:
-        database.execute(f"update runs set {column} = ? where id = ?", (value, OWN))
+        database.execute(f"update runs set {column} = ? where id = ?", (value, FIRST))
     database.close()
     assert [run.name for run in lrcore.Runs(folder).all()] == ["other"]
     with pytest.raises(lrcore.InputError, match="No run"):
-        runs.get(OWN)
+        runs.get(FIRST)
     runs.delete(second.id)
 
 
 @pytest.mark.parametrize("value", ["{", "[]", "5", "null", '{"protocol": []}'])
-def test_results_and_samples_that_cannot_be_read_are_left_out(value, folder):
+def test_unreadable_results_and_samples_are_omitted(value, folder):
     with sqlite3.connect(folder / "runs.sqlite") as database:
-        row = (OWN, "evaluation", "p", 1.0, value)
+        row = (FIRST, "evaluation", "p", 1.0, value)
         database.execute("insert into results values (?, ?, ?, ?, ?)", row)
-        database.execute("insert into samples values (?, 1.0, 'p', '{', 't')", (OWN,))
+        database.execute("insert into samples values (?, 1.0, 'p', '{', 't')", (FIRST,))
     database.close()
     runs = lrcore.Runs(folder)
     assert [run.evaluations for run in runs.all()] == [[]]
-    assert runs.samples(OWN) == [{"prompt": "p", "text": "t", "settings": {}}]
+    assert runs.samples(FIRST) == [{"prompt": "p", "text": "t", "settings": {}}]
 
 
 @pytest.mark.parametrize(
@@ -111,10 +109,10 @@ def test_results_and_samples_that_cannot_be_read_are_left_out(value, folder):
     ],
     ids=str,
 )
-def test_a_row_of_odd_types_hides_no_other(column, value, folder, small):
+def test_a_row_with_unexpected_types_does_not_hide_other_runs(column, value, folder, small):
     lrcore.Runs(folder).add(small, "other")
     with sqlite3.connect(folder / "runs.sqlite") as database:
-        database.execute(f"update runs set {column} = ? where id = ?", (value, OWN))
+        database.execute(f"update runs set {column} = ? where id = ?", (value, FIRST))
     database.close()
     assert "other" in {run.name for run in lrcore.Runs(folder).all()}
     assert main(["runs", "--folder", str(folder)]) == 0
@@ -129,13 +127,13 @@ REPORTS = (
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: ascii(report)[:30])
-def test_a_folder_with_an_odd_report_is_left_out(report, folder, small):
+def test_a_folder_with_an_invalid_report_is_omitted(report, folder, small):
     put(small, folder / NEW, **report)
-    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+    assert [run.id for run in lrcore.Runs(folder).all()] == [FIRST]
     assert main(["runs", "--folder", str(folder)]) == 0
 
 
-def test_a_run_that_was_made_at_a_whole_second_is_taken_up(folder, small):
+def test_a_run_with_an_integer_time_is_listed(folder, small):
     put(small, folder / NEW, created=5)
     made = {run.id: run.created for run in lrcore.Runs(folder).all()}[NEW]
     assert (made, type(made)) == (5.0, float)
@@ -143,7 +141,7 @@ def test_a_run_that_was_made_at_a_whole_second_is_taken_up(folder, small):
 
 @pytest.mark.parametrize("name", ["report.json", "recipe.json"])
 @pytest.mark.parametrize("kind", ["deep", "pipe", "folder"])
-def test_a_folder_with_an_odd_file_is_left_out(name, kind, folder, small):
+def test_a_folder_with_an_invalid_file_is_omitted(name, kind, folder, small):
     put(small, folder / NEW)
     file = folder / NEW / name
     file.unlink()
@@ -151,29 +149,29 @@ def test_a_folder_with_an_odd_file_is_left_out(name, kind, folder, small):
         file.write_text("[" * 100_000)
     else:
         (os.mkfifo if kind == "pipe" else os.mkdir)(file)
-    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+    assert [run.id for run in lrcore.Runs(folder).all()] == [FIRST]
 
 
-def test_a_folder_whose_name_is_no_text_is_left_out(folder, small):
+def test_a_folder_with_an_undecodable_name_is_omitted(folder, small):
     put(small, Path(os.fsdecode(os.fsencode(folder) + b"/2026\xff")))
-    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+    assert [run.id for run in lrcore.Runs(folder).all()] == [FIRST]
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000], ids=["cut", "list", "deep"])
-def test_a_model_with_an_odd_report_is_not_added(content, folder, small, tmp_path, capsys):
+def test_a_model_with_an_invalid_report_is_not_added(content, folder, small, tmp_path, capsys):
     model = shutil.copytree(small, tmp_path / "model")
     (model / "report.json").write_text(content)
     assert main(["runs", "--folder", str(folder), "add", str(model)]) == 2
-    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+    assert [run.id for run in lrcore.Runs(folder).all()] == [FIRST]
 
 
-def test_another_program_that_holds_the_database_is_named(folder, monkeypatch):
+def test_a_locked_database_is_reported(folder, monkeypatch):
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda file, **more: connect(file, **more | IMPATIENT))
     holder = connect(folder / "runs.sqlite", isolation_level=None)
     holder.execute("begin exclusive")
     with pytest.raises(lrcore.InputError, match="locked by another program"):
-        Database(folder / "runs.sqlite").rename(OWN, "mine")
+        Database(folder / "runs.sqlite").rename(FIRST, "mine")
     holder.close()
 
 

@@ -36,7 +36,7 @@ def recipe_of(small, **changes):
     return small.recipe.with_(**changes)
 
 
-def test_all_of_a_run_survives_a_restart(stored_runs, small):
+def test_all_data_of_a_run_survive_a_restart(stored_runs, small):
     recipe = recipe_of(small)
     run = stored_runs.write("first", recipe, small)
     stored_runs.rename(run.id, " better ")
@@ -49,24 +49,24 @@ def test_all_of_a_run_survives_a_restart(stored_runs, small):
     stored_runs.add_result(run.id, "cost", {}, {"parameters": 7})
     stored_runs.add_samples(run.id, [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}])
     reopened = Runs(stored_runs.folder)
-    got_result = reopened.get(run.id)
-    assert (got_result.name, got_result.tags, got_result.recipe) == ("better", ("paper",), recipe)
-    assert [evaluation["perplexity"] for evaluation in got_result.evaluations] == [3.0, 4.0]
+    reloaded = reopened.get(run.id)
+    assert (reloaded.name, reloaded.tags, reloaded.recipe) == ("better", ("paper",), recipe)
+    assert [evaluation["perplexity"] for evaluation in reloaded.evaluations] == [3.0, 4.0]
     assert reopened.results(run.id, "cost") == [{"parameters": 7}]
     assert reopened.samples(run.id) == [
         {"prompt": "Once", "text": " upon", "settings": {"seed": 1}}
     ]
-    assert got_result.account.to_dict() == json.loads(json.dumps(small.account.to_dict()))
-    assert lrcore.load(str(got_result.checkpoint)).size == small.size
-    assert "rank" in got_result.ranks_csv
-    assert reopened.all("paper") == [got_result]
+    assert reloaded.account.to_dict() == json.loads(json.dumps(small.account.to_dict()))
+    assert lrcore.load(str(reloaded.checkpoint)).size == small.size
+    assert "rank" in reloaded.ranks_csv
+    assert reopened.all("paper") == [reloaded]
     assert reopened.all("old") == []
 
 
-def test_listing_reads_each_run_once_and_follows_every_change(stored_runs, small, monkeypatch):
+def test_listing_reads_each_run_once_and_includes_all_changes(stored_runs, small, monkeypatch):
     runs = [stored_runs.write(name, recipe_of(small), small) for name in "ab"]
     assert stored_runs.all() == [stored_runs.get(run.id) for run in runs]
-    monkeypatch.setattr(Recipe, "from_dict", None)  # runs are read only once
+    monkeypatch.setattr(Recipe, "from_dict", None)  # runs are not read again
     assert [run.name for run in stored_runs.all()] == [*"ab"]
     monkeypatch.undo()
     stored_runs.rename(runs[0].id, "c")
@@ -77,7 +77,7 @@ def test_listing_reads_each_run_once_and_follows_every_change(stored_runs, small
     assert stored_runs.all() == [stored_runs.get(runs[1].id)]
 
 
-def test_deleting_removes_folder_and_rows(stored_runs, small):
+def test_deleting_a_run_removes_its_folder_and_rows(stored_runs, small):
     run = stored_runs.write("a", recipe_of(small), small)
     stored_runs.add_samples(run.id, [{"prompt": "x", "text": "y"}])
     stored_runs.delete(run.id)
@@ -107,11 +107,11 @@ def test_a_discarded_run_is_restored_with_all_its_rows(stored_runs, small, tmp_p
         stored_runs.discard(run.id)
     assert not runs[0].folder.exists()
     with pytest.raises(lrcore.InputError, match="permanently"):
-        stored_runs.restore(runs[0].id)  # the trash has room for one
+        stored_runs.restore(runs[0].id)  # the trash has room for one run
     assert stored_runs.restore(runs[1].id).checkpoint == outside
 
 
-def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(stored_runs, small):
+def test_folders_of_earlier_versions_are_added_and_missing_ones_are_dropped(stored_runs, small):
     old = stored_runs.folder / "20250101-000000-a3-abcd"
     old.mkdir()
     evaluations = [{"protocol": {"source": "s"}, "perplexity": 1.5}]
@@ -142,7 +142,7 @@ def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(stored
     assert stored_runs.stamp() != before
 
 
-def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(stored_runs, monkeypatch):
+def test_listing_many_runs_opens_no_files_and_reads_rows_once(stored_runs, monkeypatch):
     for i in range(30):
         folder = stored_runs.folder / f"2025-a3-{i}"
         folder.mkdir()
@@ -158,7 +158,8 @@ def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(stored
     shutil.rmtree(stored_runs.folder / "2025-a3-7")
     assert "2025-a3-7" not in stored_runs.ids()
     (stored_runs.folder / "2025-a3-new").mkdir()
-    assert len(stored_runs.ids()) == 29  # a folder during a copy: its report is written last
+    # an incomplete copy of a folder: the report is written last
+    assert len(stored_runs.ids()) == 29
     for name in ("recipe.json", "report.json"):
         shutil.copy(
             stored_runs.folder / "2025-a3-8" / name, stored_runs.folder / "2025-a3-new" / name
@@ -166,8 +167,10 @@ def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(stored
     assert len(stored_runs.ids()) == 30
 
 
-def test_all_new_folders_are_taken_up_by_one_change(stored_runs, monkeypatch):
-    """A change per folder, with a write to disk, would need minutes for thousands of folders."""
+def test_all_new_folders_are_added_in_one_transaction(stored_runs, monkeypatch):
+    """A transaction per folder, each with a write to disk, would take minutes for thousands of
+    folders.
+    """
     changes, transaction = [], Database._transaction
     monkeypatch.setattr(
         Database, "_transaction", lambda self: changes.append(1) or transaction(self)
@@ -186,7 +189,7 @@ def test_all_new_folders_are_taken_up_by_one_change(stored_runs, monkeypatch):
     ]
 
 
-def test_two_that_ask_for_all_runs_at_once_read_them_once(stored_runs, small, monkeypatch):
+def test_concurrent_listings_read_the_runs_once(stored_runs, small, monkeypatch):
     stored_runs.write("one", small.recipe, small)
     entered, go_on, built, readings = threading.Event(), threading.Event(), Runs._read_all, []
 
@@ -209,7 +212,7 @@ def test_two_that_ask_for_all_runs_at_once_read_them_once(stored_runs, small, mo
     assert readings == [1]
 
 
-def test_the_stamp_changes_with_every_change_of_any_process(stored_runs, small):
+def test_the_stamp_changes_with_each_change_of_any_process(stored_runs, small):
     seen = [stored_runs.stamp()]
     run = stored_runs.write("a", recipe_of(small), small)
     seen.append(stored_runs.stamp())
@@ -221,7 +224,7 @@ def test_the_stamp_changes_with_every_change_of_any_process(stored_runs, small):
     assert stored_runs.stamp() == seen[-1]
 
 
-def test_many_writers_lose_nothing(stored_runs, small):
+def test_concurrent_writers_lose_no_data(stored_runs, small):
     run = stored_runs.write("a", recipe_of(small), small)
 
     def write(start):
@@ -239,11 +242,11 @@ def test_many_writers_lose_nothing(stored_runs, small):
     )
 
 
-def test_a_run_kept_while_another_takes_stock_keeps_its_figures(stored_runs, small, monkeypatch):
+def test_a_run_saved_during_a_listing_keeps_its_results(stored_runs, small, monkeypatch):
     second, listed = Runs(stored_runs.folder), Database.folders
 
     def between(database):
-        """A second process adds and measures a run as soon as this process reads the database."""
+        """Add and evaluate a run in a second process as soon as this process reads the database."""
         monkeypatch.setattr(Database, "folders", listed)
         run = second.write("a", recipe_of(small), small)
         second.add_evaluation(run.id, {"protocol": {}, "perplexity": 2.0})
@@ -256,7 +259,7 @@ def test_a_run_kept_while_another_takes_stock_keeps_its_figures(stored_runs, sma
     ] == [2.0]
 
 
-def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes(
+def test_unfinished_writes_are_preserved_and_leftovers_of_killed_processes_are_deleted(
     stored_runs, small, monkeypatch
 ):
     leftover = stored_runs.folder / ".x.0123abcd.tmp"
@@ -265,7 +268,7 @@ def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes
     write = lrcore.save
 
     def save(model, folder):
-        """The same folder is opened during the write, also in this process."""
+        """Open the same folder during the write, as a second process would."""
         (folder.parent / "first").touch()
         Runs(stored_runs.folder)
         assert (folder.parent / "first").is_file()
@@ -282,7 +285,7 @@ def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes
     ]
 
 
-def test_a_checkpoint_from_elsewhere_stays_where_it_is(stored_runs, small, tmp_path):
+def test_an_external_checkpoint_is_not_moved_or_deleted(stored_runs, small, tmp_path):
     folder = lrcore.save(small, tmp_path / "elsewhere")
     run = stored_runs.add(folder, "theirs")
     assert run.checkpoint == folder
@@ -293,7 +296,7 @@ def test_a_checkpoint_from_elsewhere_stays_where_it_is(stored_runs, small, tmp_p
         stored_runs.add(tmp_path)
 
 
-def test_only_the_differences(stored_runs, small):
+def test_differences_lists_the_differing_fields(stored_runs, small):
     runs = [
         stored_runs.write(name, recipe_of(small, ratio=ratio), small)
         for name, ratio in (("a", 0.1), ("b", 0.2), ("c", 0.1))
@@ -310,7 +313,9 @@ def run_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_command(stored_runs, small, capsys, monkeypatch):
+def test_the_command_lists_renames_tags_compares_and_deletes_runs(
+    stored_runs, small, capsys, monkeypatch
+):
     first, second = (
         stored_runs.write(name, recipe_of(small, seed=i), small)
         for i, name in enumerate(("a", "b"))
@@ -335,8 +340,8 @@ def test_the_command(stored_runs, small, capsys, monkeypatch):
     assert [row["id"] for row in run_json(capsys, "runs")["runs"]] == [first.id]
 
 
-def test_a_change_for_which_there_is_no_room_is_refused_and_changes_nothing(stored_runs, small):
-    """Files cannot grow beyond the current size of the database."""
+def test_a_change_that_exceeds_the_disk_space_is_refused_without_effect(stored_runs, small):
+    """File sizes are limited to the current size of the database."""
     run = stored_runs.write("a", recipe_of(small), small)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))

@@ -1,4 +1,4 @@
-"""Included sweeps, the tables of papers: each row gives figures on a tiny model, or an error
+"""Included sweeps for the tables of papers: each row gives results on a tiny model, or an error
 message.
 """
 
@@ -7,18 +7,18 @@ import pytest
 import lrcore
 from lrcore.runs.sweep import included_sweeps
 
-SMALL = {"samples": 2, "seq_len": 16, "steps": 1, "batch": 1}  # of healings
-# rejections of a tiny Llama of three layers, by table
+SMALL = {"samples": 2, "seq_len": 16, "steps": 1, "batch": 1}  # settings of healing
+# Messages for a tiny Llama of three layers, by table.
 REFUSED = {
     "care-table1": "fold=8 does not divide the 4 rotary pairs",
     "modegpt-table2": "Cannot drop 3 of the 3 decoder layers",
 }
-TABLES = [name for name in included_sweeps() if name != "latentllm-table4"]  # of images
+TABLES = [name for name in included_sweeps() if name != "latentllm-table4"]  # needs images
 
 
 def small(step):
-    """Return a step, or a list of steps, with minimal settings; of several ratios only the
-    first.
+    """Return a step, or a list of steps, with minimal settings and only the first of several
+    ratios.
     """
     if isinstance(step, list):
         return [small(part) for part in step]
@@ -35,9 +35,9 @@ def _first(name, value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
-def test_every_row_gives_figures_or_says_why_not(name, tiny_llama, story_file, tmp_path):
+def test_each_row_gives_results_or_an_error_message(name, tiny_llama, story_file, tmp_path):
     shipped = lrcore.Sweep.read(name).to_dict()
-    text = str(story_file)  # the calibration sets of a table stay
+    text = str(story_file)  # the calibration sets of a table are unchanged
     values = shipped | {
         "model": str(tiny_llama),
         "data": text,

@@ -25,12 +25,12 @@ from lrcore.system.errors import InputError
 
 
 def finished(model, sweep, folder):
-    """Return the rows that are already in the folder."""
+    """Return the rows that are stored in the folder."""
     store = CellFiles(folder)
     return [row for cell in cells(model, sweep) for row in store.finished(cell) or ()]
 
 
-def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_path):
+def test_a_sweep_factorizes_once_per_method_and_repeats_no_work(requested, counted, tmp_path):
     model = lrcore.load(requested.base.model)
     rows = lrcore.run_sweep(model, requested, tmp_path)
     assert counted == {"calibrate": 2, "factorize": 2, "compress": 4, "evaluate": 5}
@@ -52,11 +52,11 @@ def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_
         evaluations=requested.evaluations,
     )
     assert lrcore.run_sweep(model, wider, tmp_path)[:5] == rows
-    # the dense model again, because standard errors of new models refer to its windows
+    # The dense model is evaluated again, because standard errors of new models need its losses.
     assert counted == {"calibrate": 3, "factorize": 3, "compress": 6, "evaluate": 8}
 
 
-def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
+def test_a_cell_equals_the_result_of_its_recipe(requested, tmp_path):
     model = lrcore.load(requested.base.model)
     row = lrcore.run_sweep(model, requested, tmp_path)[2]
     small = lrcore.compress(model, requested.base.with_(method="a3", ratio=0.4))
@@ -72,11 +72,13 @@ def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
     assert row.flops_per_token == small.account.model.flops_per_token
 
 
-def test_a_perplexity_has_the_standard_error_of_its_difference(requested, tmp_path):
+def test_a_perplexity_has_the_standard_error_of_its_difference_to_the_dense_model(
+    requested, tmp_path
+):
     model, evaluation = lrcore.load(requested.base.model), requested.evaluations[0]
     texts = (evaluation, replace(evaluation, samples=4, seq_len=24))
     rows = lrcore.run_sweep(model, replace(requested, evaluations=texts), tmp_path)
-    assert [row.perplexity_error for row in rows[:2]] == [None, None]  # the dense model's
+    assert [row.perplexity_error for row in rows[:2]] == [None, None]  # the dense model
     for method, ratio, method_rows in (("a3", 0.2, rows[2:4]), ("svd", 0.4, rows[8:])):
         small = lrcore.compress(model, requested.base.with_(method=method, ratio=ratio))
         for row, settings in zip(method_rows, texts, strict=True):
@@ -87,7 +89,7 @@ def test_a_perplexity_has_the_standard_error_of_its_difference(requested, tmp_pa
             assert row.perplexity_error > 0
 
 
-def test_another_seed_or_evaluation_is_another_cell(requested, tmp_path):
+def test_a_changed_seed_or_evaluation_is_a_different_cell(requested, tmp_path):
     model = lrcore.load(requested.base.model)
     lrcore.run_sweep(model, requested, tmp_path)
     assert (
@@ -109,7 +111,7 @@ def test_another_seed_or_evaluation_is_another_cell(requested, tmp_path):
     )
 
 
-def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(requested, tmp_path):
+def test_a_cell_that_fails_is_a_row_with_an_error_message(requested, tmp_path):
     rows = lrcore.run_sweep(
         lrcore.load(requested.base.model),
         replace(requested, base=requested.base.with_(budget="kv")),
@@ -149,13 +151,13 @@ def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tm
         ({"evaluation": []}, "has no measurements"),
     ],
 )
-def test_wrong_sweeps_are_refused_before_any_work(values, words):
+def test_invalid_sweeps_are_refused_before_any_work(values, words):
     with pytest.raises(lrcore.InputError, match=words):
         lrcore.Sweep.from_dict(values)
 
 
 class Runs(SweepStore):
-    """A store that saves models and does not measure."""
+    """Store that saves models but does not measure them."""
 
     def __init__(self):
         self.models, self.kept = {}, {}
@@ -173,13 +175,13 @@ class Runs(SweepStore):
         self.kept[cell.key] = rows
 
 
-def test_another_store_is_run_by_the_same_engine(requested, counted, tmp_path):
+def test_sweeps_work_with_a_different_store(requested, counted, tmp_path):
     model, store = lrcore.load(requested.base.model), Runs()
     rows = lrcore.run_sweep(model, requested, store)
     assert len(rows) == 4
     store.kept.popitem()
     assert lrcore.run_sweep(model, requested, store) == rows
-    # the stored model was measured again, the dense model only once
+    # The stored model was evaluated again, the dense model only once.
     assert (counted["compress"], counted["evaluate"]) == (4, 6)
     files = lrcore.run_sweep(model, requested, tmp_path)[1:]
     for row, file_row in zip(rows, files, strict=True):
@@ -193,7 +195,7 @@ def test_another_store_is_run_by_the_same_engine(requested, counted, tmp_path):
         lrcore.run_sweep(model, replace(requested, evaluations=()), tmp_path)
 
 
-def test_keys_of_cells_stay_what_they_were_so_that_old_sweeps_go_on():
+def test_keys_of_cells_are_stable_so_that_old_sweeps_can_be_resumed():
     model = SimpleNamespace(fingerprint="0123abcd", dtype="float32", device="cpu")
     base = lrcore.Recipe(
         options={"rope": "exact", "mlp": "cur"}, component_ratios={"qk": 0.3, "mlp": 0.1}
@@ -203,7 +205,7 @@ def test_keys_of_cells_stay_what_they_were_so_that_old_sweeps_go_on():
     assert [cell.key for cell in cells(model, sweep)] == keys
 
 
-def test_keys_of_refit_cells_follow_what_the_refit_is(monkeypatch):
+def test_keys_of_cells_with_refit_depend_on_its_settings(monkeypatch):
     model = SimpleNamespace(fingerprint="0123abcd", dtype="float32", device="cpu")
     evaluations = (lrcore.EvaluationSettings("stories"),)
     sweep = lrcore.Sweep(lrcore.Recipe(), ["a3", "fused"], evaluations=evaluations)
@@ -215,7 +217,7 @@ def test_keys_of_refit_cells_follow_what_the_refit_is(monkeypatch):
     ]
 
 
-def test_every_column_says_what_it_is():
+def test_all_columns_have_a_kind_and_a_description():
     assert {column.kind for column in COLUMNS.values()} == {"setting", "planned", "measured"}
     assert all(column.about for column in COLUMNS.values())
     row = SweepRow.of((), {"parameters": 3}, {"perplexity": 2.0}, measured_on="stories")
@@ -223,14 +225,14 @@ def test_every_column_says_what_it_is():
     assert not {"kl", "measured_context"} & row.to_dict().keys()
 
 
-def test_a_sweep_is_read_as_it_is_written(requested):
+def test_a_sweep_survives_a_json_round_trip(requested):
     assert (
         lrcore.Sweep.from_dict(json.loads(json.dumps(requested.to_dict()))).to_dict()
         == requested.to_dict()
     )
 
 
-def test_tasks_and_what_a_model_costs_are_columns(tiny_llama, story_file, tmp_path):
+def test_task_scores_and_costs_are_columns(tiny_llama, story_file, tmp_path):
     values = {
         "model": str(tiny_llama),
         "data": str(story_file),
@@ -277,7 +279,7 @@ def table(process):
 
 
 @pytest.mark.slow
-def test_killed_half_way_and_started_again_it_gives_the_same_table(requested, tmp_path):
+def test_a_killed_sweep_gives_the_same_table_after_a_restart(requested, tmp_path):
     file = tmp_path / "sweep.json"
     file.write_text(
         json.dumps(
@@ -303,7 +305,7 @@ def test_killed_half_way_and_started_again_it_gives_the_same_table(requested, tm
     )
 
 
-def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
+def test_the_command_writes_csv_json_and_a_page(requested, tmp_path, capsys):
     file, out = tmp_path / "sweep.yaml", tmp_path / "out"
     file.write_text(
         json.dumps(
@@ -329,7 +331,7 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
     )
     output = capsys.readouterr().out
     assert "modegpt" in output
-    assert "perplexity_error" in output  # not for the dense model, the first row
+    assert "perplexity_error" in output  # the dense model, in the first row, has none
     lines = list(csv.DictReader((out / "table.csv").open()))
     assert list(lines[0]) == [name for name in COLUMNS if name in lines[0]]
     assert float(lines[1]["perplexity_error"]) > 0
@@ -350,7 +352,7 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
     assert main(["sweep", str(file), "--ratios", "a"]) == 2
 
 
-def test_a_sweep_file_has_anchors_and_numbers_with_an_exponent(tmp_path):
+def test_a_sweep_file_may_have_anchors_and_exponents(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "x-heal: &heal {steps: 1, lr: 1e-4}\nratios: [1e-1, 2e-1]\n"
         "rows:\n- [compress, heal: *heal]\n"
@@ -360,7 +362,7 @@ def test_a_sweep_file_has_anchors_and_numbers_with_an_exponent(tmp_path):
     assert {chain[1].settings.lr for chain in chains} == {1e-4}
 
 
-def test_lists_vary_what_the_rows_do_not_name():
+def test_lists_vary_the_fields_that_rows_do_not_set():
     base = lrcore.Recipe(method="modegpt", options={"x": 1})
     rows = [{"compress": {"method": "a3", "ratio": 0.3}}, "compress"]
     sweep = lrcore.Sweep(base, ratios=[0.1, 0.2], seeds=[1, 2], sample_counts=[4], rows=rows)
@@ -378,7 +380,7 @@ def test_lists_vary_what_the_rows_do_not_name():
     assert factors == sorted(factors, key=list(dict.fromkeys(factors)).index)
 
 
-def test_temperatures_are_a_list_too():
+def test_temperatures_may_be_a_list():
     base = lrcore.Recipe(method="modegpt", policy="softmax")
     sweep = lrcore.Sweep.from_dict(base.to_dict() | {"temperatures": [0.05, 0.2]})
     assert [chain[0].recipe.temperature for chain in sweep.cells()] == [0.05, 0.2]
@@ -388,9 +390,9 @@ def test_temperatures_are_a_list_too():
 
 
 @pytest.mark.parametrize("name", included_sweeps())
-def test_the_tables_that_ship_are_read_and_planned(name):
+def test_included_sweeps_are_valid(name):
     sweep = lrcore.Sweep.read(name)
-    kv_heads = 32  # of the LLaVA of a table on images
+    kv_heads = 32  # of the LLaVA in a table on images
     if "/" not in sweep.base.model:
         config = lrcore.load(sweep.base.model).network.config
         kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -399,12 +401,13 @@ def test_the_tables_that_ship_are_read_and_planned(name):
         for step in chain:
             if step.kind == "compress":
                 options = find_method(step.recipe.method).choose(step.recipe.options)
-                assert kv_heads % (getattr(options, "group", 0) or 1) == 0  # on its own model
+                # of the model of the table
+                assert kv_heads % (getattr(options, "group", 0) or 1) == 0
                 find_policy(step.recipe.policy).choose(step.recipe.policy_options)
     assert name.split("-")[0] in ("a3", "modegpt", "latentllm", "care")
 
 
-def test_the_command_takes_a_table_by_its_name_and_rows_of_a_file(requested, tmp_path, capsys):
+def test_the_command_accepts_the_name_of_a_table_and_a_file_of_rows(requested, tmp_path, capsys):
     file, rows = tmp_path / "base.yaml", tmp_path / "rows.yaml"
     evaluation = {"data": requested.base.data, "samples": 2, "seq_len": 16}
     file.write_text(json.dumps(requested.base.to_dict() | {"evaluation": evaluation}))

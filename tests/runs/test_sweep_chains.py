@@ -1,4 +1,4 @@
-"""Sweeps whose rows are chains of steps: shared steps, achieved reduction, and rejected chains."""
+"""Sweeps with chains of steps: shared steps, achieved reduction, and rejected chains."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ HEAL = {"heal": {"steps": 1, "batch": 1, "samples": 2, "seq_len": 16, "test_samp
 
 @pytest.fixture
 def chains(requested):
-    """Return a compression at two ratios, without further steps, quantized at two widths, and
-    healed before.
+    """Return a sweep of a compression at two ratios: without further steps, quantized at two
+    widths, and healed before quantization; also pruned layers and a sliced stream.
     """
     compress = {"compress": {"method": "svd"}}
     rows = [compress, [compress, QUANTIZE], [compress, HEAL, {"quantize": {"group": 16}}]]
@@ -23,7 +23,7 @@ def chains(requested):
     return replace(requested, methods=["a3"], rows=rows)
 
 
-def test_a_policy_without_a_temperature_has_one_cell_for_all_temperatures():
+def test_a_policy_without_temperature_has_a_single_cell():
     sweep = lrcore.Sweep(policies=["softmax", "uniform"], temperatures=[0.1, 0.2])
     recipes = [cell[0].recipe for cell in sweep.cells()]
     assert [(recipe.policy, recipe.temperature) for recipe in recipes] == [
@@ -33,7 +33,7 @@ def test_a_policy_without_a_temperature_has_one_cell_for_all_temperatures():
     ]
 
 
-def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp_path):
+def test_shared_first_steps_of_cells_are_computed_once(chains, counted, tmp_path):
     model = lrcore.load(chains.base.model)
     rows = lrcore.run_sweep(model, chains, tmp_path)
     assert [row.error for row in rows] == [None] * 12
@@ -52,7 +52,7 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
         ("slice", 0.3, None),
     ]
     assert counted == {
-        "calibrate": 2,  # of the full model and of the shorter model
+        "calibrate": 2,  # for the full model and the shortened one
         "factorize": 2,
         "compress": 4,
         "quantize": 6,
@@ -67,8 +67,7 @@ def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp
     assert rows[4].title == f"svd uniform 20% > {rows[4].then}, {chains.base.data}"
 
 
-def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
-    """It does not refer to the model before the last step."""
+def test_the_reduction_of_a_chain_is_relative_to_the_dense_model(chains, tmp_path):
     model = lrcore.load(chains.base.model)
     several = [row for row in lrcore.run_sweep(model, chains, tmp_path) if row.then]
     assert len(several) == 8
@@ -77,8 +76,8 @@ def test_what_a_chain_achieves_counts_from_the_dense_model(chains, tmp_path):
         assert row.achieved == pytest.approx(gone, abs=5e-3), row.title  # norms of a layer
 
 
-def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_path):
-    """In all tables, also if a line has the figures of several texts."""
+def test_rows_that_differ_in_a_later_step_have_different_titles(requested, tmp_path):
+    """Titles differ in all tables, also if a line has results on several texts."""
     by_part = [{"mlp": 0.2, "qk": 0, "ov": 0}, {"mlp": 0.3, "qk": 0, "ov": 0.1}]
     base = requested.base.with_(ratio=0.1)
     later = {"compress": {"method": "modegpt", "component_ratios": by_part}}
@@ -95,7 +94,7 @@ def test_rows_that_differ_in_a_later_step_alone_are_told_apart(requested, tmp_pa
     assert "lr=0.0001" in made[6].then
 
 
-def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path):
+def test_the_row_of_a_chain_equals_its_steps_by_hand(chains, tmp_path):
     model, data = lrcore.load(chains.base.model), chains.base.data
     rows = lrcore.run_sweep(model, replace(chains, rows=chains.rows[2:3], ratios=[0.2]), tmp_path)
     small = lrcore.compress(model, chains.base.with_(method="svd", ratio=0.2))
@@ -120,12 +119,12 @@ def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path)
         ([3], "A step must have the form"),
     ],
 )
-def test_wrong_rows_are_refused_before_any_work(rows, words):
+def test_invalid_rows_are_refused_before_any_work(rows, words):
     with pytest.raises(lrcore.InputError, match=words):
         lrcore.Sweep(rows=rows)
 
 
-def test_steps_that_may_not_follow_are_a_row_with_the_reason(requested, tmp_path):
+def test_steps_in_an_invalid_order_are_a_row_with_an_error_message(requested, tmp_path):
     rows = [["quantize", "compress"]]
     made = lrcore.run_sweep(
         lrcore.load(requested.base.model), replace(requested, rows=rows), tmp_path

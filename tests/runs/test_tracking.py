@@ -1,4 +1,4 @@
-"""Figures in trackio's local store, written by the command line in a process without network
+"""Results in the local store of trackio, written by the command line in a process without network
 access.
 """
 
@@ -23,7 +23,7 @@ ALONE = """
 import socket, sys
 
 def refused(*_, **__):
-    raise AssertionError("the network was asked for")
+    raise AssertionError("the process used the network")
 
 socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refused
 from lrcore.cli import main
@@ -32,18 +32,20 @@ if main(sys.argv[2:]):
 from trackio.sqlite_storage import SQLiteStorage as store
 import json
 project = sys.argv[1]
-found = []
-for one in store.get_run_records(project):
-    config = store.get_run_config(project, run_id=one["id"])
-    logs = store.get_logs(project, run_id=one["id"])
-    found.append({"name": one["name"], "config": config, "logs": logs})
-print("\\n@" + json.dumps(found, default=str))
+records = []
+for record in store.get_run_records(project):
+    config = store.get_run_config(project, run_id=record["id"])
+    logs = store.get_logs(project, run_id=record["id"])
+    records.append({"name": record["name"], "config": config, "logs": logs})
+print("\\n@" + json.dumps(records, default=str))
 """
 
 
 @pytest.fixture
 def tracked(tmp_path):
-    """Run a command and return the contents of a project: name, config and logs of each run."""
+    """Return a function that runs a command and returns name, config and logs of the runs of a
+    project.
+    """
     elsewhere = {
         "TRACKIO_DIR": str(tmp_path / "store"),
         "TRACKIO_SPACE_ID": "somebody/space",
@@ -67,7 +69,7 @@ def tracked(tmp_path):
 
 
 @installed
-def test_a_sweep_is_one_run_per_cell_and_never_twice(tracked, tiny_llama, story_file, tmp_path):
+def test_a_sweep_logs_each_cell_as_a_run_once(tracked, tiny_llama, story_file, tmp_path):
     file, out = tmp_path / "sweep.yaml", tmp_path / "out"
     base = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     file.write_text(
@@ -101,7 +103,7 @@ def test_a_sweep_is_one_run_per_cell_and_never_twice(tracked, tiny_llama, story_
 
 
 @installed
-def test_compressing_and_measuring_are_runs(tracked, tiny_llama, story_file, tmp_path):
+def test_compress_and_evaluate_log_runs(tracked, tiny_llama, story_file, tmp_path):
     requested = ("--data", story_file, "--samples", 4, "--seq-len", 32, "--trackio", "study")
     (made,) = tracked(
         "compress", tiny_llama, "--out", tmp_path / "small", "--ratio", 0.4, *requested
@@ -118,7 +120,7 @@ def test_compressing_and_measuring_are_runs(tracked, tiny_llama, story_file, tmp
 
 
 @installed
-def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
+def test_saved_runs_are_logged_on_request(tracked, tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4
     )
@@ -149,12 +151,12 @@ def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
 
 
 @installed
-def test_names_that_trackio_refuses_are_told():
+def test_project_names_that_trackio_refuses_are_reported():
     with pytest.raises(lrcore.InputError, match="no name for a project"):
         Tracker("registry-mine")
 
 
-def test_without_trackio_it_is_said_before_any_work(monkeypatch, capsys):
+def test_missing_trackio_is_reported_before_any_work(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "trackio.sqlite_storage", None)
     monkeypatch.setitem(sys.modules, "trackio", None)
     assert main(["evaluate", "no such model", "--trackio", "study"]) == 2

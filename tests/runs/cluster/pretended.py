@@ -1,7 +1,5 @@
-"""Simulated cluster workers within this process, in place of Ray's.
-
-All data are pickled, answers come in a different order than the requests, and workers die when a
-test requires it.
+"""Simulated cluster workers in this process, in place of Ray. All data are pickled, answers arrive
+in a different order than the requests, and workers die when a test requires it.
 """
 
 from lrcore.runs.cluster.pool import Pool, Worker
@@ -9,10 +7,10 @@ from lrcore.system.units import HERE, worked_by
 
 
 class Pretended:
-    """Implements `pool.Engine`.
+    """Implementation of `pool.Engine`.
 
-    dying: indices of the units, in the order of sending, whose worker dies with the result; a new
-    worker repeats them, as in Ray.
+    dying: indices of the units, in order of sending, with a worker that dies after the result; a
+    new worker repeats them, as in Ray.
     """
 
     def __init__(self, count=2, dying=()):
@@ -23,7 +21,9 @@ class Pretended:
         return payload
 
     def send(self, worker, handle, unit):
-        assert worker not in [sent[0] for sent in self.open.values()], "it has a unit already"
+        assert worker not in [sent[0] for sent in self.open.values()], (
+            "the worker already has a unit"
+        )
         future = len(self.sent)
         self.sent.append(worker)
         self.open[future] = worker, handle, unit

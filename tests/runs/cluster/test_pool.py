@@ -1,5 +1,5 @@
-"""The order of results, the assignment of units and the end of work, with simulated workers;
-`make cluster` uses Ray.
+"""Order of results, assignment of units and end of work with simulated workers; `make cluster` uses
+Ray.
 """
 
 import ast
@@ -20,7 +20,7 @@ from lrcore.system.units import HERE, Work, map_units, workers
 
 @dataclass
 class Squares:
-    """A task; begun: the units that this copy received."""
+    """Task that squares units; begun: the units that this copy received."""
 
     def __post_init__(self):
         self.begun = []
@@ -35,7 +35,7 @@ def raising(unit, progress):
 
 
 class Peculiar(Exception):
-    """An exception that a different process cannot recreate from its text."""
+    """Exception that a different process cannot recreate from its text."""
 
     def __init__(self, first, second):
         super().__init__(first)
@@ -49,7 +49,7 @@ def squares(seen, units=range(7)):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
-def test_results_come_in_the_order_of_the_units(count) -> None:
+def test_results_have_the_order_of_the_units(count) -> None:
     engine, seen = Pretended(count), []
     with on(engine):
         assert workers().count == count
@@ -75,22 +75,22 @@ def test_a_task_is_unpacked_once_by_each_worker() -> None:
     )
 
 
-def test_units_of_a_key_stay_with_one_worker_until_another_has_nothing_left() -> None:
+def test_units_of_a_key_stay_with_a_worker_until_others_are_idle() -> None:
     queue = Queue(["a1", "a2", "a3", "a4", "b1", "b2"], lambda unit: unit[0])
     assert [queue.next(0), queue.next(1)] == [0, 4]
     assert [queue.next(1), queue.next(0)] == [5, 1]
-    assert queue.next(1) == 2  # b is complete: the remaining units of a are shared
+    assert queue.next(1) == 2  # b is complete, so the remaining units of a are shared
     assert [queue.next(0), queue.next(0), queue.next(1)] == [3, None, None]
 
 
-def test_a_worker_that_died_leaves_the_same_results() -> None:
+def test_a_worker_that_dies_does_not_change_the_results() -> None:
     engine = Pretended(2, dying=(0, 3, 4))
     with on(engine):
         assert squares([]) == [unit**2 for unit in range(7)]
     assert len(engine.sent) == 7
 
 
-def test_what_progress_raises_stops_the_workers() -> None:
+def test_an_exception_of_the_progress_callback_stops_the_workers() -> None:
     def stop(stage, done, total):
         if done == 2:
             raise Cancelled
@@ -99,7 +99,7 @@ def test_what_progress_raises_stops_the_workers() -> None:
     with on(engine), pytest.raises(Cancelled):
         list(map_units(Work("square", Squares()), range(9), stop))
     assert engine.stopped == 1
-    assert len(engine.sent) == 3  # the third started before the first results arrived
+    assert len(engine.sent) == 3  # the third unit started before the first result arrived
     with on(engine):
         assert squares([]) == [unit**2 for unit in range(7)]
 
@@ -112,7 +112,7 @@ def test_what_progress_raises_stops_the_workers() -> None:
         ("Peculiar", RuntimeError),
     ],
 )
-def test_what_a_task_raises_is_raised_here(raised, kind) -> None:
+def test_exceptions_of_tasks_are_raised_in_the_main_process(raised, kind) -> None:
     engine = Pretended()
     with on(engine), pytest.raises(kind, match="a reason") as caught:
         list(map_units(Work("raise", raising), [raised, raised], lambda *_: None))
@@ -120,7 +120,7 @@ def test_what_a_task_raises_is_raised_here(raised, kind) -> None:
     assert type(caught.value) is kind
 
 
-def test_a_model_travels_as_its_place(tiny_llama, tiny_opt) -> None:
+def test_a_model_is_sent_as_its_path(tiny_llama, tiny_opt) -> None:
     model = lrcore.load(str(tiny_llama), dtype="bfloat16")
     payload = pack({"model": model, "again": model})
     assert len(payload) < 1000
@@ -128,18 +128,18 @@ def test_a_model_travels_as_its_place(tiny_llama, tiny_opt) -> None:
     assert (copy.name, copy.dtype) == (model.name, "bfloat16")
     assert copy.fingerprint == model.fingerprint
     second = lrcore.load(str(tiny_opt))
-    second.fingerprint = "of something made in memory"
+    second.fingerprint = "of a model in memory"
     with pytest.raises(lrcore.InputError, match="Save the model to a folder"):
         unpack(pack(second))
 
 
-def test_without_ray_it_is_one_sentence(monkeypatch, capsys) -> None:
+def test_missing_ray_is_reported_in_one_line(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert lrcore.cli.main(["allocate", "demo-llama", "--cluster", "auto"]) == 2
     assert "Run `pip install 'ray[default]'`" in capsys.readouterr().err
 
 
-def test_nothing_imports_ray_unless_it_is_asked_for() -> None:
+def test_ray_is_imported_only_if_requested() -> None:
     package = Path(lrcore.__file__).parent
     asking = [file for file in package.rglob("*.py") if "import ray" in file.read_text()]
     assert asking == [package / "runs" / "cluster" / "ray_engine.py"]

@@ -1,4 +1,4 @@
-"""Ray's workers on this machine: `make cluster`."""
+"""Ray workers on this machine, tested by `make cluster`."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def silent(*_):
 
 
 def worker_processes() -> list[int]:
-    """Return the Ray worker processes of this project's actor."""
+    """Return the ids of Ray worker processes with the actor of this project."""
     processes = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -51,7 +51,7 @@ def worker_processes() -> list[int]:
 
 
 def descends(pid: int) -> bool:
-    """Return whether this process has started the process."""
+    """Return whether this process is an ancestor of a process."""
     while pid > 1:
         if pid == os.getpid():
             return True
@@ -64,7 +64,7 @@ def descends(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_a_worker_that_is_killed_leaves_the_same_table(tiny_llama, story_file, tmp_path) -> None:
+def test_a_killed_worker_does_not_change_the_table(tiny_llama, story_file, tmp_path) -> None:
     base = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     sweep = lrcore.Sweep(
         base,
@@ -96,7 +96,7 @@ def test_a_worker_that_is_killed_leaves_the_same_table(tiny_llama, story_file, t
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_cancelled_work_ends_its_workers(tiny_llama, story_file) -> None:
+def test_canceled_work_ends_its_workers(tiny_llama, story_file) -> None:
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=6, seq_len=32)
     model = lrcore.load(str(tiny_llama))
     factors = lrcore.factorize(model, lrcore.calibrate(model, recipe), "svd")

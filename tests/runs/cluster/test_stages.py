@@ -1,4 +1,4 @@
-"""Equality of the results of several workers and of a single process."""
+"""Results of several workers, compared with those of a single process."""
 
 import json
 
@@ -36,19 +36,19 @@ def calibration(model, recipe):
     return lrcore.calibrate(model, recipe)
 
 
-def in_shares(model, recipe, folder, monkeypatch, engine):
-    """Return a calibration by workers with a separate cache."""
+def calibrate_on(model, recipe, folder, monkeypatch, engine):
+    """Return a calibration by the workers of an engine, with a separate cache."""
     monkeypatch.setenv("LRCORE_CACHE", str(folder))
     with on(engine):
         return lrcore.calibrate(model, recipe)
 
 
 @pytest.mark.parametrize(("count", "units"), [(1, 1), (2, 2), (5, 3)])
-def test_moments_are_those_of_one_process(
+def test_moments_equal_those_of_a_single_process(
     model, recipe, calibration, count, units, tmp_path, monkeypatch
 ) -> None:
     engine = Pretended(count, dying=[0])
-    distributed = in_shares(model, recipe, tmp_path, monkeypatch, engine)
+    distributed = calibrate_on(model, recipe, tmp_path, monkeypatch, engine)
     assert distributed.key == calibration.key
     assert len(engine.sent) == units + calibration.layers
     for layer in range(calibration.layers):
@@ -59,7 +59,7 @@ def test_moments_are_those_of_one_process(
             if need[1] == "sample":
                 assert torch.equal(value, other_moments.values[need])
             else:
-                # stored in float32, one that lies between two may go to either
+                # rounding to float32 may differ in the last bit
                 error = 1.2e-7 if need[1] == "second" else 1e-10
                 tolerance = error * float(value.abs().max())
                 assert torch.allclose(
@@ -70,41 +70,43 @@ def test_moments_are_those_of_one_process(
     ]
 
 
-def test_moments_of_experts_are_those_of_one_process(
+def test_moments_of_experts_equal_those_of_a_single_process(
     tiny_llama, story_file, tmp_path, monkeypatch
 ) -> None:
     folder = family_folder("mixtral", tiny_llama, tmp_path / "mixtral")
     model = lrcore.load(str(folder))
     recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=20, seq_len=32)
     local = lrcore.calibrate(model, recipe)
-    distributed = in_shares(model, recipe, tmp_path / "cache", monkeypatch, Pretended(2))
+    distributed = calibrate_on(model, recipe, tmp_path / "cache", monkeypatch, Pretended(2))
     moments, other_moments = local.moments(1), distributed.moments(1)
     assert moments.values.keys() == other_moments.values.keys()
     for need, value in moments.values.items():
         assert torch.allclose(value, other_moments.values[need], rtol=1e-5, atol=1e-8), need
 
 
-def test_a_killed_calibration_goes_on_with_what_is_there(
+def test_a_killed_calibration_resumes_with_the_stored_parts(
     model, recipe, calibration, tmp_path, monkeypatch
 ) -> None:
     plain, written = collect.write_moments, []
 
     def write(moments, path, dtype):
-        if len(written) == 8:  # both parts of all three layers, and two that are joined
+        if len(written) == 8:  # both parts of all three layers, and two joined parts
             raise KeyboardInterrupt
         written.append(path)
         plain(moments, path, dtype)
 
     monkeypatch.setattr(collect, "write_moments", write)
     with pytest.raises(KeyboardInterrupt):
-        in_shares(model, recipe, tmp_path, monkeypatch, Pretended(2))
-    monkeypatch.setattr(collect, "write_moments", lambda *given: (written.append(0), plain(*given)))
-    distributed = in_shares(model, recipe, tmp_path, monkeypatch, Pretended(2))
+        calibrate_on(model, recipe, tmp_path, monkeypatch, Pretended(2))
+    monkeypatch.setattr(
+        collect, "write_moments", lambda *arguments: (written.append(0), plain(*arguments))
+    )
+    distributed = calibrate_on(model, recipe, tmp_path, monkeypatch, Pretended(2))
     assert len(written) == 9
     assert distributed.block_influence == pytest.approx(calibration.block_influence, rel=1e-10)
 
 
-def test_factors_are_the_same_and_stay_in_files(model, calibration) -> None:
+def test_factors_are_equal_and_remain_in_files(model, calibration) -> None:
     for method in ("a3", "latentllm"):
         local = lrcore.factorize(model, calibration, method)
         engine = Pretended(2, dying=[0])
@@ -127,7 +129,7 @@ def test_factors_are_the_same_and_stay_in_files(model, calibration) -> None:
         assert local.evidence.get("outliers") == distributed.evidence.get("outliers")
 
 
-def test_an_evaluation_is_the_same_to_the_bit(model, recipe) -> None:
+def test_an_evaluation_is_equal_to_the_bit(model, recipe) -> None:
     settings = lrcore.EvaluationSettings(recipe.data, 9, 16)
     local, seen = lrcore.evaluate(model, settings, batch=2), []
     engine = Pretended(2)
@@ -142,7 +144,7 @@ def test_an_evaluation_is_the_same_to_the_bit(model, recipe) -> None:
     assert seen[-1] == ("evaluate", 9, 9)
 
 
-def test_probes_are_the_same_to_the_bit(model, calibration) -> None:
+def test_probes_are_equal_to_the_bit(model, calibration) -> None:
     factors = lrcore.factorize(model, calibration, "svd_llm")
     tokens = calibration.tokens[:4, :16]
     local = measure_divergences(model, factors, tokens, silent)
@@ -152,11 +154,13 @@ def test_probes_are_the_same_to_the_bit(model, calibration) -> None:
     assert engine.sent == [0, 1, 1]
 
 
-def test_plans_measured_whole_are_the_same_to_the_bit(model, recipe, tmp_path, monkeypatch) -> None:
+def test_measurements_of_complete_plans_are_equal_to_the_bit(
+    model, recipe, tmp_path, monkeypatch
+) -> None:
     probed = recipe.with_(method="fused", policy="probed")
     factors = lrcore.prepare(model, probed)
     local = factors.evidence.get("probes").interaction
-    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # where they are not known
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # a cache without the measurements
     engine = Pretended(2, dying=[1])
     with on(engine):
         assert measure_interaction(model, factors, probed, silent) == local
@@ -165,7 +169,7 @@ def test_plans_measured_whole_are_the_same_to_the_bit(model, recipe, tmp_path, m
     assert len(engine.sent) >= 3
 
 
-def test_a_sweep_has_the_same_rows_and_cells(model, recipe, tmp_path) -> None:
+def test_a_sweep_gives_the_same_rows_and_cells(model, recipe, tmp_path) -> None:
     evaluations = (lrcore.EvaluationSettings(recipe.data, 2, 16),)
     sweep = lrcore.Sweep(recipe, ["svd", "a3"], ratios=[0.2, 0.4], evaluations=evaluations)
     local = lrcore.run_sweep(model, sweep, tmp_path / "here")
