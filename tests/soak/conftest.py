@@ -1,4 +1,4 @@
-"""The commands that are disturbed."""
+"""Fixture with the commands that are disturbed."""
 
 import pytest
 import yaml
@@ -6,7 +6,7 @@ import yaml
 
 @pytest.fixture(scope="module")
 def commands(tiny_llama, story_file, tmp_path_factory) -> dict[str, list]:
-    """The commands by name, each on what those before it have left."""
+    """Return the commands by name; each uses the results of the previous ones."""
     windows = ["--data", story_file, "--samples", 4, "--seq-len", 32]
     measure = ["--data", story_file, "--samples", 4, "--seq-len", 32]
     train = ["--samples", 8, "--seq-len", 16, "--steps", 60, "--batch", 2, "--test-samples", 0]

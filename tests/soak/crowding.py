@@ -1,8 +1,7 @@
-"""Commands whose disk is full from some moment on, in this process.
+"""Commands on a disk that becomes full, run in this process.
 
-A fault of the kind "names" refuses every file, folder and new name from the n-th on that is made
-below a folder; one of the kind "bytes" lets no file grow beyond n bytes, whichever library writes
-it.
+A fault of kind "names" refuses the n-th and all later new files, folders and names below a folder;
+a fault of kind "bytes" limits all files to n bytes, whatever library writes them.
 """
 
 import errno
@@ -27,7 +26,7 @@ KINDS = ("names", "bytes")
 
 
 class Fault:
-    """Below a folder nothing can be written from the n-th time on; 0: it always can."""
+    """Fault that makes writes below a folder fail from the n-th one on; 0: never."""
 
     armed: "Fault | None" = None
 
@@ -62,11 +61,13 @@ def _hook(event: str, arguments: tuple) -> None:
         Fault.armed.audit(event, arguments)
 
 
-sys.addaudithook(_hook)  # for good: it does nothing but where a fault is armed
+sys.addaudithook(_hook)  # permanent, but inactive unless a fault is armed
 
 
 class InProcessWorkspace(Workspace):
-    """A folder where commands run in this process; cache: their cache, where it is not in it."""
+    """Folder in which commands run in this process; cache: their cache, by default in the
+    folder.
+    """
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         super().__init__(folder)
@@ -88,18 +89,20 @@ class InProcessWorkspace(Workspace):
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     def temporary(self) -> list[str]:
-        """The folder for offloaded tensors stays as long as this process."""
+        """Return leftovers, without the folder for offloaded tensors, which exists as long as this
+        process.
+        """
         return [path for path in super().temporary() if not path.startswith("cache/offloaded")]
 
 
 def crowded(workspace: Workspace, job: Job, kind: str, at: int) -> list[str]:
-    """What is wrong where a command meets a full disk, and is run again once there is room."""
+    """Return the errors of a command on a full disk, and of its repetition after space is freed."""
     workspace.start_from(job.before)
     before, label = workspace.tree(), f"{job.name} ({kind} {at})"
     done = workspace.run(job.arguments, kind, at)
     wrong = [] if done.returncode == 0 else [*refused(label, done)]
     wrong += harmed(workspace, job, before, label)
-    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
+    wrong += [f"{label}: {path} is left over" for path in workspace.temporary()]
     done = workspace.run(job.arguments)
     if done.returncode or workspace.plain(done.stdout) != job.output:
         wrong.append(f"{label}: then it prints {done.stdout}{done.stderr[-300:]}")
@@ -109,16 +112,16 @@ def crowded(workspace: Workspace, job: Job, kind: str, at: int) -> list[str]:
 
 
 def differing(job: Job, tree: Tree) -> list[str]:
-    """The files that are not those of an undisturbed run."""
+    """Return the files that differ from those of an undisturbed run."""
     return sorted(path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path))
 
 
 def refused(label: str, done: subprocess.CompletedProcess) -> Iterator[str]:
-    """What is wrong with how a command says that the disk is full."""
+    """Return the errors in the message of a command about a full disk."""
     lines = error_lines(done)
     if done.returncode != 2 or len(lines) != 1 or "Traceback" in done.stderr:
-        yield f"{label}: it ends with {done.returncode}: {done.stderr[-300:]}"
+        yield f"{label}: exit code {done.returncode}: {done.stderr[-300:]}"
     elif not re.search("cannot be written: the .*disk.* are free in '", lines[0]):
-        yield f"{label}: it does not say what is full: {lines[0]}"
+        yield f"{label}: no message about a full disk: {lines[0]}"
     if done.stdout:
         yield f"{label}: it prints {done.stdout[:80]}"

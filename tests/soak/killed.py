@@ -1,9 +1,9 @@
-"""Run a command of lrcore, and send it a signal at its n-th event.
+"""Program that runs a command of lrcore and sends it a signal at its n-th event.
 
-python killed.py SIGNAL KIND N ARGUMENT...: SIGNAL is a number; "files" counts what is about to be
-done to files below the present folder (opened, locked, renamed, deleted), "calls" counts the calls
-and returns of all functions. With N = 0 nothing is sent. The last line on stderr has both numbers
-of events.
+python killed.py SIGNAL KIND N ARGUMENT...: SIGNAL is a number. KIND "files" counts operations on
+files below the working folder before they happen (open, lock, rename, delete), "calls" counts calls
+and returns of functions. With N = 0, no signal is sent. The last line on stderr has both numbers of
+events.
 """
 
 import os
@@ -14,8 +14,8 @@ FILES = ("open", "fcntl.flock", "os.mkdir", "os.rename", "os.remove", "os.rmdir"
 
 
 class Killer:
-    """Counts events, and sends this process a signal at one of them. folder: its files
-    count; by default the present one.
+    """Counter of events that sends this process a signal at one of them. folder: counts operations
+    on its files; by default the working folder.
     """
 
     def __init__(self, at: int, folder: str = "", number: int = signal.SIGKILL) -> None:
@@ -40,7 +40,8 @@ class Killer:
 def run(number: int, kind: str, at: int, arguments: list[str]) -> int:
     from lrcore.cli import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background is deaf to it
+    # background processes of a shell ignore SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     files, calls = (
         Killer(at if kind == event_kind else 0, number=number) for event_kind in ("files", "calls")
     )

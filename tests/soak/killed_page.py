@@ -1,9 +1,9 @@
-"""Serve the page as `python app.py` does, and end it with SIGKILL at its n-th event.
+"""Program that serves the page like `python app.py` and ends with SIGKILL at its n-th event.
 
 python killed_page.py --port N: $LRCORE_SOAK_KIND and $LRCORE_SOAK_AT are KIND and N of killed.py;
-files are those below $LRCORE_SOAK_HERE, calls those of the thread that does the jobs. SIGTERM ends
-the server, which then says both numbers of events. It has a process group of its own, which
-whatever it starts stays in.
+files are those below $LRCORE_SOAK_HERE, calls those of the thread that runs the jobs. SIGTERM ends
+the server, which then prints both numbers of events. The server and its subprocesses have a
+separate process group.
 """
 
 import atexit
@@ -17,7 +17,7 @@ from pathlib import Path
 from killed import Killer
 
 APP = Path(__file__).parents[2] / "app.py"
-WORKER = "worker"  # the thread that does the jobs
+WORKER = "worker"  # the thread that runs the jobs
 
 
 def serve(kind: str, at: int, folder: str) -> None:
@@ -26,16 +26,16 @@ def serve(kind: str, at: int, folder: str) -> None:
     )
 
     def begin(*event) -> None:
-        """The first event of a thread: only those of the worker are counted."""
+        """Start counting calls in the worker, at the first event of a thread."""
         sys.setprofile(calls.count if threading.current_thread().name == WORKER else None)
 
     os.setpgrp()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as where a person presses Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     sys.addaudithook(files.audit)
     if kind == "calls" or not at:
         threading.setprofile(begin)
     sys.path.insert(0, str(APP.parent))
-    # the page ends the process itself, so that nothing after it runs
+    # the page ends its process, so later code would not run
     atexit.register(lambda: print(f"{files.seen} files, {calls.seen} calls", file=sys.stderr))
     runpy.run_path(str(APP), run_name="__main__")
 

@@ -1,5 +1,5 @@
-"""Commands that are killed at random moments and started again: what is on the disk after each
-kill, and whether the end is that of an undisturbed run.
+"""Commands killed at random moments and started again: files after each kill, and equality of the
+result with that of an undisturbed run.
 """
 
 import csv
@@ -19,17 +19,17 @@ import fresh
 from safetensors import safe_open
 
 KILLED = Path(__file__).with_name("killed.py")
-TIMES = ("seconds", "total_seconds", "created", "when")  # of a result: they differ from run to run
-STATE = "healing.safetensors"  # in a run: of a training that goes on after a kill
+TIMES = ("seconds", "total_seconds", "created", "when")  # fields that differ between runs
+STATE = "healing.safetensors"  # in a run: the state of healing, to be resumed after a kill
 DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-Tree = dict[str, str]  # the files below a folder, and what they hold
+Tree = dict[str, str]  # digests of the files below a folder
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command and the state of its folder before and after it, undisturbed.
+    """Command and the state of its folder before and after an undisturbed run.
 
-    events: how many of each kind a run has. output: what it prints.
+    events: their number by kind. output: printed JSON.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one job: how often it was killed, and what is wrong."""
+    """Number of kills of a job, and the errors."""
 
     kills: int
     wrong: tuple[str, ...]
 
 
 class Workspace:
-    """A folder where commands run: its cache, its temporary files and what they write are in it."""
+    """Folder in which commands run, with their cache, temporary files and results."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,9 @@ class Workspace:
         at: int = 0,
         number: int = signal.SIGKILL,
     ):
-        """The finished process; it is killed, or sent another signal, at that event, 0 for none."""
+        """Run a command, send a signal at the event `at` (0: none), and return the finished
+        process.
+        """
         environment = os.environ | {
             "LRCORE_CACHE": str(self.folder / "cache"),
             "TMPDIR": str(self.folder / "tmp"),
@@ -80,7 +82,7 @@ class Workspace:
         return fresh.project().run(command, environment, self.folder)
 
     def tree(self) -> Tree:
-        """All files that have their name; what is in a draft or offloaded is left out."""
+        """Return the digests of all files but drafts and offloaded tensors."""
         return {
             str(path.relative_to(self.folder)): self.digest(path)
             for path in sorted(self.folder.rglob("*"))
@@ -92,7 +94,7 @@ class Workspace:
         return any(DRAFT.fullmatch(part) for part in parts) or parts[:2] == ("cache", "offloaded")
 
     def temporary(self) -> list[str]:
-        """Drafts, offloaded tensors and temporary files."""
+        """Return drafts, offloaded tensors and temporary files."""
         return [
             str(path.relative_to(self.folder))
             for path in self.folder.rglob("*")
@@ -100,7 +102,7 @@ class Workspace:
         ]
 
     def models(self) -> set[tuple]:
-        """What every run that is there holds, each kind of run once."""
+        """Return the set of file digests of the complete runs."""
         folders = [file.parent for file in self.folder.glob("runs/[!.]*/report.json")]
         return {
             tuple(
@@ -112,7 +114,7 @@ class Workspace:
         }
 
     def digest(self, path: Path) -> str:
-        """What a file holds, without times and the name of this folder."""
+        """Return the digest of a file without times and the name of the folder."""
         if path.name.endswith(".healing.safetensors"):
             with safe_open(path, "pt"):
                 return "the state of a healing"
@@ -125,13 +127,13 @@ class Workspace:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def plain(self, text: str) -> str:
-        """JSON without times and the name of this folder."""
+        """Return JSON without times and the name of the folder."""
         values = without_times(json.loads(text.replace(str(self.folder), "HERE")))
         return json.dumps(values, sort_keys=True)
 
 
 def without_times(values):
-    """JSON-able values without those of the keys in TIMES."""
+    """Remove the keys in TIMES from JSON values."""
     if isinstance(values, dict):
         return {name: without_times(value) for name, value in values.items() if name not in TIMES}
     if isinstance(values, list):
@@ -142,7 +144,9 @@ def without_times(values):
 def undisturbed(
     workspace: Workspace, states: Path, commands: dict[str, Sequence[str]]
 ) -> list[Job]:
-    """The commands one after another, each run to its end, with the states between them."""
+    """Run the commands one after another to their ends, and return them with the states in
+    between.
+    """
     jobs = []
     workspace.start_from(None)
     for name, command in commands.items():
@@ -158,7 +162,7 @@ def undisturbed(
 
 
 def killed(workspace: Workspace, job: Job, chance: random.Random, kills: int) -> Outcome:
-    """Start a job, kill it at a random moment, start it again, ..., and let it end."""
+    """Kill a job at random moments, start it again, and let it end."""
     workspace.start_from(job.before)
     before, wrong, count = workspace.tree(), [], 0
     for number in range(kills):
@@ -168,23 +172,25 @@ def killed(workspace: Workspace, job: Job, chance: random.Random, kills: int) ->
         count += done.returncode == -signal.SIGKILL
         label = f"{job.name}, kill {number + 1} ({kind} {at})"
         if done.returncode not in (0, -signal.SIGKILL):
-            wrong.append(f"{label}: it ended with {done.returncode}: {done.stderr[-300:]}")
-        wrong += [f"{label}: {path} is not whole" for path in half_written(workspace, job, before)]
+            wrong.append(f"{label}: exit code {done.returncode}: {done.stderr[-300:]}")
+        wrong += [f"{label}: {path} is incomplete" for path in half_written(workspace, job, before)]
     done = workspace.run(job.arguments)
     if done.returncode != 0:
         wrong.append(f"{job.name}: {done.stderr[-300:]}")
     elif workspace.plain(done.stdout) != job.output:
-        wrong.append(f"{job.name}: it prints {done.stdout}, undisturbed {job.output}")
+        wrong.append(f"{job.name}: it prints {done.stdout}, expected {job.output}")
     tree = workspace.tree()
     differing = [path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path)]
-    wrong += [f"{job.name}: {path} is not that of an undisturbed run" for path in sorted(differing)]
+    wrong += [
+        f"{job.name}: {path} differs from that of an undisturbed run" for path in sorted(differing)
+    ]
     return Outcome(
-        count, (*wrong, *(f"{job.name}: {path} is left" for path in workspace.temporary()))
+        count, (*wrong, *(f"{job.name}: {path} is left over" for path in workspace.temporary()))
     )
 
 
 def interrupted(workspace: Workspace, job: Job, chance: random.Random) -> Outcome:
-    """Press Ctrl+C at a random moment of a job, then do it again."""
+    """Send Ctrl+C at a random moment of a job, and run it again."""
     workspace.start_from(job.before)
     before, kind = workspace.tree(), chance.choice(["calls", "files"])
     at = chance.randrange(1, job.events[kind] + 1)
@@ -198,35 +204,37 @@ def interrupted(workspace: Workspace, job: Job, chance: random.Random) -> Outcom
         or workspace.plain(repeated.stdout) != job.output
         or workspace.tree() != job.after
     ):
-        wrong.append(f"{label}: it does not go on: {repeated.stderr[-300:]}")
-    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
+        wrong.append(f"{label}: it cannot be resumed: {repeated.stderr[-300:]}")
+    wrong += [f"{label}: {path} is left over" for path in workspace.temporary()]
     return Outcome(done.returncode == 130, tuple(wrong))
 
 
 def ends_well(stderr: str) -> bool:
-    """Whether a command that was interrupted says so, and nothing of its inside."""
+    """Return whether an interrupted command reports only that it was canceled."""
     *_, last = [line for line in stderr.splitlines() if not line[:1].isdigit()]
     return last == "canceled" and "Traceback" not in stderr and "Exception ignored" not in stderr
 
 
 def harmed(workspace: Workspace, job: Job, before: Tree, label: str) -> list[str]:
-    """What is wrong with the files after a command that met a fault: half written, or gone."""
-    wrong = [f"{label}: {path} is not whole" for path in half_written(workspace, job, before)]
+    """Return the files that a failed command left incomplete or deleted."""
+    wrong = [f"{label}: {path} is incomplete" for path in half_written(workspace, job, before)]
     return wrong + [
-        f"{label}: {path} is gone" for path in sorted(before.keys() - workspace.tree().keys())
+        f"{label}: {path} is deleted" for path in sorted(before.keys() - workspace.tree().keys())
     ]
 
 
 def error_lines(done: subprocess.CompletedProcess) -> list[str]:
-    """What a command says of why it ended: one line, as it should be."""
+    """Return the error lines of a command, of which there should be a single one."""
     return [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
 def half_written(workspace: Workspace, job: Job, before: Tree) -> list[str]:
-    """The files under a name of their own that are neither as before nor as in the end."""
+    """Return the files with a final name that are neither in the state before nor after the
+    command.
+    """
     try:
         tree = workspace.tree()
-    except Exception as error:  # a file that cannot even be read
+    except Exception as error:  # unreadable file
         return [repr(error)]
     allowed = {"the state of a healing"}
     return [

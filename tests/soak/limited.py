@@ -1,7 +1,7 @@
-"""Run a command of lrcore with little memory.
+"""Program that runs a command of lrcore with little memory.
 
-python limited.py BYTES ARGUMENT...: the address space may grow by so many bytes from now on. The
-last line on stderr has the most that it grew by.
+python limited.py BYTES ARGUMENT...: the address space may grow by this number of bytes. The last
+line on stderr has the largest growth.
 """
 
 import resource
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def size(name: str) -> int:
-    """Bytes of address space: now (VmSize), or at most so far (VmPeak)."""
+    """Return the bytes of address space: current (VmSize) or peak (VmPeak)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 

@@ -1,5 +1,5 @@
-"""The page's server, killed at random moments while it does what a person has asked for: what the
-next server shows, and whether the end is that of an undisturbed one.
+"""The server of the page, killed at random moments of a job: what the next server shows, and
+equality of the end with that of an undisturbed server.
 """
 
 import csv
@@ -22,10 +22,10 @@ from visitor import Refused, Visitor
 
 SCRIPT = Path(__file__).with_name("killed_page.py")
 COLUMNS = ("name", "perplexity", "change", "size", "method", "policy", "removed", "parameters")
-MEASURED = (1, 2)  # of these, what a run lacks until it is measured
+MEASURED = (1, 2)  # indices of the columns that are empty until a run is evaluated
 POLL, NOTED = 0.05, 10.0  # seconds
-ANALYSIS = "<b>Analyze "  # how a job is called
-OFFER = "data-action='again'"  # a button of a job
+ANALYSIS = "<b>Analyze "  # the beginning of a job's title
+OFFER = "data-action='again'"  # button of a job
 _ROW = re.compile(r"<tr role='row'.*?</tr>")
 _CELL = re.compile(r"<td role='gridcell'(?: class='number')?(?: title='[^']*')?>(.*?)</td>")
 _JOB = re.compile(r"\w+' data-job-id='(\w+)' data-state='(\w+)'>(.*)", re.DOTALL)
@@ -35,7 +35,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Act:
-    """What a person does on the page that starts a job. begin: the folder that it begins in."""
+    """Action on the page that starts a job. begin: the initial folder."""
 
     name: str
     starts: Callable[[Visitor], None]
@@ -44,8 +44,8 @@ class Act:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What a server that nobody kills shows and leaves. events: of each kind; table: that of a
-    sweep as a file.
+    """Results of a server that is not killed. events: their number by kind; table: the file of a
+    sweep.
     """
 
     rows: frozenset[Row]
@@ -59,12 +59,12 @@ class Killed(Exception):
 
 
 class Page(Workspace):
-    """A folder with the runs and the cache of a server, and that server."""
+    """Folder with the runs and the cache of a server, and the server."""
 
     @contextmanager
     def served(self, kind: str = "files", at: int = 0) -> Iterator["Visited"]:
-        """An open page. Raises Killed where the server was killed, at whatever moment: while it
-        started, while the page asked it, or while the page waited.
+        """Provide an open page. Raise Killed if the server was killed: during its start, or while
+        the page sent a request or waited.
         """
         kill_settings = {"KIND": kind, "AT": str(at), "HERE": str(self.folder)}
         environment = {f"LRCORE_SOAK_{name}": value for name, value in kill_settings.items()}
@@ -75,7 +75,7 @@ class Page(Workspace):
         except (httpx.HTTPError, OSError, AssertionError, Refused) as error:
             if was_killed(server):
                 raise Killed from None
-            message = f"it ended with {server.process.poll()}: {server.log[-800:]}"
+            message = f"exit code {server.process.poll()}: {server.log[-800:]}"
             raise AssertionError(message) from error
         finally:
             server.stop()
@@ -83,14 +83,14 @@ class Page(Workspace):
 
 
 class Visited:
-    """A page that is open."""
+    """An open page."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.page = server, Visitor(server.url)
 
     def jobs(self) -> dict[str, tuple[str, str]]:
-        """State and HTML of each job on the page, by id; not of the analysis that a page that
-        opens asks for, which nobody would start again.
+        """Return state and HTML of each job on the page by id, without the analysis that a page
+        requests when it opens, which cannot be started again.
         """
         self.page.does("heartbeat", "tick")
         rows = (self.page.value_of("job-list") or "").split("<div class='job ")[1:]
@@ -102,20 +102,22 @@ class Visited:
         self.page.does("job-list", "select", event_data={"action": "again", "job": job})
 
     def until_ended(self) -> None:
-        """Wait until no job runs or waits. Raises Killed where the server has ended."""
+        """Wait until no job is running or queued. Raise Killed if the server has ended."""
         end = time.monotonic() + PATIENCE
         while any(state in ("running", "queued") for state, _ in self.jobs().values()):
             assert time.monotonic() < end, self.jobs()
             time.sleep(POLL)
 
     def rows(self) -> frozenset[Row]:
-        """The table of runs."""
+        """Return the rows of the table of runs."""
         table_rows = _ROW.findall(self.page.runs(columns=list(COLUMNS))["html"].replace("\n", " "))
         words = [[re.sub("<.*?>", "", cell) for cell in _CELL.findall(row)] for row in table_rows]
         return frozenset(tuple(row) for row in words)
 
     def table(self) -> str:
-        """The table of a sweep as the page gives it, without times; "" where there is none."""
+        """Return the table of a sweep as downloaded from the page, without times, or "" if there is
+        none.
+        """
         jobs = self.jobs()
         job = next((job for job, (_, html) in jobs.items() if "data-file='table.csv'" in html), "")
         if not job:
@@ -127,7 +129,9 @@ class Visited:
 
 
 def was_killed(server: Server) -> bool:
-    """Whether the server has ended by SIGKILL, which a page may learn before it is noted."""
+    """Return whether the server has ended by SIGKILL, which may be visible on the page before the
+    process has a return code.
+    """
     end = time.monotonic() + NOTED
     while server.process.poll() is None and time.monotonic() < end:
         time.sleep(POLL)
@@ -135,8 +139,8 @@ def was_killed(server: Server) -> bool:
 
 
 def offered(visited: Visited, was_accepted: bool) -> Iterator[str]:
-    """What is wrong with how a server shows the job of the one before. was_accepted: whether that
-    one had answered that it has the job.
+    """Yield errors in how a server shows the job of its predecessor. was_accepted: whether the
+    predecessor had confirmed the job.
     """
     jobs = visited.jobs()
     if was_accepted and not jobs:
@@ -147,7 +151,7 @@ def offered(visited: Visited, was_accepted: bool) -> Iterator[str]:
 
 
 def go_on(visited: Visited, act: Act) -> None:
-    """Start what was interrupted again; what no server knows of, anew."""
+    """Restart an interrupted job, or start the job if the server does not know it."""
     jobs = visited.jobs()
     for job, (state, _) in jobs.items():
         if state == "interrupted":
@@ -157,39 +161,39 @@ def go_on(visited: Visited, act: Act) -> None:
 
 
 def harmed(workspace: Page, before: frozenset[tuple], expected: Undisturbed) -> Iterator[str]:
-    """What is wrong after a server has ended: in its folder, in its log, and what still runs."""
+    """Yield errors after a server has ended: in its folder, its log, and leftover processes."""
     models = workspace.models()
     if not models <= expected.models | before:
-        yield "a run is not whole"
+        yield "a run is incomplete"
     if any(not any(set(run) <= set(model) for model in models) for run in before):
-        yield "an earlier run is not as it was"
+        yield "an earlier run has changed"
     if "Traceback" in workspace.log:
         yield workspace.log[-1000:]
     if workspace.left:
-        yield "a process is left"
+        yield "a process is left over"
 
 
 def differing(visited: Visited, expected: Undisturbed) -> Iterator[str]:
-    """What the page shows in the end that an undisturbed one does not. A compression that was
-    killed after its run was kept makes another one, beside it, which is not measured.
+    """Yield differences between the final page and that of an undisturbed server. If a compression
+    was killed after its run was saved, there is a second, unevaluated run.
     """
     states = {state for state, _ in visited.jobs().values()}
     if states != {"done"}:
         yield f"the jobs end {states}: {visited.server.log[-600:]}"
     rows, unmeasured = visited.rows(), {without_measures(row) for row in expected.rows}
     if not expected.rows <= rows or not rows <= expected.rows | unmeasured:
-        yield f"the runs are {sorted(rows)}, undisturbed {sorted(expected.rows)}"
+        yield f"the runs are {sorted(rows)}, expected {sorted(expected.rows)}"
     if visited.table() != expected.table:
-        yield f"the table is {visited.table()}, undisturbed {expected.table}"
+        yield f"the table is {visited.table()}, expected {expected.table}"
 
 
 def without_measures(row: Row) -> Row:
-    """The row of a run that is not measured yet."""
+    """Return the row of a run before its evaluation."""
     return tuple("–" if at in MEASURED else word for at, word in enumerate(row))
 
 
 def group_runs(group: int) -> bool:
-    """Whether a process of the group still runs."""
+    """Return whether a process of the group is still running."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -198,7 +202,7 @@ def group_runs(group: int) -> bool:
 
 
 def undisturbed(workspace: Page, act: Act) -> Undisturbed:
-    """Do it once with nobody killed."""
+    """Run the action without a kill."""
     workspace.start_from(act.begin)
     with workspace.served() as visited:
         act.starts(visited.page)
@@ -215,7 +219,7 @@ def undisturbed(workspace: Page, act: Act) -> Undisturbed:
 def killed(
     workspace: Page, act: Act, expected: Undisturbed, chance: random.Random, kills: int
 ) -> Outcome:
-    """Kill the server so many times in a row while it does it, then let it end."""
+    """Kill the server several times in a row during the action, then let it end."""
     workspace.start_from(act.begin)
     before, wrong, count, was_accepted = frozenset(workspace.models()), [], 0, False
     for _ in range(kills):
@@ -238,7 +242,7 @@ def killed(
         wrong += [f"{act.name}: {line}" for line in differing(visited, expected)]
     wrong += [f"{act.name}: {line}" for line in harmed(workspace, before, expected)]
     if workspace.models() != expected.models:
-        wrong.append(f"{act.name}: the runs are not those of an undisturbed server")
+        wrong.append(f"{act.name}: the runs differ from those of an undisturbed server")
     return Outcome(
-        count, (*wrong, *(f"{act.name}: {path} is left" for path in workspace.temporary()))
+        count, (*wrong, *(f"{act.name}: {path} is left over" for path in workspace.temporary()))
     )

@@ -1,8 +1,8 @@
-"""Run a job in a store as a server does, and end it with SIGKILL at its n-th event.
+"""Program that runs a job in a store, as a server does, and ends with SIGKILL at its n-th event.
 
-python served.py KIND N JOB: JOB is a file with the stored form of a job. What earlier servers left
-interrupted is started again; where no record is there, the job is queued. KIND and N as of
-killed.py; calls are counted for that kind alone. Prints how the jobs ended, and the runs.
+python served.py KIND N JOB: JOB is a file with the stored form of a job. Interrupted jobs of
+earlier servers are restarted; without a record, the job is queued. KIND and N are those of
+killed.py; calls are counted for that kind only. Prints the final states of the jobs, and the runs.
 """
 
 import json
@@ -26,7 +26,7 @@ def ended(store, record) -> None:
 
 
 def serve(job: Path) -> dict:
-    """Do what is to be done; the states of all records, and the runs."""
+    """Run the pending jobs, and return the states of all records and the runs."""
     from workbench.jobs import KINDS
     from workbench.state.store import Store
 
@@ -49,7 +49,7 @@ def run(kind: str, at: int, job: Path) -> None:
     files, calls = (Killer(at if kind == event_kind else 0) for event_kind in ("files", "calls"))
     sys.addaudithook(files.audit)
     if kind == "calls":
-        threading.setprofile(calls.count)  # of the threads that are started from now on
+        threading.setprofile(calls.count)  # affects threads started later
     result = serve(job)
     threading.setprofile(None)
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""The one stream by which Gradio's queue answers a page, read beside what the page does."""
+"""The stream of answers from Gradio's queue, read in a thread."""
 
 import json
 import socket
@@ -8,23 +8,23 @@ from typing import Any
 
 import httpx
 
-PATIENCE = 300.0  # seconds for one answer
+PATIENCE = 300.0  # seconds for an answer
 
 
 class Refused(Exception):
-    """The server's answer is a message for the reader."""
+    """An error message in the answer of the server."""
 
 
 class Stream:
-    """Of one session: open while an event waits for its answer, as in a browser. The server ends it
-    when none does.
+    """Stream of a session, open while events wait for answers, as in a browser. The server ends it
+    when no event waits.
     """
 
     def __init__(self, http: httpx.Client, session: str) -> None:
         self.http, self.session = http, session
         self._told = threading.Condition()
         self._waiting: set[str] = set()
-        self._unread: set[str] = set()  # of the waiting ones, those whose answer nobody awaits
+        self._unread: set[str] = set()  # waiting events with answers that are discarded
         self._answers: dict[str, dict[str, Any]] = {}
         self._broken: Exception | None = None
         self._reader: threading.Thread | None = None
@@ -32,9 +32,9 @@ class Stream:
         self._closed = False
 
     def expect(self, event: str, awaited: bool = True) -> None:
-        """The queue has taken an event; awaited: `answer` will be asked for it."""
+        """Register an event accepted by the queue; awaited: `answer` will be called for it."""
         with self._told:
-            if event in self._answers:  # it was answered before
+            if event in self._answers:  # the answer arrived earlier
                 if not awaited:
                     del self._answers[event]
                 return
@@ -46,26 +46,28 @@ class Stream:
                 self._reader.start()
 
     def waits(self, event: str | None) -> bool:
-        """Whether an event has no answer yet."""
+        """Return whether an event has no answer yet."""
         with self._told:
             return event in self._waiting
 
     def answer(self, event: str) -> dict[str, Any]:
-        """How an event ended. Raises Refused, or what ended the stream."""
+        """Wait for the answer of an event. Raise Refused, or the exception that ended the
+        stream.
+        """
         with self._told:
             is_settled = self._told.wait_for(
                 lambda: event in self._answers or self._broken, PATIENCE
             )
             if event in self._answers:
                 return self._answers.pop(event)
-            raise self._broken if is_settled and self._broken else Refused("no answer came")
+            raise self._broken if is_settled and self._broken else Refused("no answer arrived")
 
     def close(self) -> None:
-        """As a page that is left."""
+        """Close the stream, as when a page is left."""
         with self._told:
             self._closed = True
             if self._socket is not None:
-                with suppress(OSError):  # the server was faster
+                with suppress(OSError):  # the server has closed it already
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:

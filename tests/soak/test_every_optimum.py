@@ -1,5 +1,5 @@
-"""Every method with every option on every hard layer, at every rank, against sixty digits: what
-`tests/methods/test_exact_optima.py` tries a part of.
+"""All methods and options on all hard layers at all ranks, compared with 60-digit optima; a part of
+them runs in `tests/methods/test_exact_optima.py`.
 """
 
 import mpmath
@@ -23,6 +23,6 @@ ROWS = [
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "options"), ROWS)
-def test_the_objective_is_the_least_at_every_rank(name, options, kind, layer) -> None:
+def test_the_objective_is_the_optimum_at_every_rank(name, options, kind, layer) -> None:
     with mpmath.workdps(DIGITS):
         assert above_the_least(name, options, layer, kind, every_rank=True) == []

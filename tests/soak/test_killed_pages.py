@@ -1,5 +1,5 @@
-"""The page of a server that is killed while a job runs: the next one opens, offers the job again,
-and ends with the runs and tables of an undisturbed one.
+"""The page of a server that is killed during a job: the next server offers the job again, and ends
+with the runs and tables of an undisturbed one.
 """
 
 import json
@@ -14,14 +14,14 @@ from visitor import Visitor
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
-ROUNDS, KILLS = 30, 3  # per job, kills in a row
+ROUNDS, KILLS = 30, 3  # repetitions per job, and kills in a row
 ACTS = ("compress", "sweep", "evaluate", "heal", "quantise", "export")
-STEPS = 52  # of a healing, whose state is kept after 50
+STEPS = 52  # of healing, which saves its state after 50
 
 
 @pytest.fixture(scope="module")
 def model(tiny_llama, tmp_path_factory) -> Path:
-    """The tiny model with a context that the page's healing takes."""
+    """Return the tiny model with a context that is long enough for healing on the page."""
     folder = shutil.copytree(tiny_llama, tmp_path_factory.mktemp("model") / "tiny")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
@@ -30,7 +30,7 @@ def model(tiny_llama, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compression(model, story_file) -> Act:
-    """Of the tiny model, measured."""
+    """Return the compression of the tiny model with an evaluation."""
 
     def starts(page: Visitor) -> None:
         fill(page, model, story_file)
@@ -42,7 +42,7 @@ def compression(model, story_file) -> Act:
 
 @pytest.fixture(scope="module")
 def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
-    """By name, see ACTS: two on an empty folder, the others on a run that is there."""
+    """Return the actions by name, see ACTS: two start in an empty folder, the others with a run."""
     workspace = Page(tmp_path_factory.mktemp("run") / "here")
     undisturbed(workspace, compression)
     for record in (workspace.folder / "runs" / ".jobs").glob("*.json"):
@@ -78,24 +78,24 @@ def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
 
 
 def fill(page: Visitor, model, text) -> None:
-    """The form: a small calibration, and a small measurement beside it."""
+    """Fill the form with a small calibration and a small evaluation."""
     recipe = {"model": str(model), "data": str(text), "samples": 2, "seq_len": 16}
     page.fills({f"field-{name}": value for name, value in recipe.items()})
     page.fills({"measure-samples": 2, "measure-seq-len": 16})
 
 
 def run_of(page: Visitor) -> str:
-    """The id of the run that is there from the start."""
+    """Return the id of the initial run."""
     return page.runs(sort="date", falling=False)["html"].partition("data-run='")[2].split("'")[0]
 
 
 def opens(page: Visitor) -> None:
-    """Click on it."""
+    """Open the initial run."""
     page.does("runs-table", "open", event_data={"run": run_of(page)})
 
 
 @pytest.mark.soak
-def test_the_page_of_a_killed_server_goes_on_as_an_undisturbed_one(compression, tmp_path):
+def test_the_page_of_a_killed_server_ends_like_an_undisturbed_one(compression, tmp_path):
     workspace, chance = Page(tmp_path / "here"), random.Random(17)
     outcome = killed(workspace, compression, undisturbed(workspace, compression), chance, 2)
     assert not outcome.wrong, "\n".join(outcome.wrong)

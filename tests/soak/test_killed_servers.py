@@ -1,4 +1,4 @@
-"""A server that is killed while a job runs: the next one offers the job again, and it ends as an
+"""A server that is killed during a job: the next server offers the job again, and it ends like an
 undisturbed one.
 """
 
@@ -22,11 +22,11 @@ from workbench.state.job import Job
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 SERVED = Path(__file__).with_name("served.py")
-ROUNDS, KILLS = 20, 3  # per job, kills in a row
+ROUNDS, KILLS = 20, 3  # repetitions per job, and kills in a row
 
 
 class Bench(Workspace):
-    """A folder with runs, a cache, and a job to be done in it."""
+    """Folder with runs, a cache, and a job."""
 
     def run(self, arguments=(), kind="files", at=0):
         environment = os.environ | {"LRCORE_CACHE": "cache", "OMP_NUM_THREADS": "1"}
@@ -40,7 +40,7 @@ class Bench(Workspace):
 
 @dataclass(frozen=True)
 class Task:
-    """A job, and the folder that it begins in; None for an empty one."""
+    """Job and its initial folder, or None for an empty one."""
 
     job: Job
     state: Path | None = None
@@ -57,7 +57,7 @@ def jobs(tiny_llama, story_file) -> list[Task]:
 
 @pytest.fixture(scope="module")
 def later_jobs(jobs, tmp_path_factory) -> list[Task]:
-    """Jobs on a run that is there."""
+    """Return jobs that need an existing run."""
     workspace = Bench(tmp_path_factory.mktemp("run") / "here")
     workspace.begin(jobs[0])
     done = workspace.run()
@@ -73,7 +73,7 @@ def later_jobs(jobs, tmp_path_factory) -> list[Task]:
 def killed(
     workspace: Bench, task: Task, chance: random.Random, kills: int, kinds=("calls", "files")
 ) -> tuple[int, list[str]]:
-    """How often a server was killed, and what is wrong."""
+    """Return the number of kills of a server, and the errors."""
     job = task.job
     workspace.begin(task)
     before = workspace.models()
@@ -91,23 +91,23 @@ def killed(
         if done.returncode not in (0, -signal.SIGKILL):
             wrong.append(f"{job.kind} ({kind} {at}): {done.stderr[-600:]}")
         if not workspace.models() <= models | before:
-            wrong.append(f"{job.kind} ({kind} {at}): a run is not whole")
+            wrong.append(f"{job.kind} ({kind} {at}): a run is incomplete")
     done = workspace.run()
     if done.returncode:
         return count, [*wrong, f"{job.kind}: {done.stderr[-600:]}"]
     end = without_times(json.loads(done.stdout))
     if workspace.models() != models or {s for s, _ in end["states"]} != {"done"}:
         wrong.append(f"{job.kind}: it ends with {end['states']}, or other models")
-    # A compression that was killed after its run was kept makes another one, beside it.
+    # A compression that is killed after saving its run adds a second, unevaluated run.
     complete_runs = [run for run in end["runs"] if run[2]]
     if [run for run in result["runs"] if run not in complete_runs] or (
         job.kind == "sweep" and len(end["runs"]) != len(result["runs"])
     ):
-        wrong.append(f"{job.kind}: the runs are {end['runs']}, undisturbed {result['runs']}")
+        wrong.append(f"{job.kind}: the runs are {end['runs']}, expected {result['runs']}")
     return count, wrong
 
 
-def test_a_job_of_a_killed_server_ends_as_an_undisturbed_one(jobs, tmp_path):
+def test_a_job_of_a_killed_server_ends_like_an_undisturbed_one(jobs, tmp_path):
     chance = random.Random(17)
     kills, wrong = killed(Bench(tmp_path / "here"), jobs[0], chance, 2, kinds=("files",))
     assert not wrong, "\n".join(wrong)

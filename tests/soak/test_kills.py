@@ -1,7 +1,8 @@
-"""Nothing is lost and nothing is left by SIGKILL, at whatever moment.
+"""Commands killed by SIGKILL at random moments: no data are lost, and no temporary files are left
+over.
 
-The long form (`make soak`) kills every command many times; LRCORE_SOAK_SEED gives other moments,
-LRCORE_SOAK_SHARE fewer of them.
+The long form (`make soak`) kills each command many times; LRCORE_SOAK_SEED selects other moments,
+LRCORE_SOAK_SHARE a smaller number.
 """
 
 import os
@@ -12,8 +13,8 @@ from killing import Job, Workspace, interrupted, killed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
-ROUNDS, KILLS = 70, 3  # per command, kills in a row before it may end
-COMMANDS = (  # of conftest.py, in that order
+ROUNDS, KILLS = 70, 3  # repetitions per command, and kills in a row
+COMMANDS = (  # in the order of conftest.py
     "calibrate",
     "factorize",
     "probe",
@@ -29,7 +30,7 @@ COMMANDS = (  # of conftest.py, in that order
 )
 
 
-def test_after_two_kills_each_the_end_is_that_of_an_undisturbed_run(commands, tmp_path):
+def test_after_two_kills_a_command_ends_like_an_undisturbed_one(commands, tmp_path):
     chosen = {name: commands[name] for name in ("compress", "replace", "heal", "sweep")}
     chosen["compress"] = [*chosen["compress"], "--policy", "probed"]
     workspace, chance = Workspace(tmp_path / "here"), random.Random(17)
@@ -40,7 +41,7 @@ def test_after_two_kills_each_the_end_is_that_of_an_undisturbed_run(commands, tm
 
 @pytest.fixture(scope="module")
 def jobs(commands, tmp_path_factory) -> dict[str, Job]:
-    """All commands, each run once with nobody killed, by name."""
+    """Return all commands by name, each run once without a kill."""
     assert tuple(commands) == COMMANDS
     folder = tmp_path_factory.mktemp("undisturbed")
     done = undisturbed(Workspace(folder / "here"), folder / "states", commands)

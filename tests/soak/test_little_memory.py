@@ -1,5 +1,5 @@
-"""Memory that does not suffice, at whichever moment: one sentence, nothing half written, and the
-same command works once there is some.
+"""Commands with too little memory: one error line, no incomplete files, and success of the same
+command with enough memory.
 """
 
 import json
@@ -15,7 +15,7 @@ from killing import Job, Workspace, error_lines, harmed, undisturbed
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 LIMITED = Path(__file__).with_name("limited.py")
 ROUNDS = 20
-# Said by libraries that end the process themselves, or fail where no handler of Python's is asked.
+# Messages of libraries that end the process themselves or fail without a Python exception.
 ENDED = (
     "libgomp: Thread creation failed",
     "PanicException: The global thread pool has not been initialized",
@@ -24,7 +24,7 @@ ENDED = (
 
 
 class Narrow(Workspace):
-    """A folder where commands run in a process with so many bytes of memory; 0: any number."""
+    """Folder in which commands run in a process with limited memory; 0: unlimited."""
 
     def run(self, arguments, kind="bytes", at=0):
         environment = os.environ | {
@@ -38,26 +38,26 @@ class Narrow(Workspace):
         return done
 
     def plain(self, text):
-        """Numbers of 4 digits: where a library finds no memory for its fastest way, it takes
-        another one, and the last bits differ.
+        """Round numbers to 4 digits: with little memory, libraries use other algorithms, with
+        different last bits.
         """
-        values = json.loads(super().plain(text), parse_float=lambda one: f"{float(one):.4g}")
+        values = json.loads(super().plain(text), parse_float=lambda digits: f"{float(digits):.4g}")
         return json.dumps(values)
 
 
 def narrowed(workspace: Workspace, job: Job, at: int) -> tuple[int, list[str]]:
-    """The exit code of a command with little memory, and what is wrong."""
+    """Return the exit code of a command with little memory, and the errors."""
     workspace.start_from(job.before)
     before, label = workspace.tree(), f"{job.name} ({at:,} bytes)"
     done = workspace.run(job.arguments, at=at)
     lines = error_lines(done)
     wrong, ended = [], any(words in done.stderr for words in ENDED)
     if done.returncode and not ended and (done.returncode, len(lines), done.stdout) != (2, 1, ""):
-        wrong.append(f"{label}: it ends with {done.returncode}: {done.stderr[-600:]}")
+        wrong.append(f"{label}: exit code {done.returncode}: {done.stderr[-600:]}")
     elif done.returncode and not ended and "Not enough memory" not in lines[0]:
-        wrong.append(f"{label}: it does not say what lacks: {lines[0]}")
+        wrong.append(f"{label}: no message about memory: {lines[0]}")
     wrong += harmed(workspace, job, before, label)
-    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
+    wrong += [f"{label}: {path} is left over" for path in workspace.temporary()]
     repeated = workspace.run(job.arguments)
     if repeated.returncode or workspace.plain(repeated.stdout) != job.output:
         wrong.append(f"{label}: then {repeated.stderr[-300:]}")
@@ -66,7 +66,7 @@ def narrowed(workspace: Workspace, job: Job, at: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.soak
-def test_little_memory_for_every_command(commands, tmp_path, capsys):
+def test_commands_with_too_little_memory_report_it(commands, tmp_path, capsys):
     workspace, chance, codes, wrong = Narrow(tmp_path / "here"), random.Random(SEED), [], []
     for job in undisturbed(workspace, tmp_path / "states", commands):
         for _ in range(ROUNDS):

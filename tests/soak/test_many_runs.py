@@ -1,5 +1,5 @@
-"""The page with the runs of a week: it opens with what an empty one does, and sends no more of the
-runs than one page of the table.
+"""The page with the runs of a week: it opens like an empty one, and sends no more runs than a page
+of the table has.
 """
 
 import json
@@ -18,13 +18,13 @@ from workbench.jobs import CompressJob
 
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 RUNS, JOBS, TIMES = 10_000, 500, 5
-PAGE = 50  # runs in a page of the table
-LITTLE = 200_000  # bytes more than an empty page is sent
+PAGE = 50  # runs on a page of the table
+LITTLE = 200_000  # bytes more than for an empty page
 
 
 @pytest.fixture
 def week(tiny_llama, story_file, tmp_path):
-    """A folder with so many runs and ended jobs, made of one real run each."""
+    """Return a folder with many runs and finished jobs, copies of a single run."""
     folder = tmp_path / "week" / "runs"
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16, ratio=0.3)
     runs = lrcore.Runs(folder)
@@ -36,7 +36,7 @@ def week(tiny_llama, story_file, tmp_path):
         shutil.copyfile(folder / run.id / "recipe.json", copy / "recipe.json")
         named = report | {"name": f"run {number}", "created": report["created"] - number}
         (copy / "report.json").write_text(json.dumps(named))
-    assert len(runs.ids()) == round(RUNS * SHARE) + 1  # all are in the database
+    assert len(runs.ids()) == round(RUNS * SHARE) + 1  # all runs are in the database
     (folder / ".jobs").mkdir()
     job = CompressJob(recipe, "its name").to_dict()
     for number in range(round(JOBS * SHARE)):
@@ -47,7 +47,7 @@ def week(tiny_llama, story_file, tmp_path):
 
 @dataclass
 class Measured(Visitor):
-    """A visitor who counts what the server answers; sent: its bytes by endpoint."""
+    """Visitor that counts the answers of the server; sent: bytes by endpoint."""
 
     sent: dict[str, int] = field(default_factory=dict)
 
@@ -59,8 +59,8 @@ class Measured(Visitor):
 
 
 def opened(folder, cache):
-    """A page of a server of this folder, and the seconds that it takes to open: at first, and
-    then.
+    """Open a page of a server of this folder; return it with its runs and the seconds for the first
+    and later openings.
     """
     server = Server(folder, cache)
     try:
@@ -80,9 +80,9 @@ def opened(folder, cache):
 
 
 @pytest.mark.soak
-def test_ten_thousand_runs_and_five_hundred_jobs(week, tmp_path, capsys):
+def test_the_page_with_ten_thousand_runs_opens_like_an_empty_one(week, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    opened(tmp_path / "empty", tmp_path / "cache")  # what the page computes once is in the cache
+    opened(tmp_path / "empty", tmp_path / "cache")  # fill the cache
     bare, _, *quick = opened(tmp_path / "empty", tmp_path / "cache")
     full, table, *seconds = opened(week, tmp_path / "cache")
     sent = sum(bare.sent.values()), sum(full.sent.values())

@@ -1,7 +1,6 @@
-"""A disk that is full at whichever write: one sentence, nothing half written, and the same command
-works once there is room.
-
-The long form (`make soak`) fails every write of every command, and fills a disk of its own.
+"""A disk that is full at any write: one error line, no incomplete files, and success of the same
+command after space is freed. The long form (`make soak`) fails each write of each command, and
+fills a separate disk.
 """
 
 import os
@@ -14,10 +13,10 @@ from crowding import KINDS, InProcessWorkspace, crowded, differing, refused
 from killing import harmed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
-LIMITS = 12  # sizes of a file that are tried per command, in the long form
+LIMITS = 12  # file size limits per command in the long form
 
 
-def test_a_full_disk_is_said_in_one_sentence_and_leaves_everything_as_it_was(commands, tmp_path):
+def test_a_full_disk_is_reported_in_one_line_and_changes_no_files(commands, tmp_path):
     chosen = {name: commands[name] for name in ("compress", "replace")}
     workspace, chance = InProcessWorkspace(tmp_path / "here"), random.Random(17)
     wrong = []
@@ -28,7 +27,7 @@ def test_a_full_disk_is_said_in_one_sentence_and_leaves_everything_as_it_was(com
 
 
 @pytest.mark.soak
-def test_a_disk_that_is_full_at_every_write_of_every_command(commands, tmp_path, capsys):
+def test_commands_with_a_full_disk_at_each_write(commands, tmp_path, capsys):
     workspace, chance, count, wrong = (
         InProcessWorkspace(tmp_path / "here"),
         random.Random(SEED),
@@ -49,7 +48,7 @@ def test_a_disk_that_is_full_at_every_write_of_every_command(commands, tmp_path,
 
 @contextmanager
 def disk(folder, megabytes):
-    """A file system of its own, in memory. Skips the test where none may be mounted."""
+    """Mount a separate file system in memory, or skip the test if this is not allowed."""
     folder.mkdir()
     size = f"size={megabytes}m"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=False)
@@ -58,12 +57,12 @@ def disk(folder, megabytes):
     try:
         yield folder
     finally:
-        # this process may still have files there open, as weights are that lie in their file
+        # memory-mapped weights may still be open in this process
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.mark.soak
-def test_a_small_disk_with_less_and_less_room(commands, tmp_path, capsys):
+def test_commands_on_a_small_disk_with_little_space(commands, tmp_path, capsys):
     ended, wrong = [], []
     with disk(tmp_path / "disk", 64) as folder:
         workspace = InProcessWorkspace(folder / "here")
@@ -77,7 +76,7 @@ def test_a_small_disk_with_less_and_less_room(commands, tmp_path, capsys):
 
 
 def filled(workspace, job, kilobytes, wrong) -> int:
-    """Run a command with so much room; its exit code."""
+    """Run a command with so much free space, and return its exit code."""
     workspace.start_from(job.before)
     before, label = workspace.tree(), f"{job.name} ({kilobytes} kB)"
     filler = workspace.folder.parent / "filler"
@@ -90,7 +89,7 @@ def filled(workspace, job, kilobytes, wrong) -> int:
     filler.unlink()
     wrong += [] if done.returncode == 0 else refused(label, done)
     wrong += harmed(workspace, job, before, label)
-    wrong += [f"{label}: {path} is left" for path in workspace.temporary()]
+    wrong += [f"{label}: {path} is left over" for path in workspace.temporary()]
     repeated = workspace.run(job.arguments)
     wrong += [f"{label}: then {repeated.stderr[-300:]}"] if repeated.returncode else []
     wrong += [f"{label}: {path} differs in the end" for path in differing(job, workspace.tree())]

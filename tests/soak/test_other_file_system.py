@@ -1,5 +1,5 @@
-"""A cache on another file system than the folders of models and results: nothing can be renamed or
-linked from one to the other.
+"""A cache on a different file system than models and results: files cannot be renamed or linked
+between them.
 """
 
 import os
@@ -10,31 +10,31 @@ import pytest
 from crowding import InProcessWorkspace
 from killing import undisturbed
 
-SHARED_MEMORY = Path("/dev/shm")  # a file system of its own on Linux
+SHARED_MEMORY = Path("/dev/shm")  # a separate file system on Linux
 
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder on another file system; skips the test where there is none to write to."""
+    """Return a folder on another file system, or skip the test if there is none."""
     if not os.access(SHARED_MEMORY, os.W_OK):
-        pytest.skip("there is no shared memory to write to")
+        pytest.skip("there is no writable shared memory")
     if SHARED_MEMORY.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("temporary files are in shared memory themselves")
+        pytest.skip("temporary files are also in shared memory")
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         yield Path(folder)
 
 
 def results(job):
-    """The files that a command left beside the cache."""
+    """Return the files that a command wrote outside the cache."""
     return {path: held for path, held in job.after.items() if not path.startswith("cache/")}
 
 
 @pytest.mark.soak
-def test_every_command_does_the_same(commands, tmp_path, elsewhere):
-    apart = InProcessWorkspace(tmp_path / "here", elsewhere)
+def test_commands_work_with_the_cache_on_a_different_file_system(commands, tmp_path, elsewhere):
+    on_two_disks = InProcessWorkspace(tmp_path / "here", elsewhere)
     for together, separate in zip(
         undisturbed(InProcessWorkspace(tmp_path / "here"), tmp_path / "together", commands),
-        undisturbed(apart, tmp_path / "apart", commands),
+        undisturbed(on_two_disks, tmp_path / "apart", commands),
         strict=True,
     ):
         assert results(together) == results(separate), together.name

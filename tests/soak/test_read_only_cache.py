@@ -1,5 +1,5 @@
-"""A cache that may be read and not written: what is in it is used, and where something has to be
-written there, one sentence says so and nothing is lost.
+"""A read-only cache: its entries are used, and a required write fails with one error line and
+without loss of data.
 """
 
 import re
@@ -17,10 +17,8 @@ SENTENCE = (
 
 
 @contextmanager
-def read_only(folder):
-    """The folder without the right to write, for root as well. Skips the test where none may mount
-    it so.
-    """
+def mounted_read_only(folder):
+    """Mount the folder read-only, for root as well, or skip the test if this is not allowed."""
     bound = subprocess.run(["mount", "--bind", folder, folder], check=False, capture_output=True)
     if bound.returncode:
         pytest.skip("only root may mount a folder")
@@ -32,12 +30,12 @@ def read_only(folder):
 
 
 @pytest.mark.soak
-def test_every_command_ends_or_says_what_may_not_be_written(commands, tmp_path, capsys):
+def test_commands_with_a_read_only_cache_end_or_report_it(commands, tmp_path, capsys):
     workspace, ended, wrong = InProcessWorkspace(tmp_path / "here"), {}, []
     for job in undisturbed(workspace, tmp_path / "states", commands):
         workspace.start_from(job.before)
         before = workspace.tree()
-        with read_only(workspace.folder / "cache"):
+        with mounted_read_only(workspace.folder / "cache"):
             done = workspace.run(job.arguments)
         ended[job.name] = done.returncode
         if done.returncode:

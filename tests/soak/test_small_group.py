@@ -1,5 +1,5 @@
-"""Calibration and factorization that need more memory than their control group has: a message
-before the system ends the process.
+"""Calibration and factorization with more memory than their control group has: a message before the
+system kills the process.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lrcore.cli import main
 
 SIZE = 700 * 2**20
-WIDTHS = {"calibrate": 10_000, "factorize": 7_000}  # of the MLP: whose moments do not fit
+WIDTHS = {"calibrate": 10_000, "factorize": 7_000}  # widths of an MLP with moments that do not fit
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def group():
 
 @pytest.mark.soak
 @pytest.mark.parametrize("command", WIDTHS)
-def test_what_a_control_group_does_not_hold_is_refused_in_a_sentence(
+def test_operations_that_exceed_a_control_group_are_refused(
     group, command, tiny_llama, story_file, tmp_path, monkeypatch
 ):
     config = LlamaConfig.from_pretrained(tiny_llama)

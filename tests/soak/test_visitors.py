@@ -1,5 +1,5 @@
-"""Many people at one page: sliders, jobs, answers, reloads, and people who leave before the answer
-comes. No answer may be a fault, and the server may not grow.
+"""Many users of one page: sliders, jobs, answers, reloads, and users who leave before the answer
+arrives. No answer may be an error, and the server may not grow.
 """
 
 import json
@@ -17,19 +17,19 @@ from visitor import Refused, Visitor
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 PEOPLE, SECONDS = 30, 3600
-WARM = 900  # seconds after which the caches are full
-GROWTH = 1.05  # of the memory after that
+WARM = 900  # seconds until the caches are full
+GROWTH = 1.05  # of the memory after that time
 REST = 0.2  # seconds, see assets/change-listener.js
-SIGHTS = ("network-sight", "policies-sight", "ranking-sight")  # below the plan
+SIGHTS = ("network-sight", "policies-sight", "ranking-sight")  # sections below the plan
 SLIDER = "field-ratio input"
-FULL = "jobs are waiting"  # on a machine that is busy otherwise, jobs come faster than they end
-LOOK = 300  # looks at the memory, one a second
+FULL = "jobs are waiting"  # on a busy machine, jobs may arrive faster than they end
+LOOK = 300  # samples of the memory, one per second
 
 
 @dataclass
 class Person:
-    """Somebody who uses the page until `end`; what went wrong is kept, and how many jobs were not
-    taken because too many waited.
+    """User of the page until `end`, with the errors, and the number of jobs refused because too
+    many were queued.
     """
 
     url: str
@@ -69,7 +69,7 @@ class Person:
             time.sleep(self.chance.uniform(1, 10))
 
     def opens_plan(self) -> None:
-        """To the plan, with its curve over budgets beside it."""
+        """Open the plan and its budget curve."""
         if self.page is not None:
             self.page.close()
         self.page = Visitor(self.url, self.took)
@@ -95,7 +95,7 @@ class Person:
         self.page.does(name, "input", self.chance.choice(values))
 
     def scrolls(self) -> None:
-        """To the policies, and away from them or not."""
+        """Scroll to the policies, and perhaps away from them."""
         for sight in SIGHTS:
             self.page.looks(sight)
         time.sleep(self.chance.uniform(1, 5))
@@ -121,8 +121,8 @@ class Person:
 
 
 @pytest.mark.soak
-def test_thirty_people_use_one_page(tmp_path):
-    # its threads wait as those of a server do that no test has started, see conftest.py
+def test_thirty_users_of_a_page(tmp_path):
+    # threads wait as in a server outside the tests, see conftest.py
     server = Server(tmp_path, tmp_path / "cache", GOMP_SPINCOUNT="5000")
     try:
         end = time.monotonic() + SECONDS * SHARE
@@ -155,7 +155,7 @@ def test_thirty_people_use_one_page(tmp_path):
 
 
 def held(memory: list[int]) -> float:
-    """What the server holds between jobs, which take some and give it back."""
+    """Return the memory of the server between jobs, which need more temporarily."""
     return statistics.median(least_by_minute(memory))
 
 
@@ -164,8 +164,8 @@ def least_by_minute(memory: list[int]) -> list[int]:
 
 
 def account(people: list[Person]) -> dict[str, list[float]]:
-    """Of each event: how often, and the median, 95 % and slowest of its seconds; of the slider,
-    the 95 % of the person who waited longest as well.
+    """Return count, median, 95 % quantile and maximum of the seconds by event, and the 95 %
+    quantile of the slider for the slowest user.
     """
     names = sorted({name for person in people for name in person.took})
     times = {name: [t for person in people for t in person.took.get(name, [])] for name in names}

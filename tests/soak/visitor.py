@@ -1,4 +1,4 @@
-"""A page without a browser: it asks a server what Gradio's page asks, and draws nothing."""
+"""A page without a browser: sends the requests of Gradio's page and draws nothing."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 from stream import PATIENCE, Refused, Stream
 
-DEEPEST = 4  # changes that follow a change, and so on
-CONFIG = "window.gradio_config = "  # what the page says of itself
+DEEPEST = 4  # depth of changes that follow changes
+CONFIG = "window.gradio_config = "  # the configuration in the page
 _TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
 _HEARS = re.compile(r'const name of (\["workbench:.*?\])')  # of assets/change-listener.js
 _WATCHED = "let seen = !true"
@@ -21,19 +21,18 @@ _LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
 
 @dataclass
 class Visitor:
-    """One opened page: the values of its components, and how long each answer took.
+    """Open page: the values of its components, and the time of each answer.
 
-    took: seconds by the elem_id of the component whose event was answered, without what follows
-    the changes that the answer makes. Of that, what is told bit by bit, such as the live figures,
-    comes while the page goes on.
+    took: seconds by the elem_id of the component with the event, without the events that follow
+    changes of the answer. Streamed answers, such as live figures, arrive while the page goes on.
     """
 
     url: str
     took: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A connection for each question: one that is kept may meet the end that the server gives it
-        # after five seconds, as a browser notices and asks again.
+        # A connection per request: the server closes a kept connection after five seconds, which a
+        # browser handles by asking again.
         limits = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, limits=limits)
         self.stream = Stream(self.http, "")
@@ -60,22 +59,22 @@ class Visitor:
             component["props"].get("elem_id"): str(component["props"].get("js_on_load"))
             for component in config["components"]
         }
-        # of what is made by `components.at_rest` and `in_sight`: the changes that it is told of,
-        # what nobody looks at, and what is to be drawn anew
+        # Listeners made by `components.at_rest` and `in_sight`: changes to listen for, listeners
+        # out of sight, and listeners to redraw.
         matches = {name: _HEARS.search(script) for name, script in scripts.items()}
         self.hears = {name: json.loads(match[1]) for name, match in matches.items() if match}
         self.unseen = {name for name in self.hears if _WATCHED in scripts[name]}
         self.stale: set[str] = set()
-        self._asked_last: dict[int, str] = {}  # events by step, of what the page does not wait for
-        self._later: dict[int, Any] = {}  # what such a step is to be told once it is answered
+        self._asked_last: dict[int, str] = {}  # events by step that the page does not wait for
+        self._later: dict[int, Any] = {}  # event data for such a step after its answer
         loads = [step for step in config["dependencies"] if "load" in _events(step)]
         for step in loads:
             self._settle(self._follow(step), DEEPEST)
         self._record_time("open", began)
 
     def does(self, elem_id: str, event: str, value: Any = None, event_data: Any = None) -> None:
-        """Something a person does to a component, and what follows from it. event_data: of the
-        event, such as which button of a list it was.
+        """Perform an event of a component, and its follow-up events. event_data: such as the button
+        of a list.
         """
         began, at = time.perf_counter(), self.ids[elem_id]
         if value is not None:
@@ -85,33 +84,33 @@ class Visitor:
         self._settle(changed, DEEPEST)
 
     def fills(self, values: Mapping[str, Any]) -> None:
-        """Fields of the page by elem_id, as a recipe fills them."""
+        """Set the values of components by elem_id, as a recipe does."""
         for elem_id, value in values.items():
             self.values[self.ids[elem_id]] = value
 
     def value_of(self, elem_id: str) -> Any:
-        """The value of a component."""
+        """Return the value of a component."""
         return self.values[self.ids[elem_id]]
 
     def looks(self, elem_id: str) -> None:
-        """Scroll to what holds a `components.in_sight`."""
+        """Scroll to a section of `components.in_sight`."""
         self.unseen.discard(elem_id)
         self.stale.add(elem_id)
         self.rests()
 
     def leaves_sight(self, elem_id: str) -> None:
-        """Scroll away from it."""
+        """Scroll away from a section."""
         self.unseen.add(elem_id)
 
     def rests(self) -> None:
-        """What follows when nothing has been done for a fifth of a second."""
+        """Perform the events that follow a fifth of a second without input."""
         self._catch_up()
         for elem_id in sorted(self.stale - self.unseen):
             self.stale.discard(elem_id)
             self.does(elem_id, "tick")
 
     def beat(self) -> str:
-        """What a page asks again and again: the version of what there is to show."""
+        """Poll the server for the version of the displayed state."""
         request = {
             "data": None,
             "component_id": self.ids["heartbeat"],
@@ -124,7 +123,9 @@ class Visitor:
         return answer.json()[0]
 
     def runs(self, **view: Any) -> dict[str, Any]:
-        """A page of the table of runs, by default the first; view: of `listing.View`."""
+        """Return a page of the table of runs, by default the first; view: the fields of
+        `listing.View`.
+        """
         request = {
             "data": view,
             "component_id": self.ids["runs-table"],
@@ -136,7 +137,7 @@ class Visitor:
         )
 
     def leave(self, elem_id: str, event: str) -> None:
-        """Ask, and go before the answer comes."""
+        """Send a request, and leave before the answer."""
         for step in self._listeners(self.ids[elem_id], event):
             for after in [step, *self._followers(step)]:
                 if after["backend_fn"]:
@@ -144,14 +145,14 @@ class Visitor:
         self.close()
 
     def close(self) -> None:
-        """Leave, whatever is still to come."""
+        """Close the page, even if answers are pending."""
         self.stream.close()
         self.http.close()
 
-    # --- as Gradio's page does it ---
+    # --- the behavior of Gradio's page ---
 
     def _fire(self, at: int, event: str, event_data: Any = None, awaited: bool = True) -> list[int]:
-        """The components that the answers to an event change."""
+        """Perform an event, and return the components that the answers change."""
         steps = self._listeners(at, event)
         return [
             component_id
@@ -160,7 +161,7 @@ class Visitor:
         ]
 
     def _settle(self, changed: list[int], depth: int) -> None:
-        """What follows changes, and the changes that those make, so many times in a row."""
+        """Perform the events that follow changes, recursively up to a depth."""
         for at in changed if depth else []:
             self._settle(self._fire(at, "change", awaited=False), depth - 1)
 
@@ -175,8 +176,8 @@ class Visitor:
     def _follow(
         self, step: dict[str, Any], event_data: Any = None, awaited: bool = True
     ) -> list[int]:
-        """The components that a step and those after it change. awaited: what tells its answer bit
-        by bit, too; else the page goes on without it.
+        """Perform a step and its followers, and return the changed components. awaited: wait for a
+        streamed answer too.
         """
         if not step["backend_fn"]:
             self._collect(step)
@@ -191,8 +192,8 @@ class Visitor:
         return changed
 
     def _go_on_beside(self, step: dict[str, Any], event_data: Any) -> None:
-        """Ask and go on; while the last question of a step is not answered, the page asks no other:
-        afterwards the newest of those that came (`trigger_mode` "always_last"), or none ("once").
+        """Send a request without waiting. While the last request of a step is pending, keep the
+        newest later one (`trigger_mode` "always_last") or none ("once").
         """
         if self.stream.waits(self._asked_last.get(step["id"])):
             if step["trigger_mode"] == "always_last":
@@ -203,13 +204,13 @@ class Visitor:
         self.stream.expect(event, awaited=False)
 
     def _catch_up(self) -> None:
-        """Ask what waited for the answers before."""
+        """Send the requests that waited for earlier answers."""
         for number, event_data in [*self._later.items()]:
             self._go_on_beside(self.steps[number], event_data)
 
     def _collect(self, step: dict[str, Any]) -> None:
-        """The script of `events.collect`, the values of a form as one list for each output, or of
-        `events.announce`.
+        """Perform the script of `events.collect`, which gives the values of a form as a list per
+        output, or of `events.announce`.
         """
         announcement = _TOLD.search(str(step["js"]))
         if announcement:
@@ -248,7 +249,7 @@ class Visitor:
         return answer.raise_for_status().json()
 
     def _store_answers(self, outputs: Sequence[int], data: Sequence[Any]) -> list[int]:
-        """Keep what came back; the components whose value is another one now."""
+        """Store the answers, and return the components with changed values."""
         changed = []
         for at, new in zip(outputs, data, strict=False):
             if isinstance(new, dict) and new.get("__type__") == "update":
