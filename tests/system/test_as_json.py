@@ -1,4 +1,4 @@
-"""Whatever is written as JSON holds neither NaN nor infinity, which JSON does not have."""
+"""NaN and infinity in JSON output, where they are not valid."""
 
 import ast
 import json
@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     path for folder in ("lrcore", "workbench", "scripts") for path in (ROOT / folder).rglob("*.py")
 ]
-WILD = [math.nan, math.inf, -math.inf, np.float64("nan"), np.float32("inf")]
+NONFINITE = [math.nan, math.inf, -math.inf, np.float64("nan"), np.float32("inf")]
 
 
 def open_writers(source: str) -> list[int]:
-    """The lines that call `json.dump` or `json.dumps` without `allow_nan=False`."""
+    """Return the lines that call `json.dump` or `json.dumps` without `allow_nan=False`."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return [
         call.lineno
@@ -34,7 +34,7 @@ def open_writers(source: str) -> list[int]:
     ]
 
 
-def test_no_writer_of_json_takes_nan():
+def test_all_json_writers_disallow_nan():
     assert open_writers("json.dumps(x, indent=1)\njson.dump(x, f, allow_nan=False)") == [1]
     unsafe_lines = {str(path): open_writers(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert {name: lines for name, lines in unsafe_lines.items() if lines} == {}
@@ -43,8 +43,8 @@ def test_no_writer_of_json_takes_nan():
     assert "to_json(orient" not in all_sources
 
 
-@pytest.mark.parametrize("value", WILD, ids=lambda value: f"{type(value).__name__} {value}")
-def test_a_number_that_is_not_finite_is_named_or_becomes_null(value):
+@pytest.mark.parametrize("value", NONFINITE, ids=lambda value: f"{type(value).__name__} {value}")
+def test_a_nonfinite_number_is_reported_or_written_as_null(value):
     values = {"run": [{"loss": 1.5}, {"loss": value}], "name": "a"}
     with pytest.raises(InputError, match=r"run\.1\.loss is NaN or infinite") as refused:
         json_text(values, default=float)
@@ -55,7 +55,7 @@ def test_a_number_that_is_not_finite_is_named_or_becomes_null(value):
         json_text(value, default=float)
 
 
-def test_what_is_finite_is_written_as_it_is():
+def test_finite_values_are_written_unchanged():
     values = {"b": [1, 2.5, None, True, "NaN"], "a": {"c": np.float64(0.5)}}
     assert json_text(values, sort_keys=True) == json.dumps(values, sort_keys=True)
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Checks for cancellation: the operations with a check and the operations without."""
+"""Checks for cancellation: operations with and without a check."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from lrcore.system.cancellation import cancellable, unchecked
 from lrcore.system.errors import Cancelled
 
 
-class Asked:
-    """Counts how often it is called; stops at the n-th."""
+class Check:
+    """Check that counts its calls, and cancels at the n-th."""
 
     def __init__(self, last=None):
         self.times, self.last = 0, last
@@ -21,8 +21,8 @@ class Asked:
             raise Cancelled("stopped")
 
 
-def test_every_function_of_torch_asks_first():
-    counter, x = Asked(), torch.ones(3)
+def test_each_torch_function_calls_the_check():
+    counter, x = Check(), torch.ones(3)
     with cancellable(counter):
         for times in range(1, 4):
             x = x + 1
@@ -32,25 +32,25 @@ def test_every_function_of_torch_asks_first():
     assert x.tolist() == [5.0] * 3
 
 
-def test_one_that_stops_is_not_done():
+def test_a_canceled_function_is_not_executed():
     results = []
 
     def adds():
         results.append(torch.ones(3))
         results.append(torch.ones(3))
 
-    with pytest.raises(Cancelled), cancellable(Asked(last=2)):
+    with pytest.raises(Cancelled), cancellable(Check(last=2)):
         adds()
     assert len(results) == 1
 
 
-def test_what_restores_something_is_done_whatever_happens():
-    """A context that is left, normally or because of the cancelling itself."""
+def test_functions_that_restore_state_are_executed_without_a_check():
+    """Leave a context normally or because of the cancellation."""
     weight, restored = torch.ones(2, requires_grad=True), []
 
     def work(counter):
         try:
-            counter.last = counter.times + 1  # from here on
+            counter.last = counter.times + 1  # cancel from now on
             with torch.no_grad():
                 pass
             weight.requires_grad_(False)
@@ -62,7 +62,7 @@ def test_what_restores_something_is_done_whatever_happens():
         finally:
             restored.append(weight + 1)
 
-    counter = Asked()
+    counter = Check()
     with pytest.raises(Cancelled), cancellable(counter):
         work(counter)
     assert torch.is_grad_enabled()
@@ -70,25 +70,25 @@ def test_what_restores_something_is_done_whatever_happens():
     assert restored[0].requires_grad
 
 
-def test_a_backward_pass_asks_within_itself_and_stops_there():
-    """It is one function of torch, and in healing takes seconds."""
-    counter, layers = Asked(), [torch.nn.Linear(2, 2) for _ in range(4)]
+def test_a_backward_pass_is_canceled_between_layers():
+    """A backward pass is a single function of torch, which takes seconds in healing."""
+    counter, layers = Check(), [torch.nn.Linear(2, 2) for _ in range(4)]
     network = torch.nn.Sequential(*layers)
 
     with cancellable(counter):
         loss = network(torch.ones(1, 2)).sum()
-        counter.last = counter.times + 3  # the function itself, then after two layers
+        counter.last = counter.times + 3  # the function itself, then two layers
         with pytest.raises(Cancelled):
             loss.backward(retain_graph=True)
     reached = [layer.weight.grad is not None for layer in layers]
     assert reached == [False, False, True, True]
-    loss.backward()  # outside, nothing is asked any more
+    loss.backward()  # no check outside the context
     assert counter.times == counter.last
     assert all(layer.weight.grad is not None for layer in layers)
 
 
-def test_what_is_timed_asks_at_modules_alone():
-    counter, network = Asked(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+def test_unchecked_code_calls_the_check_at_modules_only():
+    counter, network = Check(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     x = torch.ones(1, 2)
     with cancellable(counter):
         with unchecked():
@@ -100,12 +100,12 @@ def test_what_is_timed_asks_at_modules_alone():
         assert counter.times == 3
         x + 1
         assert counter.times == 4
-    with unchecked():  # where nothing can be cancelled
+    with unchecked():  # without a check
         x + 1
 
 
-def test_an_inner_check_leaves_the_outer_one():
-    outer, inner, x = Asked(), Asked(), torch.ones(1)
+def test_an_inner_check_replaces_the_outer_one_temporarily():
+    outer, inner, x = Check(), Check(), torch.ones(1)
     with cancellable(outer):
         with cancellable(inner):
             x + 1
@@ -118,8 +118,8 @@ def test_an_inner_check_leaves_the_outer_one():
         assert inner.times == 1
 
 
-def test_a_decoded_token_asks_at_modules_alone(tiny_llama):
-    model, counter = lrcore.load(str(tiny_llama)), Asked()
+def test_generation_calls_the_check_at_modules_only(tiny_llama):
+    model, counter = lrcore.load(str(tiny_llama)), Check()
     functions = []
 
     class Counting(TorchFunctionMode):
@@ -135,7 +135,7 @@ def test_a_decoded_token_asks_at_modules_alone(tiny_llama):
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "modegpt", "fused"])
-def test_what_was_cancelled_is_done_the_same_when_asked_again(
+def test_a_canceled_compression_gives_the_same_result_when_repeated(
     method, tiny_llama, story_file, tmp_path, monkeypatch
 ):
     recipe = lrcore.Recipe(
@@ -145,14 +145,14 @@ def test_what_was_cancelled_is_done_the_same_when_asked_again(
     def weights():
         return lrcore.compress(lrcore.load(str(tiny_llama)), recipe).network.state_dict()
 
-    uninterrupted = Asked()
+    uninterrupted = Check()
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "whole"))
     with cancellable(uninterrupted):
         expected = weights()
-    # the first time takes more functions than the others: none stops in the last part of it
+    # the first run has more functions than later ones, so cancel before its last part
     for last in range(1, uninterrupted.times * 3 // 4, uninterrupted.times // 5):
         monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / str(last)))
-        with pytest.raises(Cancelled), cancellable(Asked(last)):
+        with pytest.raises(Cancelled), cancellable(Check(last)):
             weights()
         resumed = weights()
         assert all(torch.equal(expected[name], resumed[name]) for name in expected)

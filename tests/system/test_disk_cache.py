@@ -1,4 +1,4 @@
-"""The cache on disk: its limit, what goes first, and what never goes."""
+"""The cache on disk: its limit, and the order of eviction."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from lrcore.system.files import cache_folder
 
 @pytest.fixture(autouse=True)
 def separate_cache(tmp_path, monkeypatch):
-    """A cache of this test alone."""
+    """Use a separate cache for each test."""
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LRCORE_CACHE_LIMIT", raising=False)
 
@@ -31,7 +31,7 @@ def recipe(tiny_llama, story_file):
 
 
 def entry(kind, name, size, used):
-    """A folder of the cache, with a file of `size` bytes, that was used at a time."""
+    """Return a folder of the cache with a file of `size` bytes and a time of last use."""
     folder = cache_folder() / kind / name
     folder.mkdir(parents=True)
     (folder / "x").write_bytes(b"x" * size)
@@ -39,7 +39,7 @@ def entry(kind, name, size, used):
     return folder
 
 
-def test_the_least_recently_used_goes_first_until_the_rest_fits():
+def test_the_least_recently_used_entries_are_evicted_first():
     old, new = entry("moments", "b", 100, 1), entry("gguf", "a", 100, 3)
     (cache_folder() / "probes").mkdir()
     file = cache_folder() / "probes" / "c.json"
@@ -52,13 +52,13 @@ def test_the_least_recently_used_goes_first_until_the_rest_fits():
     assert cache.entries() == []
 
 
-def test_what_is_used_goes_later():
+def test_use_postpones_the_eviction_of_an_entry():
     first, second = entry("moments", "a", 10, 1), entry("moments", "b", 10, 2)
     cache.hold(first).release()
     assert [cached.path for cached in cache.trim(10).entries] == [second]
 
 
-def test_what_is_held_stays_as_long_as_it_is_held():
+def test_a_held_entry_is_not_evicted():
     old, new = entry("moments", "a", 10, 1), entry("moments", "b", 10, 2)
     lock = cache.hold(old)
     os.utime(old, (1, 1))
@@ -75,7 +75,7 @@ def test_what_is_held_stays_as_long_as_it_is_held():
     assert [cached.path for cached in cache.clear().entries] == [old]
 
 
-def test_a_folder_that_is_evicted_while_somebody_waits_for_it_is_made_anew(monkeypatch):
+def test_a_folder_evicted_before_it_is_locked_is_created_again(monkeypatch):
     old, original_try_lock = entry("moments", "a", 10, 1), cache.try_lock
 
     def late(path, *args, **kwargs):
@@ -91,19 +91,19 @@ def test_a_folder_that_is_evicted_while_somebody_waits_for_it_is_made_anew(monke
     lock.release()
 
 
-def test_a_calibration_that_is_in_use_outlives_a_limit_of_nothing(recipe, monkeypatch):
+def test_a_calibration_in_use_is_kept_with_a_limit_of_zero(recipe, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE_LIMIT", "0")
     model = lrcore.load(recipe.model)
     calibration = lrcore.calibrate(model, recipe)
     factors = lrcore.factorize(model, calibration, "a3")
-    probed = probe(model, factors)  # its file goes at once
+    probed = probe(model, factors)  # its file is evicted at once
     assert [cached.kind for cached in cache.entries()] == ["moments"]
     del calibration, factors, probed
     cache.trim()
     assert cache.entries() == []
 
 
-def test_an_evicted_calibration_is_made_again_and_equal(recipe):
+def test_an_evicted_calibration_is_recomputed_with_equal_moments(recipe):
     model = lrcore.load(recipe.model)
     first = lrcore.calibrate(model, recipe).moments(1)
     assert [cached.kind for cached in cache.clear().entries] == ["moments"]
@@ -111,7 +111,7 @@ def test_an_evicted_calibration_is_made_again_and_equal(recipe):
     assert all((value == recomputed.values[need]).all() for need, value in first.values.items())
 
 
-def test_what_is_damaged_is_made_again(recipe):
+def test_damaged_entries_are_recomputed(recipe):
     model = lrcore.load(recipe.model)
     calibration = lrcore.calibrate(model, recipe)
     factors = probe(model, lrcore.factorize(model, calibration, "a3"))
@@ -126,7 +126,7 @@ def test_what_is_damaged_is_made_again(recipe):
         assert curve.increase.equal(second.curves[slot].increase)
 
 
-def test_nothing_goes_without_a_limit(monkeypatch):
+def test_without_a_limit_no_entry_is_evicted(monkeypatch):
     entry("moments", "a", 10, 1)
     monkeypatch.setenv("LRCORE_CACHE_LIMIT", "none")
     assert cache.trim() == cache.Removed()
@@ -136,29 +136,31 @@ def test_nothing_goes_without_a_limit(monkeypatch):
     ("text", "size"),
     [("20GB", 20e9), ("1.5 mb", 1.5e6), ("300", 300), ("2T", 2e12), ("none", None), ("0", 0)],
 )
-def test_a_limit_reads_as(text, size):
+def test_sizes_are_parsed(text, size):
     assert cache.read_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["much", "-1GB", "5XB", "", "1e9", "GB", "nan"])
-def test_a_limit_that_is_none_is_refused_before_any_work(text, recipe, monkeypatch):
+def test_an_invalid_limit_is_refused_before_any_work(text, recipe, monkeypatch):
     with pytest.raises(lrcore.InputError, match="500MB"):
         cache.read_size(text)
     if text:
         monkeypatch.setenv("LRCORE_CACHE_LIMIT", text)
-        monkeypatch.setattr(calibration_module, "collect", lambda *given: pytest.fail("worked"))
+        monkeypatch.setattr(
+            calibration_module, "collect", lambda *_: pytest.fail("work was started")
+        )
         with pytest.raises(lrcore.InputError, match="LRCORE_CACHE_LIMIT"):
             lrcore.calibrate(lrcore.load(recipe.model), recipe)
 
 
-def test_a_cache_that_cannot_be_written_is_named(recipe, monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_reported(recipe, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(lrcore.InputError, match="LRCORE_CACHE to a writable folder"):
         lrcore.calibrate(lrcore.load(recipe.model), recipe)
 
 
-def test_leftovers_of_killed_processes_go_with_the_next_eviction():
+def test_leftovers_of_killed_processes_are_deleted_at_the_next_eviction():
     folder = entry("moments", "a", 10, 1)
     (folder / ".layer-0000.safetensors.01234567.tmp").touch()
     (cache_folder() / "gguf" / ".b.01234567.tmp").mkdir(parents=True)
@@ -175,7 +177,7 @@ def run_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_command_lists_trims_and_clears(capsys):
+def test_the_command_lists_trims_and_clears_the_cache(capsys):
     entry("moments", "a", 3_000_000, 1)
     gguf_entry = entry("gguf", "b", 1_000_000, 2)
     listed = run_json(capsys, "cache")
@@ -196,9 +198,7 @@ def test_the_command_lists_trims_and_clears(capsys):
         assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_what_ships_with_the_package_is_read_where_the_cache_lacks_it(
-    tmp_path, monkeypatch
-) -> None:
+def test_shipped_entries_are_read_if_the_cache_lacks_them(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "SHIPPED", tmp_path / "shipped")
     cached_file, missing_file = (tmp_path / "cache" / "probes" / f"{name}.json" for name in "ab")
     for file in (cached_file, tmp_path / "shipped" / "probes" / cached_file.name):
@@ -212,7 +212,7 @@ def test_what_ships_with_the_package_is_read_where_the_cache_lacks_it(
     assert cache.read_value(cached_file) == [1]
 
 
-def test_everything_that_is_cached_is_of_a_kind_that_is_listed_and_evicted():
+def test_all_cached_files_have_a_listed_kind():
     source = Path(cache.__file__).parents[1]
     written = {
         name
@@ -226,10 +226,10 @@ def test_everything_that_is_cached_is_of_a_kind_that_is_listed_and_evicted():
     assert written == cache.KINDS.keys() - {cache.OFFLOADED}
 
 
-def test_a_cache_that_may_only_be_read_serves_and_says_so_where_it_must_write(
+def test_a_read_only_cache_is_used_and_required_writes_are_reported(
     recipe, tiny_llama, monkeypatch
 ):
-    """A cache that somebody else has filled, as on a shared disk."""
+    """The cache was filled by another user, as on a shared disk."""
     dense = lrcore.load(str(tiny_llama))
     before = lrcore.calibrate(dense, recipe)
     folders = [cache_folder(), *(p for p in cache_folder().rglob("*") if p.is_dir())]
@@ -243,7 +243,7 @@ def test_a_cache_that_may_only_be_read_serves_and_says_so_where_it_must_write(
 
 @contextmanager
 def closed(folders, monkeypatch):
-    """Folders in which nothing can be made; root, whom modes do not stop, is stopped here."""
+    """Make folders read-only; root, who ignores modes, is stopped by patches."""
     for folder in folders:
         folder.chmod(0o555)
     closed_to = {str(folder) for folder in folders}

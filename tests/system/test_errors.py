@@ -1,4 +1,4 @@
-"""Names in error messages."""
+"""Articles before names in error messages."""
 
 import ast
 import re
@@ -29,10 +29,10 @@ AN = {
     "apertus",
     "exaone",
 }
-OF_A_FEW = {"kind", "UNEVEN"}  # gaps that no name with a vowel first fills
+OF_A_FEW = {"kind", "UNEVEN"}  # expressions that never begin with a vowel
 
 
-def test_a_name_that_begins_with_a_vowels_sound_is_after_an() -> None:
+def test_names_with_an_initial_vowel_sound_have_the_article_an() -> None:
     assert {
         name for name in {**ARCHITECTURES, **MULTIMODAL} if with_article(name)[:2] == "an"
     } == AN
@@ -45,7 +45,7 @@ def test_a_name_that_begins_with_a_vowels_sound_is_after_an() -> None:
     ]
 
 
-def test_no_sentence_has_an_article_before_a_name_that_is_not_known_yet() -> None:
+def test_no_message_has_a_fixed_article_before_an_inserted_name() -> None:
     gaps = []
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -58,6 +58,6 @@ def test_no_sentence_has_an_article_before_a_name_that_is_not_known_yet() -> Non
 
 
 @pytest.mark.parametrize(("value", "words"), [(5, "Cannot load an int"), ({}, "load a dict")])
-def test_a_refusal_has_the_article_of_what_was_given(value, words) -> None:
+def test_a_refusal_has_the_article_of_the_given_type(value, words) -> None:
     with pytest.raises(lrcore.InputError, match=words):
         lrcore.load(value)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: files are complete or absent."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ from lrcore.system.resource_errors import resource_error
 from lrcore.system.tensor_files import write_tensors
 
 
-def test_a_file_appears_whole_and_nothing_is_left_beside_it(tmp_path):
+def test_a_file_is_written_completely_without_leftovers(tmp_path):
     path = tmp_path / "new" / "table.csv"
     write_text(path, "ä\n")
     write_text(path, "b\n")
@@ -33,7 +33,7 @@ def test_a_file_appears_whole_and_nothing_is_left_beside_it(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_error_leaves_the_file_as_it_was(tmp_path):
+def test_an_error_leaves_the_file_unchanged(tmp_path):
     path = tmp_path / "table.csv"
     write_text(path, "whole")
 
@@ -49,7 +49,7 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_two_drafts_of_one_file_do_not_meet(tmp_path):
+def test_two_drafts_of_a_file_are_separate(tmp_path):
     path = tmp_path / "table.csv"
     with draft_of(path) as first_draft, draft_of(path) as second_draft:
         assert first_draft != second_draft
@@ -58,13 +58,13 @@ def test_two_drafts_of_one_file_do_not_meet(tmp_path):
     assert path.read_text() == "one"  # the outer block ended last
 
 
-def test_keys_stay_what_they_were_and_the_order_of_a_mapping_does_not_count():
-    """A key that changes would make every calibration on disk anew."""
+def test_cache_keys_are_stable_and_independent_of_the_order_of_mappings():
+    """A changed key would invalidate all calibrations on disk."""
     assert cache_key("ab", 2, [1, 0.5], None, ("x", 3)) == "614b419249dab833ebc12bcb"
     assert cache_key({"a": 1, "b": 2}) == cache_key({"b": 2, "a": 1}) != cache_key({"a": 2, "b": 1})
 
 
-def test_a_folder_takes_the_place_of_another(tmp_path):
+def test_a_folder_replaces_another_one(tmp_path):
     draft, folder = tmp_path / "draft", tmp_path / "folder"
     for path in (draft, folder):
         path.mkdir()
@@ -73,15 +73,13 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "draft"]
 
 
-def test_a_folder_takes_the_place_of_another_where_two_names_cannot_be_exchanged(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(files, "_swap", lambda one, other: False)
-    test_a_folder_takes_the_place_of_another(tmp_path)
+def test_a_folder_replaces_another_one_without_an_atomic_exchange(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_swap", lambda first, second: False)
+    test_a_folder_replaces_another_one(tmp_path)
 
 
-def test_there_is_a_folder_at_every_moment_of_an_exchange(tmp_path, monkeypatch):
-    """A rename that did not come, as after a kill: the earlier folder is in its place."""
+def test_the_folder_exists_at_every_moment_of_an_exchange(tmp_path, monkeypatch):
+    """The rename fails, as after a kill, and the previous folder is still in its place."""
     for name in ("draft", "folder"):
         (tmp_path / name).mkdir()
 
@@ -94,7 +92,7 @@ def test_there_is_a_folder_at_every_moment_of_an_exchange(tmp_path, monkeypatch)
     assert (tmp_path / "folder").is_dir()
 
 
-def test_drafts_of_killed_processes_go_with_the_next_and_those_being_written_stay(tmp_path):
+def test_drafts_of_killed_processes_are_deleted_and_drafts_in_use_are_not(tmp_path):
     path, folder = tmp_path / "table.csv", tmp_path / "model"
     unrelated = [
         tmp_path / name for name in (".table.csv", ".table.csv.tmp", ".other.csv.00000000.tmp")
@@ -117,7 +115,7 @@ def test_drafts_of_killed_processes_go_with_the_next_and_those_being_written_sta
     assert sorted(tmp_path.iterdir()) == sorted([path, folder, *unrelated])
 
 
-def test_contents_are_on_the_disk_before_the_name_and_the_name_before_what_follows(
+def test_contents_are_synced_before_the_rename_and_the_rename_before_later_steps(
     tmp_path, monkeypatch
 ):
     order = []
@@ -145,19 +143,17 @@ def test_contents_are_on_the_disk_before_the_name_and_the_name_before_what_follo
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_draft_that_is_cleaned_up_before_it_is_locked_gets_another_name(
-    tmp_path, monkeypatch, folder
-):
+def test_a_draft_deleted_before_it_is_locked_gets_a_different_name(tmp_path, monkeypatch, folder):
     original_try_lock = files.try_lock
 
     def late(path):
-        """Another process takes the draft for a leftover between its making and its lock."""
+        """Delete the draft before its lock, as a process that takes it for a leftover."""
         monkeypatch.setattr(files, "try_lock", original_try_lock)
         assert files.remove_unlocked(path)
         return original_try_lock(path)
 
     monkeypatch.setattr(files, "try_lock", late)
-    monkeypatch.setattr(files, "remove_leftovers", lambda *given: None)
+    monkeypatch.setattr(files, "remove_leftovers", lambda *_: None)
     if folder:
         with folder_draft_of(tmp_path / "new") as draft:
             (draft / "x").touch()
@@ -167,9 +163,7 @@ def test_a_draft_that_is_cleaned_up_before_it_is_locked_gets_another_name(
         assert (tmp_path / "new").read_text() == "x"
 
 
-def test_a_new_process_keeps_its_folder_where_another_cleans_up_at_the_same_moment(
-    tmp_path, monkeypatch
-):
+def test_a_process_folder_survives_a_concurrent_cleanup(tmp_path, monkeypatch):
     original_try_lock = files.try_lock
 
     def late(path):
@@ -189,12 +183,12 @@ import sys
 from pathlib import Path
 from lrcore.system.files import process_folder
 (process_folder(Path(sys.argv[1])) / "x").write_text("x")
-print("there", flush=True)
+print("created", flush=True)
 sys.stdin.read()
 """
 
 
-def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_theirs(tmp_path):
+def test_folders_of_killed_processes_are_deleted_and_those_of_running_ones_are_not(tmp_path):
     def start():
         process = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(tmp_path)],
@@ -202,7 +196,7 @@ def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_their
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout.readline() == "there\n"
+        assert process.stdout.readline() == "created\n"
         return process
 
     killed = start()
@@ -221,10 +215,10 @@ def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_their
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
-def test_a_home_that_cannot_be_written_leaves_the_cache_among_temporary_files(
+def test_a_home_without_write_permission_moves_the_cache_to_a_temporary_folder(
     tmp_path, monkeypatch, capsys
 ) -> None:
-    """As in a container that runs as a user of no home."""
+    """For example in a container whose user has no home."""
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir(), temporary.mkdir()
     monkeypatch.delenv("LRCORE_CACHE")
@@ -245,14 +239,16 @@ def test_a_home_that_cannot_be_written_leaves_the_cache_among_temporary_files(
 
 FULL_DISKS = [
     OSError(errno.ENOSPC, "No space left on device"),
-    Exception("No space left on device (os error 28)"),  # of a library in Rust
-    OSError("4096 requested and 512 written"),  # of numpy
+    Exception("No space left on device (os error 28)"),  # from a library in Rust
+    OSError("4096 requested and 512 written"),  # from numpy
 ]
 
 
 @pytest.mark.parametrize("error", FULL_DISKS)
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_full_disk_is_said_with_what_is_free_and_leaves_what_was_there(tmp_path, error, folder):
+def test_a_full_disk_is_reported_with_the_free_space_and_files_are_unchanged(
+    tmp_path, error, folder
+):
     path = tmp_path / "model"
     if folder:
         path.mkdir()
@@ -271,9 +267,7 @@ def test_a_full_disk_is_said_with_what_is_free_and_leaves_what_was_there(tmp_pat
     assert folder or path.read_text() == "whole"
 
 
-def test_a_full_disk_is_said_with_what_is_free_where_a_folder_above_cannot_be_made(
-    tmp_path, monkeypatch
-):
+def test_a_full_disk_is_reported_if_a_parent_folder_cannot_be_created(tmp_path, monkeypatch):
     def full(path, *_):
         number = errno.ENOSPC if Path(path).parent.exists() else errno.ENOENT
         raise OSError(number, os.strerror(number), str(path))
@@ -285,7 +279,7 @@ def test_a_full_disk_is_said_with_what_is_free_where_a_folder_above_cannot_be_ma
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_read_meanwhile_is_not_taken_for_a_disk_that_is_closed(tmp_path):
+def test_a_read_error_during_a_write_is_not_reported_as_a_write_error(tmp_path):
     def read():
         with draft_of(tmp_path / "table.csv"):
             raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/text")
@@ -294,7 +288,7 @@ def test_what_cannot_be_read_meanwhile_is_not_taken_for_a_disk_that_is_closed(tm
         read()
 
 
-def test_a_place_that_takes_no_file_is_named(tmp_path, monkeypatch):
+def test_a_path_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match=r"'.*/file/table.csv' cannot be written: "):
         write_text(tmp_path / "file" / "table.csv", "x")
@@ -303,8 +297,8 @@ def test_a_place_that_takes_no_file_is_named(tmp_path, monkeypatch):
         write_text(tmp_path / "file" / "cache" / "probes" / "x.json", "x")
 
 
-def test_weights_for_which_there_is_no_room_are_refused_with_what_they_need(tmp_path):
-    """No file may grow beyond a kilobyte."""
+def test_weights_that_exceed_the_disk_space_are_refused_with_their_size(tmp_path):
+    """File sizes are limited to a kilobyte."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -318,7 +312,7 @@ def test_weights_for_which_there_is_no_room_are_refused_with_what_they_need(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_memory_is_said_where_even_what_is_free_cannot_be_read(monkeypatch):
+def test_too_little_memory_is_reported_even_if_the_free_memory_is_unknown(monkeypatch):
     def none():
         raise MemoryError
 

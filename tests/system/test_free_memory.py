@@ -1,4 +1,4 @@
-"""The free memory, and allocations that are refused in advance."""
+"""Free memory, and allocations that are refused in advance."""
 
 import shutil
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def group(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{content}\n")
 
 
-def test_the_groups_of_version_2_are_read_up_to_the_outermost(tmp_path):
+def test_limits_of_cgroups_version_2_include_all_parents(tmp_path):
     (tmp_path / "own").write_text("0::/user.slice/job.scope\n")
     mount = tmp_path / "mount"
     stat = "anon 700\ninactive_file 200\nactive_file 100"
@@ -39,7 +39,7 @@ def test_the_groups_of_version_2_are_read_up_to_the_outermost(tmp_path):
     assert list(memory.group_limits(tmp_path / "own", mount)) == [(3200, 4000), (30000, 50000)]
 
 
-def test_pages_of_files_count_as_free_in_groups_of_version_1(tmp_path):
+def test_file_pages_count_as_free_in_cgroups_version_1(tmp_path):
     (tmp_path / "own").write_text("5:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n")
     mount = tmp_path / "mount"
     sizes = {"memory__limit_in_bytes": 3000, "memory__usage_in_bytes": 2500}
@@ -47,8 +47,10 @@ def test_pages_of_files_count_as_free_in_groups_of_version_1(tmp_path):
     assert list(memory.group_limits(tmp_path / "own", mount)) == [(2000, 3000)]
 
 
-def test_a_container_finds_its_group_under_the_mount(tmp_path):
-    """It is told the host's name of the group, which is not there."""
+def test_a_container_finds_its_cgroup_under_the_mount(tmp_path):
+    """The process knows the name of its group on the host, which does not exist in the
+    container.
+    """
     (tmp_path / "own").write_text("4:memory:/docker/0123\n")
     mount = tmp_path / "mount"
     sizes = {"memory__limit_in_bytes": 3000, "memory__usage_in_bytes": 500}
@@ -56,14 +58,14 @@ def test_a_container_finds_its_group_under_the_mount(tmp_path):
     assert list(memory.group_limits(tmp_path / "own", mount)) == [(2500, 3000)]
 
 
-def test_a_group_whose_files_say_nothing_has_no_limit(tmp_path):
+def test_a_cgroup_without_readable_files_has_no_limit(tmp_path):
     (tmp_path / "own").write_text("no line of a group\n")
     assert list(memory.group_limits(tmp_path / "none", tmp_path)) == []
     assert list(memory.group_limits(tmp_path / "own", tmp_path)) == []
 
 
-def test_weights_that_are_converted_are_refused_where_there_is_no_room(tiny_llama, monkeypatch):
-    """Those that are not stay mapped from their file, which takes no memory for good."""
+def test_weights_that_are_converted_are_refused_without_enough_memory(tiny_llama, monkeypatch):
+    """Other weights are mapped from their file, which needs no permanent memory."""
     stored = stored_in(weight_files(tiny_llama))
     numbers = sum(t.numel() for t in lrcore.load(str(tiny_llama)).network.parameters())
     assert converted_bytes(stored, torch.float32) == converted_bytes(stored, "auto") == 0
@@ -75,7 +77,7 @@ def test_weights_that_are_converted_are_refused_where_there_is_no_room(tiny_llam
     assert lrcore.load(str(tiny_llama), dtype="bfloat16", offload=True).offloaded
 
 
-def test_hidden_states_larger_than_what_is_free_are_refused(tiny_llama, story_file, monkeypatch):
+def test_hidden_states_larger_than_the_free_memory_are_refused(tiny_llama, story_file, monkeypatch):
     model = lrcore.load(str(tiny_llama))
     few = Hardware("CPU", "", 10**6, 10**9)
     monkeypatch.setattr(calibrate, "hardware", lambda device: few)
@@ -84,10 +86,10 @@ def test_hidden_states_larger_than_what_is_free_are_refused(tiny_llama, story_fi
         lrcore.calibrate(model, recipe)
 
 
-def test_factors_larger_than_what_is_free_are_refused_after_the_first_layer(
+def test_factors_larger_than_the_free_memory_are_refused_after_the_first_layer(
     tiny_llama, story_file, monkeypatch
 ):
-    """The factors of all layers stay in memory; those of an offloaded model on disk."""
+    """Factors of all layers remain in memory; those of an offloaded model are on disk."""
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
     model, done = lrcore.load(str(tiny_llama)), []
     calibration = lrcore.calibrate(model, recipe)
@@ -101,7 +103,7 @@ def test_factors_larger_than_what_is_free_are_refused_after_the_first_layer(
     assert lrcore.factorize(away, lrcore.calibrate(away, recipe), "svd_llm").layers
 
 
-def test_factors_larger_than_what_is_free_on_disk_are_refused_after_the_first_layer(
+def test_factors_larger_than_the_free_disk_space_are_refused_after_the_first_layer(
     tiny_llama, story_file, monkeypatch
 ):
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
@@ -116,21 +118,21 @@ def test_factors_larger_than_what_is_free_on_disk_are_refused_after_the_first_la
     assert max(number for _, number, _ in done) <= 1
 
 
-def test_weights_that_factors_share_with_the_model_take_no_more_memory():
+def test_weights_shared_by_factors_and_model_are_counted_once():
     weight = torch.zeros(4, 5)
     assert list(memory_of({"a": weight.mT, "b": [weight[2:], weight]}).values()) == [80]
 
 
 @pytest.fixture
 def small_group():
-    """A control group of 600 MB, where root may make one."""
+    """Return a control group of 600 MB, if root may create it."""
     yield from group_of(600 * 2**20)
 
 
-def test_a_model_too_large_for_its_control_group_is_refused_in_a_sentence(
+def test_a_model_too_large_for_its_control_group_is_refused(
     small_group, tiny_llama, story_file, tmp_path
 ):
-    """Weights of 16 bits, read as the float32 that is the default."""
+    """The weights of 16 bits are loaded in float32 by default."""
     model = lrcore.load(str(tiny_llama))
     config = model.network.config
     config.vocab_size, config.hidden_size = 200_000, 1024

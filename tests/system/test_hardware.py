@@ -1,18 +1,18 @@
-"""The hardware that a model runs on."""
+"""The hardware of a model."""
 
 import torch
 
 from lrcore.system.hardware import Hardware, hardware
 
 
-def test_the_memory_of_a_processor_is_what_this_process_may_take():
+def test_the_memory_of_a_cpu_is_that_available_to_the_process():
     device = hardware("cpu")
     assert device.kind == "CPU"
     assert device.free is None or 0 < device.free <= device.total
 
 
-def test_what_torch_holds_unused_of_a_gpu_is_free(monkeypatch):
-    """The answers of a GPU stand in for one."""
+def test_memory_reserved_but_unused_by_torch_is_free(monkeypatch):
+    """Answers of torch.cuda replace a GPU."""
     answers = {
         "mem_get_info": (10, 100),
         "memory_reserved": 30,

@@ -1,4 +1,6 @@
-"""The notebook of docs/ runs from its first cell to its last, and what notebooks show is short."""
+"""The notebook in docs/, run from the first cell to the last, and representations of objects in
+notebooks.
+"""
 
 import ast
 import json
@@ -22,7 +24,7 @@ CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
 def run(cells: list[dict]) -> Iterator[Any]:
-    """The value of every cell, as a notebook shows it: of its last expression."""
+    """Yield the displayed value of each cell, that of its last expression."""
     names: dict[str, Any] = {}
     for cell in cells:
         body = ast.parse("".join(cell["source"])).body
@@ -41,7 +43,7 @@ def displayed(tmp_path_factory) -> list[Any]:
 
 
 def unanswered(question: str = "") -> str:
-    """Fail in place of a question; transformers would turn another exception into its refusal."""
+    """Fail on a question; transformers would turn an ordinary exception into a refusal."""
     raise KeyboardInterrupt(question)
 
 
@@ -49,7 +51,7 @@ def test_the_notebook_is_stored_without_outputs():
     assert not [cell for cell in CODE if cell["outputs"] or cell["execution_count"]]
 
 
-def test_it_holds_the_example_of_the_readme():
+def test_the_notebook_contains_the_example_of_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     example = readme.split("```python\n")[1].split("```")[0]
     notebook_code = "\n".join("".join(cell["source"]) for cell in CODE)
@@ -58,20 +60,20 @@ def test_it_holds_the_example_of_the_readme():
     ]
     assert missing_lines == [
         "factors = lrcore.factorize(model, lrcore.calibrate(model, recipe), recipe.method)  # once"
-    ]  # there the calibration has a name, for the analysis
+    ]  # the notebook names the calibration, for the analysis
 
 
-def test_the_plots_have_a_bar_for_every_slot_and_a_cell_for_every_matrix(displayed):
+def test_plots_have_a_bar_for_each_slot_and_a_cell_for_each_matrix(displayed):
     spectra, ranks = (value for value in displayed if type(value).__name__ == "Figure")
     assert spectra.data[0].z.shape == (10, 6)  # QK, OV, MLP and seven matrices; six layers
     assert ((spectra.data[0].z > 0) & (spectra.data[0].z <= 1)).all()
-    assert spectra.data[0].text.shape == (10, 6)  # a number in every cell
+    assert spectra.data[0].text.shape == (10, 6)  # a number in each cell
     assert [len(bars.x) for bars in ranks.data] == [6, 6, 6]
     assert {axis.title.text for axis in ranks.select_yaxes()} == {"qk", "ov", "mlp"}
 
 
 @pytest.mark.parametrize("measure", RANK_MEASURES)
-def test_a_heatmap_has_the_colors_of_the_page(made, measure):
+def test_heatmaps_have_the_colors_of_the_page(made, measure):
     analysis = made[4]
     page_trace = json.loads(heat_figure(analysis.table(), measure, "aware"))["data"][0]
     (cells,) = analysis.figure(measure).data
@@ -83,7 +85,7 @@ def test_a_heatmap_has_the_colors_of_the_page(made, measure):
     assert limits == pytest.approx((page_trace["zmin"], page_trace["zmax"]))
 
 
-def test_tables_and_reprs_are_short(displayed):
+def test_tables_and_representations_are_short(displayed):
     (comparison,) = (value for value in displayed if isinstance(value, Comparison))
     assert "same top-1" in comparison._repr_html_()
     assert "nan" not in comparison._repr_html_()
@@ -102,7 +104,7 @@ def made():
     return model, calibration, factors, plan, lrcore.analyze(model, calibration)
 
 
-def test_what_one_looks_at_is_a_line(made):
+def test_representations_of_objects_are_short(made):
     for value in made:
         assert len(repr(value)) < 600
         assert "tensor" not in repr(value)
@@ -110,13 +112,13 @@ def test_what_one_looks_at_is_a_line(made):
     _, _, factors, plan, _ = made
     assert all(len(repr(spectrum)) < 400 for spectrum in factors.spectra.values())
     step = lrcore.compress(made[0], lrcore.Recipe(method="a3", ratio=0.2), factors, plan).history[0]
-    assert len(repr(step)) < 1500  # with its recipe, and without a rank of every slot
+    assert len(repr(step)) < 1500  # with its recipe, but without the ranks of all slots
     assert "SlotRank" not in repr(step)
     assert len(repr(replace(standard_fit(made[0], plan), ranks=plan.ranks))) < 300
     assert repr(made[3]).startswith("RankPlan(18 slots in 6 layers; 20.0% of the decoder")
 
 
-def test_a_plan_and_an_analysis_are_tables_by_layer(made):
+def test_plans_and_analyses_are_displayed_as_tables_by_layer(made):
     _, _, _, plan, analysis = made
     assert f"{plan.ranks[0, 'qk']} of " in plan._repr_html_()
     assert plan._repr_html_().count("<tr") == analysis._repr_html_().count("<tr") == 6 + 2
@@ -131,7 +133,7 @@ def test_a_figure_of_an_unknown_measure_is_refused(made):
         made[4].figure(kind="weights")
 
 
-def test_a_bar_per_stage_that_ends_with_it(capsys):
+def test_the_progress_bar_has_a_line_per_stage(capsys):
     show = progress_bar()
     for stage, done, total in (("a", 0, 2), ("a", 2, 2), ("a", 2, 2), ("b", 0, 3), ("c", 1, 1)):
         show(stage, done, total)

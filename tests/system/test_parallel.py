@@ -1,4 +1,4 @@
-"""Decompositions that take one thread, and several of them at once."""
+"""Decompositions with a single thread, and several of them in parallel."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from lrcore.system.cancellation import cancellable
 from lrcore.system.errors import Cancelled
 from lrcore.system.threads import AT_ONCE, SMALL, at_once, mkl, threads_for
 
-has_numbers = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
+has_numbers = pytest.mark.skipif(mkl() is None, reason="torch has no MKL")
 
 
 @pytest.fixture
@@ -24,24 +24,24 @@ def two_threads():
 
 @has_numbers
 @pytest.mark.parametrize(("rows", "small"), [(8, True), (SMALL + 1, False)])
-def test_a_small_matrix_takes_one_thread_while_it_is_decomposed(rows, small, two_threads):
+def test_a_small_matrix_is_decomposed_in_a_single_thread(rows, small, two_threads):
     before = thread_count()
     with threads_for(torch.empty(rows, 2000)):
         assert thread_count() == (1 if small else before)
     assert thread_count() == before
 
 
-def test_a_matrix_elsewhere_changes_nothing():
+def test_a_matrix_on_a_different_device_does_not_change_the_threads():
     with threads_for(torch.empty(8, 8, device="meta")):
         pass
 
 
 @has_numbers
-def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
-    met, main_thread = threading.Barrier(2, timeout=30), threading.get_ident()
+def test_several_matrices_are_decomposed_in_parallel_with_a_thread_each(two_threads):
+    both_started, main_thread = threading.Barrier(2, timeout=30), threading.get_ident()
 
     def work(name):
-        met.wait()  # both are under way
+        both_started.wait()
         assert threading.get_ident() != main_thread
         return thread_count(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
@@ -61,14 +61,14 @@ def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
         {"a": torch.ones(2, 2)},
     ],
 )
-def test_what_is_large_elsewhere_or_alone_is_worked_on_here(matrices, two_threads):
+def test_large_or_single_matrices_and_other_devices_use_the_calling_thread(matrices, two_threads):
     names = at_once(lambda name: (name, threading.get_ident()), matrices)
     assert names == {name: (name, threading.get_ident()) for name in matrices}
 
 
 @has_numbers
-def test_the_largest_one_begins_first(two_threads, monkeypatch):
-    """With it at the end, the other threads would wait for it."""
+def test_the_largest_matrix_is_started_first(two_threads, monkeypatch):
+    """If it were last, the other threads would wait for it."""
     begun = []
 
     class OneByOne(ThreadPoolExecutor):
@@ -81,7 +81,7 @@ def test_the_largest_one_begins_first(two_threads, monkeypatch):
     assert begun == ["b", "c", "a"]
 
 
-def test_what_one_raises_is_raised_and_ends_the_others(two_threads):
+def test_an_exception_is_raised_and_stops_the_other_matrices(two_threads):
     begun = []
 
     def work(name):
@@ -93,7 +93,7 @@ def test_what_one_raises_is_raised_and_ends_the_others(two_threads):
     assert len(begun) <= 2
 
 
-def test_all_of_them_can_be_cancelled(two_threads):
+def test_parallel_decompositions_can_be_canceled(two_threads):
     cancelled, begun = threading.Event(), []
 
     def check():
@@ -111,7 +111,7 @@ def test_all_of_them_can_be_cancelled(two_threads):
     assert len(begun) <= 2
 
 
-def test_the_bits_are_those_of_one_after_the_other(two_threads):
+def test_parallel_results_equal_sequential_ones_to_the_bit(two_threads):
     g = torch.Generator().manual_seed(0)
     matrices = {str(n): torch.randn(40 + n, 30, generator=g) for n in range(6)}
     singular_values = at_once(lambda name: torch.linalg.svdvals(matrices[name]), matrices)

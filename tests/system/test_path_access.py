@@ -1,4 +1,4 @@
-"""Folders that models and texts may be read in, and every way that leads out of them."""
+"""Folders to which models and texts are restricted, and paths that lead out of them."""
 
 import os
 
@@ -21,14 +21,14 @@ def root(tmp_path):
 
 @pytest.fixture
 def model(root, tiny_llama):
-    """A model in the allowed folder."""
+    """Return the folder of a model in the allowed folder."""
     (root / "model").mkdir()
     for file in tiny_llama.iterdir():
         (root / "model" / file.name).write_bytes(file.read_bytes())
     return root / "model"
 
 
-OUT = (
+OUTSIDE = (
     "../secret.txt",
     "x/../../secret.txt",
     "/etc/hostname",
@@ -39,8 +39,8 @@ OUT = (
 )
 
 
-@pytest.mark.parametrize("name", OUT)
-def test_nothing_outside_is_read_or_told_from_what_is_not_there(root, name):
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_paths_outside_are_refused_whether_or_not_they_exist(root, name):
     (root / "link.txt").symlink_to(root.parent / "secret.txt")
     (root / "folder").symlink_to(root.parent)
     (root / "round.txt").symlink_to(root / "round.txt")
@@ -55,24 +55,24 @@ def test_nothing_outside_is_read_or_told_from_what_is_not_there(root, name):
     assert str(existing.value).replace("hosts", "none") == str(missing.value)
 
 
-def test_names_start_in_the_folders_and_built_in_ones_are_read(root, model):
+def test_relative_names_start_in_the_allowed_folder_and_built_in_names_are_valid(root, model):
     (root / "a.txt").write_text("some words " * 10)
     assert load_texts("a.txt").source == "a.txt"
     assert load_texts(str(root / "a.txt")).documents == load_texts("./a.txt").documents
     assert lrcore.load("model").name == "model"
     assert load_texts("stories").documents
     assert lrcore.load("demo-llama").name == "demo-llama"
-    assert place_of("owner/name") == root / "owner/name"  # which is not there: a hub id
+    assert place_of("owner/name") == root / "owner/name"  # does not exist, so it may be a hub id
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_model_whose_files_are_links_that_lead_out_is_refused(root, model, file):
+def test_a_model_with_links_to_files_outside_is_refused(root, model, file):
     (model / file).rename(root.parent / file)
     (model / file).symlink_to(root.parent / file)
     with pytest.raises(lrcore.InputError, match=f"'model/{file}' links to a path outside"):
         lrcore.load("model")
     restrict_paths([])
-    assert lrcore.load(str(model))  # links are followed where anything may be read
+    assert lrcore.load(str(model))  # without restriction, links are followed
 
 
 def test_links_within_the_folders_are_followed(root, model):
@@ -82,18 +82,18 @@ def test_links_within_the_folders_are_followed(root, model):
     assert lrcore.load("other").name == "other"
 
 
-def test_a_folder_of_texts_whose_links_lead_out_is_refused(root):
+def test_a_folder_of_texts_with_links_to_files_outside_is_refused(root):
     (root / "texts").mkdir()
     (root / "texts" / "train.txt").symlink_to(root.parent / "secret.txt")
     with pytest.raises(lrcore.InputError, match="links to a path outside"):
         load_texts("texts")
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(lrcore.InputError, match="No folder"):
         restrict_paths([tmp_path / "none"])
     assert place_of("~") == place_of(os.path.expanduser("~"))
 
 
-def test_texts_keep_their_paths_where_anything_may_be_read():
+def test_texts_of_errors_are_unchanged_without_restriction():
     assert strip_paths("Cannot read '/a/b.txt'.") == "Cannot read '/a/b.txt'."

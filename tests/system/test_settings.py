@@ -1,4 +1,4 @@
-"""Options of a method or policy: kinds, ranges, and what a wrong one is answered with."""
+"""Options of methods and policies: kinds, ranges, and messages for invalid values."""
 
 from dataclasses import asdict, dataclass
 
@@ -15,10 +15,10 @@ class Options:
     rounds: int = option(8, "how often", low=1, high=20)
     alpha: float = option(0.5, "how much", low=0.0)
     bias: bool = option(True, "whether")
-    temperature: float | None = None  # no option by name: code sets it
+    temperature: float | None = None  # not an option: set by code
 
 
-def test_defaults_and_values_of_the_command_line():
+def test_options_have_defaults_and_are_read_from_strings():
     assert read_options("method x", Options, {}) == Options()
     values = {"junction": "right", "rounds": "3", "alpha": "0.25", "bias": "off"}
     assert asdict(read_options("method x", Options, values)) == {
@@ -58,17 +58,17 @@ def test_options_describe_themselves():
         ({"temperature": 0.3}, "temperature"),
     ],
 )
-def test_a_wrong_option_says_what_to_write(values, words):
+def test_an_invalid_option_is_reported_with_valid_values(values, words):
     with pytest.raises(InputError, match=words):
         read_options("method x", Options, values)
 
 
-def test_a_method_without_options_says_so():
+def test_options_of_a_method_without_options_are_refused():
     with pytest.raises(InputError, match="no options"):
         read_options("method svd", NoOptions, {"rank": 3})
 
 
-def test_options_travel_with_the_recipe():
+def test_options_are_part_of_the_recipe():
     recipe = Recipe(options={"junction": "left", "rounds": 3})
     assert Recipe.from_dict(recipe.to_dict()) == recipe
     assert "--option junction=left --option rounds=3" in recipe.command()

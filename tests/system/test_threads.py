@@ -1,4 +1,4 @@
-"""Decompositions that do not depend on how many threads compute them."""
+"""Decompositions with different numbers of threads."""
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ SIZE, RANK = 256, 64
 
 @pytest.fixture(scope="module")
 def results():
-    """A low-rank product, the roots of a Gram matrix, and an order, by 1, 2 and again 2 threads."""
+    """Return a low-rank product, roots of a Gram matrix, and an order, computed with 1, 2 and 2
+    threads.
+    """
     chance = torch.Generator().manual_seed(6)
     weight = torch.randn(SIZE, SIZE, generator=chance, dtype=torch.float64)
     x = torch.randn(3 * SIZE, SIZE, generator=chance, dtype=torch.float64)
@@ -26,14 +28,14 @@ def results():
     return made
 
 
-def test_another_number_of_threads_changes_nothing_beyond_a_millionth(results):
+def test_results_with_different_numbers_of_threads_agree_to_a_millionth(results):
     (one_thread, order), (two_threads, other_order), _ = results
     for first, second in zip(one_thread, two_threads, strict=True):
         assert float((first - second).abs().max()) <= 1e-6 * float(first.abs().max())
     assert torch.equal(order, other_order)
 
 
-def test_the_same_number_of_threads_gives_the_same_bits(results):
+def test_results_with_the_same_number_of_threads_are_equal_to_the_bit(results):
     _, (two_threads, order), (repeated, repeated_order) = results
     assert all(
         torch.equal(first, second) for first, second in zip(two_threads, repeated, strict=True)
