@@ -1,6 +1,4 @@
-"""Tiny models with random weights, made on the spot, and the reference data where a machine has
-it.
-"""
+"""Fixtures with tiny random models, plain text, and the reference data if it is present."""
 
 import gc
 import os
@@ -10,14 +8,14 @@ from pathlib import Path
 
 os.environ.setdefault(
     "HF_HUB_OFFLINE", "1"
-)  # read when the hub client is imported: no test leaves the machine
+)  # tests work offline; read when huggingface_hub is imported
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-# Two threads, as on the smallest machine, or one where two tests run at once; in the processes that
-# tests start too, for equal bits.
+# Two threads, as on the smallest machine, or one if pytest-xdist runs two tests at once. Set in the
+# environment, so that subprocesses compute the same bits.
 os.environ["OMP_NUM_THREADS"] = str(2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) or 1)
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
-)  # waiting threads that spin make thousands of tiny products slow on a busy machine
+)  # threads that spin while they wait slow down tiny products on a busy machine
 
 import pytest
 import torch
@@ -43,14 +41,14 @@ VOCABULARY = 300
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: a garbage collection need not look at its million objects again."""
+    """Exclude imported objects, about a million, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long campaigns, and what starts a cluster, run only where they are asked for: -m soak, -m
-    cluster. Cases that `one_in` leaves out are part of the long campaigns.
+    """Deselect tests marked `soak` or `cluster` unless `-m` names the marker. Cases that `one_in`
+    leaves out become `soak` tests.
     """
     for item in items:
         sampled = item.get_closest_marker("one_in")
@@ -64,8 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _surroundings(tmp_path_factory):
-    """Calibrations of the tests go to a folder of their own."""
+def _calibration_cache(tmp_path_factory):
+    """Write the calibrations of the tests to a temporary cache folder."""
     previous_cache = os.environ.get("LRCORE_CACHE")
     os.environ["LRCORE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
@@ -81,9 +79,7 @@ def _seed():
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """The folder of real models and real text; see its README. Tests that need it are skipped
-    elsewhere.
-    """
+    """Return the folder of real models and real text; without it, skip the test."""
     folder = os.environ.get("LRCORE_REFERENCE")
     if not folder:
         pytest.skip("LRCORE_REFERENCE does not name the folder with reference models and text")
@@ -92,7 +88,7 @@ def reference() -> Path:
 
 @pytest.fixture(scope="session")
 def story_text() -> str:
-    """About 6,000 characters of varied plain text."""
+    """Return about 6,000 characters of varied plain text."""
     order = torch.randint(
         len(SENTENCES), (100,), generator=torch.Generator().manual_seed(1)
     ).tolist()
@@ -108,8 +104,8 @@ def story_file(tmp_path_factory, story_text) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory) -> Path:
-    """A folder with a Llama: grouped queries (4 / 2 heads of 8), rotary, gated MLP, no biases,
-    tied embeddings, 3 layers.
+    """Return a folder with a Llama: grouped queries (4 / 2 heads of 8), rotary embeddings, gated
+    MLP, no biases, tied embeddings, 3 layers.
     """
     return _save(
         LlamaForCausalLM(_llama(tie_word_embeddings=True)), tmp_path_factory.mktemp("tiny-llama")
@@ -125,8 +121,8 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def chat_llama(tiny_llama, tmp_path_factory) -> Path:
-    """The Llama with a chat template, which begins conversations with <s> and ends answers with
-    </s>.
+    """Return a folder with the Llama and a chat template: <s> begins a conversation, </s> ends an
+    answer.
     """
     folder = tmp_path_factory.mktemp("chat") / "chat-llama"
     shutil.copytree(tiny_llama, folder)
@@ -136,8 +132,8 @@ def chat_llama(tiny_llama, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama_bias(tmp_path_factory) -> Path:
-    """The same with a bias on every projection, none of them zero, and an output head of its
-    own.
+    """Return a folder with the same Llama, nonzero biases on all projections, and untied
+    embeddings.
     """
     config = _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
     return _save(LlamaForCausalLM(config), tmp_path_factory.mktemp("tiny-llama-bias"))
@@ -145,7 +141,7 @@ def tiny_llama_bias(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_opt(tmp_path_factory) -> Path:
-    """A folder with an OPT: 4 full heads of 8, learned positions, biases, ReLU, 2 layers."""
+    """Return a folder with an OPT: 4 full heads of 8, learned positions, biases, ReLU, 2 layers."""
     config = OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -165,7 +161,7 @@ def tiny_opt(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def small_of(story_file):
-    """A compressed model of a folder by a method, not saved."""
+    """Return a function that compresses the model of a folder by a method."""
 
     def make(folder, method, **changes):
         requested = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
@@ -201,8 +197,8 @@ def _llama(**changes) -> LlamaConfig:
 
 
 def _save(network: PreTrainedModel, folder: Path) -> Path:
-    """Fresh networks have zero biases and unit norms, which would hide mistakes: everything gets
-    noise.
+    """Save a network and its tokenizer after adding noise to all parameters: zero biases and unit
+    norms would hide mistakes.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -215,7 +211,9 @@ def _save(network: PreTrainedModel, folder: Path) -> Path:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every text has tokens, and characters beyond ASCII are split over several."""
+    """Train a byte-level BPE tokenizer, which splits characters beyond ASCII into several
+    tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

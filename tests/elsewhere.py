@@ -1,4 +1,4 @@
-"""A process that cannot see this project: what a stranger has who was given an exported folder."""
+"""Subprocesses that cannot import this project, as for the receiver of an exported folder."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import torch
 
 TOKENS = torch.arange(3, 43).view(2, 20)
 
-# Loads, runs, generates with the cache what is likeliest without it; saves again and loads that,
-# where asked to. A folder that fails leaves its traceback instead of logits.
+# Script that loads each folder, compares generation with and without a cache, and optionally saves
+# the model and loads it again. Saves logits, or the traceback of an error, by folder.
 LOAD = """
 import importlib.util, json, sys, traceback
 import torch
@@ -48,10 +48,10 @@ torch.save(found, sys.argv[2])
 """
 
 
-# What remote code is copied to is chosen when transformers is imported. And transformers parses the
-# code of a folder anew for its config, its model, and each copy, to see that what it imports is
-# there, which takes longer than all else: here the same text is parsed once.
-OWN_MODULES = """
+# Start of the scripts: a separate folder for copies of remote code, which transformers chooses at
+# import, and a cache of parsed code. transformers parses the code of a folder for its config, its
+# model and each copy to check the imports, which takes longer than all other steps.
+PREPARE = """
 import os, pathlib, sys
 # `make setup` makes this project importable in every folder
 sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p or ".", "lrcore"))]
@@ -73,7 +73,9 @@ transformers.dynamic_module_utils.get_imports = parse_once(
 
 
 def elsewhere(script, *arguments, cwd):
-    """Run a script where neither the working directory nor the path leads to this project."""
+    """Run a script in a process in which neither the working folder nor the path leads to this
+    project.
+    """
     hub_settings = {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cwd / "hf"),
@@ -82,15 +84,14 @@ def elsewhere(script, *arguments, cwd):
     environment = {
         name: value for name, value in os.environ.items() if name != "PYTHONPATH"
     } | hub_settings
-    done = fresh.outside().run(["-c", OWN_MODULES + script, *arguments], environment, cwd)
+    done = fresh.outside().run(["-c", PREPARE + script, *arguments], environment, cwd)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def loaded_elsewhere(folders, cwd, save_again=None):
-    """What every folder gives there for TOKENS: its logits, or the traceback of what went wrong.
-
-    save_again: which of them are saved again and loaded once more; all by default.
+    """Return the logits for TOKENS, or the traceback, of each folder in a subprocess. save_again:
+    whether to save and load each model again, by default true.
     """
     save_again = [True] * len(folders) if save_again is None else save_again
     requests = [

@@ -1,5 +1,5 @@
-"""LatentLLM's algorithm 1 and its kin in sixty digits: two stacks of heads, each with one shared
-factor, by alternating eigendecompositions of `d x d` matrices.
+"""LatentLLM's algorithm 1 and related objectives with 60 digits: two stacks of heads with a shared
+factor each, by alternating eigendecompositions of `d x d` matrices.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from sixty_digits import exact, inner, leading, root, rows, squares, trace
 from lrcore.methods.latentllm.joint import rotary_offsets, side_ranks
 
 ROUNDS = 8
-LEAST = 1e-6  # of the largest eigenvalue: where a head counts as one of fewer directions
-ENOUGH = mpmath.mpf(10) ** -9  # of the loss: a round that gains less is the last
+LEAST = 1e-6  # fraction of the largest eigenvalue below which a head is singular
+ENOUGH = mpmath.mpf(10) ** -9  # relative gain of the last round
 
 
 def alternated(
@@ -23,8 +23,8 @@ def alternated(
     explained: Callable[[Matrix, Matrix], Number],
     total: Number,
 ) -> Number:
-    """The loss after the rounds. left(A_r), right(A_l): the matrices whose leading eigenvectors the
-    other side takes, None for all of it (eq. 75 and 77).
+    """Return the loss after the rounds. left(A_r), right(A_l): the matrices with the leading
+    eigenvectors of the other side; None for all directions (eq. 75 and 77).
     """
     a_left, best = leading(left(None), ranks[0]), mpmath.mpf(0)
     for _ in range(ROUNDS):
@@ -37,9 +37,9 @@ def alternated(
 
 
 def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -> Objective:
-    """`sum_i sum_delta |P W_q^T Theta W_k P|^2` under shared A_q and A_k, with means where they
-    count (eq. 129-142), and the errors of the scores over all pairs of tokens where P is the root
-    of their moments.
+    """Return the objective `sum_i sum_delta |P W_q^T Theta W_k P|^2` with shared A_q and A_k, and
+    means if centered (eq. 129-142), with errors of the scores over all pairs of tokens if P is the
+    root of their moments.
     """
     a = e.layer.attention
     size = e.weight("q").cols
@@ -53,7 +53,7 @@ def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -
         ]
 
     def head(name: str, i: int, count: int) -> tuple[Matrix, Matrix]:
-        """W P and the mean state of a head."""
+        """Return W P and the mean state of a head."""
         weight, bias = e.weight(name), bias_of(e.layer.matrices()[name])
         rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
         head_weight, offset = rows(weight, rows_of), rows(bias, rows_of)
@@ -85,7 +85,7 @@ def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -
         return total
 
     def means() -> Matrix:
-        """The mean queries against all directions of the keys."""
+        """Return the contribution of mean queries, over all directions of the keys."""
         total = mpmath.zeros(size)
         for g, k in enumerate(ks):
             for i in range(g * e.group, (g + 1) * e.group):
@@ -110,8 +110,8 @@ def joint_scores(e: Exact, metric: Matrix | None, centered: bool, window: int) -
         )
 
     def error(small: Any, factor: Any, _rank: int) -> Number:
-        # with an identity block in every head, one of fewer directions than columns may lose what
-        # shifts all scores of a query alike
+        # With an identity block in each head, a singular head may lose a shift of all scores of a
+        # query.
         return e_of_scores(
             e, small, qs, ks, turns, half, mean, centered, factor.per_head and singular
         )
@@ -130,8 +130,8 @@ def e_of_scores(
     centered: bool,
     but_shifts: bool,
 ) -> Number:
-    """What a layer loses of the scores, of inputs of that mean and covariance; but_shifts: of their
-    differences between keys.
+    """Return the error of the scores of a layer for inputs with this mean and covariance;
+    but_shifts: the error of score differences between keys.
     """
     a = e.layer.attention
     weights = {name: exact(small.matrices()[name].weight) for name in "qk"}
@@ -158,7 +158,7 @@ def e_of_scores(
 
 
 def joint_values(e: Exact, metric: Matrix | None, centered: bool) -> Objective:
-    """`sum_i |W_o,i W_v,i P|^2` under shared A_o and A_v (eq. 184-188)."""
+    """Return the objective `sum_i |W_o,i W_v,i P|^2` with shared A_o and A_v (eq. 184-188)."""
     a = e.layer.attention
     size, d = e.weight("v").cols, e.weight("o").rows
     half = mpmath.eye(size) if metric is None else root(metric)

@@ -1,4 +1,4 @@
-"""The objectives of methods that narrow heads and MLP, in sixty digits: A3, CLOVER and MoDeGPT."""
+"""Objectives of methods that narrow heads and MLP with 60 digits: A3, CLOVER and MoDeGPT."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,7 +65,9 @@ def a3(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def output_components(e: Exact) -> Objective:
-    """The output of the attention on its own principal directions, the rows of v's maps."""
+    """Return the objective of the attention output on its principal directions, the rows of v's
+    maps.
+    """
     dense, gram = e.weight("o"), e.second("attn_out")
     output_gram = dense * gram * dense.T
     minima = symmetric_tails(output_gram)
@@ -79,7 +81,9 @@ def output_components(e: Exact) -> Objective:
 
 
 def value_columns(e: Exact, kind: str) -> Objective:
-    """Columns of value heads, with those of the output projection: by what is kept of them."""
+    """Return the objective of columns of value heads, selected together with those of the output
+    projection.
+    """
     a = e.layer.attention
     read = vectors(e, "o", kind)
     value_scores = vectors(e, "v", kind) if kind == "abs" else [mpmath.mpf(0)] * (a.n_kv * a.v_size)
@@ -100,14 +104,16 @@ def value_columns(e: Exact, kind: str) -> Objective:
 
 
 class replace_order:
-    """The order of columns that maps of ones stand for."""
+    """The order of columns in maps of ones."""
 
     def __init__(self, factor: Any) -> None:
         self.order = factor.v_maps.argmax(-1)
 
 
 def clover(e: Exact, options: Any) -> dict[str, Objective]:
-    """`W_q,i^T W_k,i` and `W_o,i W_v,i`, a bias as one more input."""
+    """Return the objectives of `W_q,i^T W_k,i` and `W_o,i W_v,i`, with a bias as an additional
+    input.
+    """
     blind = Exact(replace(e.case, x=torch.eye(e.case.x.shape[1], dtype=torch.float64)))
     a = e.layer.attention
 
@@ -154,7 +160,9 @@ def modegpt(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def principal_values(e: Exact, grams: Sequence[Matrix]) -> Objective:
-    """Every value head on its principal directions V, `T = V^T`, `W^_o,i = W_o,i V`."""
+    """Return the objective of each value head on its principal directions V, `T = V^T`, `W^_o,i =
+    W_o,i V`.
+    """
     tails = [symmetric_tails(gram) for gram in grams]
 
     def error(small: Any, factor: Any, rank: int) -> Number:

@@ -1,4 +1,4 @@
-"""The objectives of methods that make keys and values latents, in sixty digits."""
+"""Objectives of methods that replace keys and values by latents, with 60 digits."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def care(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def grouped(e: Exact, name: str, group: int, gram: Matrix) -> Objective:
-    """Palu: every group of kv heads on its own, all with one rank."""
+    """Return the objective of Palu: groups of kv heads with separate factors of the same rank."""
     a, dense = e.layer.attention, e.weight(name)
     groups, size = a.n_kv // group, dense.rows // (a.n_kv // group)
     parts = [dense[g * size : (g + 1) * size, :] for g in range(groups)]
@@ -63,7 +63,9 @@ def grouped(e: Exact, name: str, group: int, gram: Matrix) -> Objective:
 
 
 def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
-    """Which pairs turn, by `sum_i (E |q_i,j|^2 E |k_j|^2)^{1/2}`; and the weights of the rest."""
+    """Return the objective of the selected rotary pairs, `sum_i (E |q_i,j|^2 E |k_j|^2)^{1/2}`, and
+    of the other weights.
+    """
     a = e.layer.attention
     half = a.qk_size // 2
     ranked = None
@@ -122,9 +124,9 @@ def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def transmla(e: Exact, options: Any) -> dict[str, Objective]:
-    """RoRoPE: of every group of frequencies the axes of largest variance, real and imaginary parts
-    together. Then `E |[K_nope / a; V] - R R^T [K_nope / a; V]|^2`, a from the factor, since the
-    axes of what has no positions are free where variances are equal.
+    """Return the objective of RoRoPE: the axes of largest variance of each group of frequencies,
+    real and imaginary parts together. Then `E |[K_nope / a; V] - R R^T [K_nope / a; V]|^2` with a
+    from the factor, because the axes without positions are not unique for equal variances.
     """
     a = e.layer.attention
     k, v = e.states("k"), e.states("v")
@@ -144,7 +146,7 @@ def transmla(e: Exact, options: Any) -> dict[str, Objective]:
             turning, minimum = turning + tail[0], minimum + tail[kept_count]
 
     def split(factor: Any) -> tuple[Matrix, Matrix, Number]:
-        """Axes that turn, the keys without them, and the balance."""
+        """Return the rotating axes, the keys without them, and the balance."""
         axes = exact(factor.axes) if len(factor.axes) else mpmath.zeros(1, k.cols)
         values = squares(exact(factor.ups[1][:, 0]))
         keys = squares(exact(factor.ups[0][:, 0]))
@@ -175,7 +177,9 @@ def transmla(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def measured_latent(e: Exact, name: str) -> Objective:
-    """`|L^T (W - W^) C^{1/2}|^2`, L L^T the second moments of what multiplies a state."""
+    """Return the objective `|L^T (W - W^) C^{1/2}|^2` with L L^T the second moments of the
+    multiplier of a state.
+    """
     a, gram = e.layer.attention, e.covariance("attn_in")
     grams = []
     for g in range(a.n_kv):

@@ -1,4 +1,4 @@
-"""Objectives of slots and their minima in sixty digits: the parts of the equations of the papers in
+"""Objectives of slots and their minima with 60 digits, used for the equations of papers in
 `exact_references.py`.
 """
 
@@ -31,16 +31,18 @@ from lrcore.layers.statistics import TAPS
 
 Matrix = mpmath.matrix
 Number = mpmath.mpf
-# A refit counts every input as if so much of its square were noise of its own, so that what float32
-# products lose is not fitted (`lrcore.layers.linalg.dampings`).
+# A refit adds this fraction of the squares of an input as noise, so that errors of float32 products
+# are not fitted (`lrcore.layers.linalg.dampings`).
 NOISE = 1e-8
 
 
 @dataclass(frozen=True)
 class Objective:
-    """error: of a layer with this slot at a rank, given with the slot's factor. best: the least
-    that it can be there. total: of a layer without the slot. bound: whether nothing can be below
-    the best; another path of an alternation can.
+    """Error of a slot and its minimum.
+
+    error: of a layer with this slot at a rank, given the factor of the slot. best: its minimum.
+    total: the error of a layer without the slot. bound: whether the minimum is a lower bound; for
+    an alternation, a different path can be below it.
     """
 
     error: Callable[[Layer, Any, int], Number]
@@ -49,7 +51,7 @@ class Objective:
     bound: bool = True
 
     def __add__(self, other: "Objective") -> "Objective":
-        """Both together, where one solution is the best of either."""
+        """Return the sum of two objectives with a common minimizer."""
         return Objective(
             lambda *args: self.error(*args) + other.error(*args),
             lambda *args: self.best(*args) + other.best(*args),
@@ -58,7 +60,7 @@ class Objective:
 
 
 class Exact:
-    """The activations and weights of a toy layer, and moments of them."""
+    """Activations, weights and moments of a toy layer."""
 
     def __init__(self, case: Toy) -> None:
         self.case, self.layer = case, case.layer
@@ -72,14 +74,14 @@ class Exact:
         return self._made[key]
 
     def seen(self, tap: str) -> Matrix:
-        """Tokens [N, n]."""
+        """Return the tokens, [N, n]."""
         return self.once(("seen", tap), lambda: exact(self._seen[tap]))
 
     def second(self, tap: str) -> Matrix:
         return self.once(("second", tap), lambda: moment(self.seen(tap)))
 
     def mean(self, tap: str) -> Matrix:
-        """[n, 1]."""
+        """Return the mean, [n, 1]."""
         x = self.seen(tap)
         return self.once(("mean", tap), lambda: (mpmath.ones(1, x.rows) * x).T / x.rows)
 
@@ -91,7 +93,9 @@ class Exact:
         return self.once(name, lambda: exact(self.layer.matrices()[name].weight))
 
     def states(self, name: str, layer: Layer | None = None) -> Matrix:
-        """What a projection of the layer's input gives, before rotary, [N, out]."""
+        """Return the output of a projection of the layer's input before rotary embeddings, [N,
+        out].
+        """
         if layer is None:
             return self.once(("states", name), lambda: self.states(name, self.layer))
         projection = layer.matrices()[name]
@@ -103,25 +107,25 @@ class Exact:
         return self.layer.attention.group
 
     def head(self, m: Matrix, index: int, of: int) -> Matrix:
-        """The columns of one of so many heads."""
+        """Return the columns of a head."""
         size = m.cols // of
         return m[:, index * size : (index + 1) * size]
 
     def out(self, index: int, layer: Layer | None = None) -> Matrix:
-        """The part of the output projection that reads a query head, [d, s]."""
+        """Return the part of the output projection for a query head, [d, s]."""
         weight = self.weight("o") if layer is None else exact(layer.attention.o.weight)
         return self.head(weight, index, self.layer.attention.n_q)
 
 
 def bias_of(projection: Projection) -> Matrix:
-    """[out, 1], zeros where there is none."""
+    """Return the bias, [out, 1], or zeros without one."""
     if projection.bias is None:
         return mpmath.zeros(projection.weight.shape[0], 1)
     return exact(projection.bias)
 
 
 def fixed(values: Sequence[Number]) -> Callable[[Any, int], Number]:
-    """The least of every rank, from 0 on; nothing beyond the last."""
+    """Return a function that gives the minimum by rank, from 0 on, constant after the last."""
     return lambda _factor, rank: values[min(rank, len(values) - 1)]
 
 
@@ -132,16 +136,16 @@ def matrices(
     mean: Matrix | None = None,
     outputs: Matrix | None = None,
 ) -> Objective:
-    """Matrices of one input on top of each other, `tr(D G D^T)` of what they lose, D; G None: the
-    identity. mean: of the input where it goes into the bias, which else stays as it is. outputs:
-    `tr(D^T R D G)` with this R.
+    """Return the objective `tr(D G D^T)` of the error D of stacked matrices with the same input; G
+    None: the identity. mean: of the input, if it is moved into the bias, which is otherwise
+    unchanged. outputs: R for `tr(D^T R D G)`.
     """
     full = stacked([e.weight(name) for name in names])
     side = mpmath.eye(full.rows) if outputs is None else root(outputs)
     dense = side * full
     gram = mpmath.eye(dense.cols) if gram is None else gram
     smaller_gram = dense * gram * dense.T if dense.rows <= dense.cols else None
-    if smaller_gram is None:  # the smaller side
+    if smaller_gram is None:  # use the smaller side
         half = root(gram)
         smaller_gram = half * dense.T * dense * half
     minima = symmetric_tails(smaller_gram)
@@ -158,8 +162,8 @@ def matrices(
 
 
 def scores(e: Exact, centered: bool = False, rank_of: Callable[[int], int] = int) -> Objective:
-    """The scores of all pairs of tokens, those of the query heads of a group together; centred:
-    but for what all keys of a query share.
+    """Return the objective of the scores of all pairs of tokens, query heads of a group together;
+    centered: without the mean over keys of a query.
     """
     a = e.layer.attention
 
@@ -193,8 +197,8 @@ def side_by_side(a: Matrix, b: Matrix) -> Matrix:
 
 
 def per_head_outputs(e: Exact, grams: Sequence[Matrix]) -> Objective:
-    """`sum_i tr(D_i G_g D_i^T)`, `D_i = W_o,i - W^_o,i T_g`; grams: of the states of every value
-    head.
+    """Return the objective `sum_i tr(D_i G_g D_i^T)`, `D_i = W_o,i - W^_o,i T_g`; grams: of the
+    states of each value head.
     """
     a, minima = e.layer.attention, [mpmath.mpf(0)] * (e.layer.attention.v_size + 1)
     for g, gram in enumerate(grams):
@@ -217,7 +221,9 @@ def per_head_outputs(e: Exact, grams: Sequence[Matrix]) -> Objective:
 def selection(
     per_head: Sequence[Sequence[Number]], step: int = 1, order: str = "order"
 ) -> Objective:
-    """The sum of the scores that go; the first of `factor.order` [heads, n] or [n] stay."""
+    """Return the objective of a selection, the sum of the removed scores; the first entries of
+    `factor.order` [heads, n] or [n] are selected.
+    """
     minima = [sums_after(head_scores) for head_scores in per_head]
 
     def error(_small: Layer, factor: Any, rank: int) -> Number:
@@ -243,12 +249,13 @@ def read_by(
     groups: Sequence[Sequence[int]] | None = None,
     refit: bool = True,
 ) -> Objective:
-    """What the output or down projection loses where only some inputs are left, in the order
-    `select_columns(factor, rank)` of its columns: against least squares on these, or, not refit,
-    against the others silenced at their mean.
+    """Return the objective of the output or down projection with the columns
+    `select_columns(factor, rank)` of its input: compared with least squares, or, without refit,
+    with the other columns fixed at their mean.
 
-    metric: of the output; centred: the mean goes into the bias. groups: where one goes at a time by
-    what the rest can make up for, the columns of each; of all but one the least is then known.
+    metric: of the output; centered: the mean is moved into the bias. groups: the columns that are
+    removed together, if columns are removed one group at a time; the minimum for a single removed
+    group is then known.
     """
     dense, tap = e.weight(name), TAPS[name]
     gram = e.covariance(tap) if centered else e.second(tap)
@@ -292,7 +299,9 @@ def noisy(gram: Matrix) -> Matrix:
 
 
 def narrowed_refit(e: Exact) -> Objective:
-    """The output projection on narrowed head outputs `T a`, against least squares on those."""
+    """Return the objective of the output projection on narrowed head outputs `T a`, compared with
+    least squares.
+    """
     a, dense = e.layer.attention, e.weight("o")
     gram, mean = e.covariance("attn_out"), e.mean("attn_out")
 

@@ -1,4 +1,6 @@
-"""A method on a hard layer against the least that its objectives can be, in sixty digits."""
+"""Methods on ill-conditioned layers, compared with the minima of their objectives with 60
+digits.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -14,14 +16,14 @@ from method_options import UNDAMPED
 from lrcore.layers.statistics import COMMON_TAPS, Moments
 from lrcore.methods import METHODS
 
-SHARE = 1e-5  # of the least: how far above it a solution may be
-ROUNDING = 1e-11  # of the whole: what float64 cannot tell apart
+SHARE = 1e-5  # allowed error above the minimum, relative to it
+ROUNDING = 1e-11  # rounding error of float64, relative to the total
 
 
 @cache
 def exact_layer(layer: str, kind: str) -> Exact:
-    """One for all methods, which keeps what it has computed. The dense model's activations, which
-    cross moments are of, are others than those seen.
+    """Return the exact layer, shared by all methods. Activations of the dense model, used for cross
+    moments, differ from those seen.
     """
     case = hard_layer(layer, kind)
     seconds = {tap: case.moments.second(tap) for tap in COMMON_TAPS}
@@ -33,8 +35,8 @@ def exact_layer(layer: str, kind: str) -> Exact:
 def above_the_least(
     name: str, options: dict[str, Any], layer: str, kind: str, every_rank: bool = False
 ) -> list[str]:
-    """What a method leaves above the least, by slot and rank, and what is no number; a middle rank
-    and the last below the full one are tried, or every one.
+    """Return the errors of a method above the minimum, by slot and rank, and non-finite results,
+    for a middle rank and the last one below full rank, or for all ranks.
     """
     e, chosen = exact_layer(layer, kind), METHODS[name].choose(UNDAMPED.get(name, {}) | options)
     factors, failures = METHODS[name].factor(e.layer, e.case.moments, chosen), []

@@ -1,5 +1,5 @@
-"""The objectives of every method of the table in sixty digits, from the equations of its paper: an
-objective for every slot, from a layer and the method's options.
+"""Objectives of all methods with 60 digits, from the equations of their papers: an objective by
+slot for a layer and the options of a method.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,9 @@ def kfac_svd(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def aa_svd(e: Exact, options: Any) -> dict[str, Objective]:
-    """`W + anchor W E[(x - x') x'^T] (E[x' x'^T] + ridge)^-1`, its best approximation on x'."""
+    """Return the objective of `W + anchor W E[(x - x') x'^T] (E[x' x'^T] + ridge)^-1` and its best
+    approximation on x'.
+    """
 
     def target(name: str) -> Matrix:
         second = e.second(TAPS[name])
@@ -91,7 +93,7 @@ def aa_svd(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def bolaco(e: Exact, options: Any) -> dict[str, Objective]:
-    """Principal components of the outputs about their mean."""
+    """Return the objective of principal components of the centered outputs."""
     return {
         name: matrices(e, (name,), e.covariance(TAPS[name]), e.mean(TAPS[name]))
         for name in names_of(e)
@@ -100,7 +102,7 @@ def bolaco(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def metric(e: Exact, tap: str, centered: bool, options: Any) -> Matrix | None:
-    """`P^2` of table 1."""
+    """Return `P^2` of table 1."""
     second = e.covariance(tap) if centered else e.second(tap)
     size, kind = second.rows, options.preconditioner
     if kind == "identity":

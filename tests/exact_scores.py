@@ -1,4 +1,4 @@
-"""Scores of columns, neurons and matrices in sixty digits."""
+"""Scores of columns, neurons and matrices with 60 digits."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def names_of(e: Exact) -> list[str]:
 
 
 def head_moments(e: Exact, name: str, diagonal: bool = False) -> list[Matrix]:
-    """`E[s s^T]` of the states of every head; diagonal: of inputs that do not correlate."""
+    """Return `E[s s^T]` of the states of each head; diagonal: with uncorrelated inputs."""
     a = e.layer.attention
     count = a.n_q if name == "q" else a.n_kv
     if diagonal:
@@ -39,7 +39,9 @@ def head_moments(e: Exact, name: str, diagonal: bool = False) -> list[Matrix]:
 def column_scores(
     e: Exact, q: Sequence[Sequence[Number]], k: Sequence[Sequence[Number]], pairs: bool
 ) -> list[list[Number]]:
-    """`sum_i q_j k_j` over the query heads of a key head, and over the two columns of a pair."""
+    """Return `sum_i q_j k_j` over the query heads of a key head, and over the two columns of a
+    pair.
+    """
     scores = []
     for g, key_squares in enumerate(k):
         group = range(g * e.group, (g + 1) * e.group)
@@ -58,7 +60,7 @@ def diagonal(m: Matrix) -> list[Number]:
 
 
 def magnitudes(e: Exact, name: str, count: int) -> list[list[Number]]:
-    """Sums over the rows of every head, biases included."""
+    """Return sums over the rows of each head, with biases."""
     weight, bias = e.weight(name), bias_of(e.layer.matrices()[name])
     sums = [mpmath.fsum(abs(v) for v in weight[i, :]) + abs(bias[i]) for i in range(weight.rows)]
     size = weight.rows // count
@@ -66,8 +68,8 @@ def magnitudes(e: Exact, name: str, count: int) -> list[list[Number]]:
 
 
 def vectors(e: Exact, name: str, kind: str) -> list[Number]:
-    """The sum of magnitudes of every row of a matrix, or of every column of o and down, wanda:
-    times the root of its input's mean square.
+    """Return the sum of magnitudes of each row of a matrix, or of each column of o and down; wanda:
+    multiplied by the root mean square of its input.
     """
     weight = e.weight(name) if ACROSS[name] == 1 else e.weight(name).T
     sums = [mpmath.fsum(abs(v) for v in weight[i, :]) for i in range(weight.rows)]
@@ -78,7 +80,7 @@ def vectors(e: Exact, name: str, kind: str) -> list[Number]:
 
 
 def neurons(e: Exact, kind: str) -> list[Number]:
-    """Scores of the neurons of the MLP."""
+    """Return scores of the neurons of the MLP."""
     if kind == "a3":  # E[z_j^2] |w_j|^2
         second, down = e.second("mlp_hidden"), e.weight("down")
         return [second[j, j] * squares(down[:, j]) for j in range(down.cols)]
@@ -88,7 +90,7 @@ def neurons(e: Exact, kind: str) -> list[Number]:
 
 
 def turned_squares(e: Exact, name: str) -> list[list[Number]]:
-    """`E[s_j^2]` of queries or keys as they enter the score, token t at position t."""
+    """Return `E[s_j^2]` of queries or keys after rotary embeddings, with token t at position t."""
     a = e.layer.attention
     count, states = (a.n_q if name == "q" else a.n_kv), e.states(name)
     squares_by_head = []
@@ -101,7 +103,7 @@ def turned_squares(e: Exact, name: str) -> list[list[Number]]:
 
 
 def rotated_states(states: Matrix, frequencies: Sequence[Number]) -> Matrix:
-    """Rotary positions 0, 1, 2, ... on the states of one head."""
+    """Apply rotary embeddings at positions 0, 1, 2, ... to the states of a head."""
     half, out = len(frequencies), states * 1
     for t in range(states.rows):
         for j, frequency in enumerate(frequencies):

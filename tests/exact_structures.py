@@ -1,4 +1,4 @@
-"""The objectives of methods that remove whole heads and neurons, in sixty digits."""
+"""Objectives of methods that remove complete heads and neurons, with 60 digits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ from lrcore.layers.statistics import TAPS
 
 
 def inputs_of(e: Exact) -> list[list[int]]:
-    """The columns of the output projection that each kv head's queries give."""
+    """Return the columns of the output projection that belong to the queries of each kv head."""
     a = e.layer.attention
     size = e.group * a.v_size
     return [list(range(g * size, (g + 1) * size)) for g in range(a.n_kv)]
@@ -95,7 +95,9 @@ def llm_pruner(e: Exact, options: Any) -> dict[str, Objective]:
 
 
 def llm_surgeon(e: Exact, options: Any) -> dict[str, Objective]:
-    """`tr(D G D^T A)`: what is left makes up for what goes; K-OBD: it does not."""
+    """Return the objectives `tr(D G D^T A)`: the remaining columns compensate for the removed ones;
+    K-OBD: they do not.
+    """
     curvature = {name: exact(e.case.moments.values[name, "curvature"]) for name in ("o", "down")}
     if options.update:
         alone = [[j] for j in range(e.weight("down").cols)]

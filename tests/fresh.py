@@ -1,10 +1,9 @@
-"""Fresh Python processes that need not import everything again.
+"""New Python processes without the time of imports.
 
-Importing torch, transformers and this project takes seconds, and many tests need a process of their
-own. A `Fresh` is a process that imports modules once and does nothing else; every `start` is a fork
-of it, which has run none of the tests' code, with an environment, folder and streams of its own.
-What the modules read from the environment when they are imported is that of the `Fresh`, but for
-what huggingface_hub does: where the hub is, and whether it may be asked.
+Many tests need a separate process, and importing torch, transformers and this project takes
+seconds. A `Fresh` is a process that imports modules once; each `start` is a fork of it, without any
+code of the tests, with a given environment, folder and streams. Modules have read their environment
+variables in the `Fresh`, except the settings of huggingface_hub, which are read again.
 """
 
 import atexit
@@ -30,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Process:
-    """A started process; what it printed lies in the files `out` and `err`."""
+    """Started process, with its output in the files `out` and `err`."""
 
     pid: int
     status: Path
@@ -38,11 +37,11 @@ class Process:
     err: Path
 
     def poll(self) -> int | None:
-        """The exit status; None while it runs."""
+        """Return the exit status, or None while the process runs."""
         return int(self.status.read_text()) if self.status.exists() else None
 
     def wait(self, timeout: float) -> int:
-        """The exit status; a process that takes longer is killed."""
+        """Wait for the exit status; kill a process that takes longer."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -58,7 +57,7 @@ class Process:
 
 
 class Fresh:
-    """A process with `modules` imported, and the processes forked from it."""
+    """A process with imported `modules`, and the processes forked from it."""
 
     def __init__(
         self, modules: Sequence[str], environment: Mapping[str, str], path: Sequence[str] = ()
@@ -77,7 +76,9 @@ class Fresh:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | str
     ) -> Process:
-        """Start what `python *arguments` would run: "-c" and code, "-m" and a module, or a file."""
+        """Start the equivalent of `python *arguments`: "-c" and code, "-m" and a module, or
+        a file.
+        """
         workspace = Path(self.folder.name) / str(next(self.numbers))
         workspace.mkdir()
         job = {
@@ -89,7 +90,7 @@ class Fresh:
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
-        assert answer, "the process that others are forked from has ended"
+        assert answer, "the Fresh process has ended"
         return Process(int(answer), workspace / "status", workspace / "out", workspace / "err")
 
     def run(
@@ -99,7 +100,7 @@ class Fresh:
         cwd: Path | str,
         timeout: float = 600,
     ) -> subprocess.CompletedProcess:
-        """`start`, and wait: as `subprocess.run` with captured text."""
+        """Call `start` and wait, as `subprocess.run` with captured text."""
         process = self.start(arguments, environment, cwd)
         code = process.wait(timeout)
         return subprocess.CompletedProcess(
@@ -107,7 +108,7 @@ class Fresh:
         )
 
     def close(self) -> None:
-        """End it, and with it the processes that still run."""
+        """End the process and its running forks."""
         self.process.stdin.close()
         self.process.wait(30)
         self.process.stdout.close()
@@ -121,7 +122,7 @@ def _closed_at_exit(fresh: Fresh) -> Fresh:
 
 @cache
 def outside() -> Fresh:
-    """Where this project is not installed: torch and transformers, without a hub."""
+    """Return a process without this project: torch and transformers, without a hub."""
     hub_settings = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     modules = ("torch", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
     return _closed_at_exit(
@@ -131,20 +132,20 @@ def outside() -> Fresh:
 
 @cache
 def project() -> Fresh:
-    """This project, as the environment of the tests has it."""
+    """Return a process with this project and the environment of the tests."""
     return _closed_at_exit(Fresh(("lrcore", "lrcore.cli.commands"), os.environ, [str(ROOT)]))
 
 
 @cache
 def page() -> Fresh:
-    """This project's page, on one thread: the browser needs a core too."""
+    """Return a process with the page, in one thread, because the browser needs a core too."""
     return _closed_at_exit(
         Fresh(("lrcore", "workbench"), os.environ | {"OMP_NUM_THREADS": "1"}, [str(ROOT)])
     )
 
 
 def serve() -> None:
-    """Import, then fork a process per line of stdin, and note the status of those that end."""
+    """Import the modules, fork a process per line of stdin, and record the exit statuses."""
     import gc
     import importlib
 
@@ -152,10 +153,10 @@ def serve() -> None:
     sys.path[0:1] = [*requested["path"]]
     for name in requested["modules"]:
         module = importlib.import_module(name)
-        if name == "lrcore":  # whose public names are imported when they are read
+        if name == "lrcore":  # public names are imported lazily
             for public in module.__all__:
                 getattr(module, public)
-    gc.freeze()  # what was imported stays: a collection need not look at it, nor copy its pages
+    gc.freeze()  # collections need not visit imported objects or copy their pages
     answers, running, lines = os.fdopen(os.dup(1), "w"), {}, b""
     os.dup2(2, 1)
     while True:
@@ -178,7 +179,7 @@ def serve() -> None:
 
 
 def child(job: dict) -> None:
-    """Become the process that a job describes; does not return."""
+    """Become the process of a job; does not return."""
     import threading
     import traceback
 
@@ -203,8 +204,8 @@ def child(job: dict) -> None:
 
 
 def become(job: dict) -> None:
-    """Streams, folder and environment as the job has them."""
-    if sys.platform == "linux":  # ended with the process that it is forked from
+    """Set streams, folder and environment of a job."""
+    if sys.platform == "linux":  # ends with the parent process
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     workspace = Path(job["workspace"])
     for number, path, flags in (
@@ -222,7 +223,7 @@ def become(job: dict) -> None:
 
 
 def read_hub_settings() -> None:
-    """HF_* as this environment has them, where they are kept and where they were copied to."""
+    """Read the HF_* variables again, in their module and all modules that imported them."""
     import importlib
 
     if (settings := sys.modules.get("huggingface_hub.constants")) is None:
@@ -238,7 +239,7 @@ def read_hub_settings() -> None:
         if name.partition(".")[0] in ("huggingface_hub", "transformers"):
             for setting in changed.keys() & vars(module).keys():
                 setattr(module, setting, changed[setting])
-    if changed.get("HF_HUB_DISABLE_PROGRESS_BARS"):  # what transformers made of it when imported
+    if changed.get("HF_HUB_DISABLE_PROGRESS_BARS"):  # a setting that transformers derived at import
         sys.modules["transformers.utils.logging"]._tqdm_active = False
 
 

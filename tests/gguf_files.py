@@ -1,4 +1,4 @@
-"""A tiny Llama's folder as a GGUF file, written with the package gguf."""
+"""Folders of tiny Llamas written as GGUF files with the package gguf."""
 
 import json
 from pathlib import Path
@@ -21,9 +21,10 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 
 def write_gguf(folder: Path, path: Path, kind: str = "F32", **settings: object) -> Path:
-    """Write a Llama's folder as a GGUF file: matrices of whole blocks in `kind`, all else float32.
+    """Write the folder of a Llama as a GGUF file, with matrices of complete blocks in `kind` and
+    other tensors in float32.
 
-    settings: of the header, in the place of those of the folder; a name's `__` is a dot.
+    settings: metadata that replaces that of the folder; `__` in a name means a dot.
     """
     import gguf
 
@@ -82,7 +83,9 @@ def _add_tokenizer(writer, described: dict) -> None:
 
 
 def _as_gguf(name: str, tensor: np.ndarray, config: dict) -> tuple[str, np.ndarray]:
-    """llama.cpp's name, and its order of the rotary columns: neighbours form a pair, not halves."""
+    """Return a tensor with its name in llama.cpp and rotary columns in its order: pairs are
+    adjacent, not in halves.
+    """
     module, kind = name.rsplit(".", 1)
     if module in OUTSIDE:
         return f"{OUTSIDE[module]}.{kind}", tensor

@@ -1,8 +1,8 @@
-"""Small decoder layers on inputs that solvers have trouble with: one generator for all of them.
+"""Small decoder layers with ill-conditioned inputs, generated in one place for all tests.
 
-Where inputs are hard, so are the hidden states behind them: rows of the projections are scaled,
-doubled or zero as the channels of the input are, so that heads and neurons are massive,
-near-duplicate, constant or dead as well.
+The hidden states are ill-conditioned as well: rows of the projections are scaled, doubled or zero
+like the channels of the input, so that heads and neurons are massive, near-duplicate, constant or
+dead.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from lrcore.layers.layer import Layer, Linear
 
 SMALL = Sizes(d=8, d_f=10, head=4)
 TOKENS = 24
-# n_q, n_kv, position, bias, gated: heads of their own, a plain MLP; grouped heads without and with
+# n_q, n_kv, position, bias, gated: separate heads and a plain MLP; grouped heads without and with
 # rotary positions
 MHA = (2, 2, "none", True, False)
 GQA = (4, 2, "none", False, True)
 ROTARY = (4, 2, "rotary", True, True)
 LAYERS = {"mha": MHA, "gqa": GQA, "rotary": ROTARY}
 
-Rows = dict[int, Callable[[Tensor], Tensor]]  # what becomes of some rows of a matrix [n, m]
+Rows = dict[int, Callable[[Tensor], Tensor]]  # changes of rows of a matrix [n, m]
 
 
 def _scaled(m: Tensor) -> Tensor:
@@ -43,18 +43,18 @@ def _zero(m: Tensor) -> Tensor:
 
 
 def _graded(x: Tensor) -> Tensor:
-    """The same tokens with second moments of condition 1e12."""
+    """Return the tokens with second moments of condition 1e12."""
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     return u * len(x) ** 0.5 @ (torch.logspace(0, -6, x.shape[1], dtype=x.dtype).unsqueeze(1) * v)
 
 
 def _far(x: Tensor) -> Tensor:
-    """Every channel 50 of its deviations away from zero."""
+    """Return the channels with a mean of 50 standard deviations."""
     return (x - x.mean(0)) / x.std(0) + 50.0
 
 
-# What becomes of the inputs [tokens, d], of rows of the projections that make states of heads and
-# neurons, and of all activations.
+# Changes of the inputs [tokens, d], changes of rows of the projections that produce states of heads
+# and neurons, and the dtype of activations.
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Rows, torch.dtype]] = {
     "well_conditioned": (lambda x: x, {}, torch.float64),
     "rank_deficient": (lambda x: x[:5], {1: _copy}, torch.float64),
@@ -79,8 +79,8 @@ FROM_STATES = ("q", "k", "v", "up", "gate")
 
 
 def with_rows(layer: Layer, rows: Rows) -> Layer:
-    """The layer with some rows of the first head and of the neurons made anew; those that become
-    zero keep their bias, so that their states are constant.
+    """Return the layer with some rows of the first head and of the neurons replaced; rows of zeros
+    retain their bias, so that their states are constant.
     """
     changed = {}
     for name, old in layer.matrices().items():
@@ -97,8 +97,8 @@ def with_rows(layer: Layer, rows: Rows) -> Layer:
 
 @cache
 def hard_layer(layer: str, kind: str) -> Toy:
-    """A layer of `LAYERS` that sees inputs of `KINDS`. Activations of 16 bits are what these hold,
-    in float64: their moments are exact to rounding in float64.
+    """Return a layer of `LAYERS` with inputs of `KINDS`. Activations are rounded to their dtype and
+    stored in float64, so that their moments are exact up to float64 rounding.
     """
     inputs, rows, dtype = KINDS[kind]
     case = toy(*LAYERS[layer], tokens=TOKENS, sizes=SMALL)

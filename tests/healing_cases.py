@@ -1,4 +1,4 @@
-"""Shared parts of the tests of healing: a quick healing, and the logits of a model."""
+"""Shared parts of the healing tests: settings of a quick healing, and the logits of a model."""
 
 import torch
 

@@ -1,8 +1,8 @@
-"""Ctrl+C in a process that a test starts."""
+"""Ctrl+C in processes started by a test."""
 
 import signal
 
 
 def hears_ctrl_c() -> None:
-    """To be called in the new process: what a shell runs in the background is deaf to Ctrl+C."""
+    """Restore SIGINT in the new process: background processes of a shell ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

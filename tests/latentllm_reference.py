@@ -1,5 +1,5 @@
-"""Shared parts of the tests of LatentLLM: kinds of toy layer, scores by brute force, and the
-printed algorithm on `d x d` matrices.
+"""Shared parts of the LatentLLM tests: kinds of toy layers, scores by brute force, and the
+published algorithm on `d x d` matrices.
 """
 
 import torch
@@ -21,12 +21,12 @@ def states(layer, x, name: str, index: int):
 
 
 def scores(layer, x, i: int):
-    """q_i . k over all pairs of tokens, before any rotation."""
+    """Return q_i . k over all pairs of tokens, before rotary embeddings."""
     return states(layer, x, "q", i) @ states(layer, x, "k", i // layer.attention.group).T
 
 
 def literal_algorithm_1(a, root, left_rank: int, right_rank: int, rounds: int = 8):
-    """Algorithm 1 line by line on `d x d` matrices. Returns A_q, A_k and the list of losses."""
+    """Run algorithm 1 line by line on `d x d` matrices; return A_q, A_k and the list of losses."""
     g = [
         root @ wq.T @ heads(a.k.weight, a.n_kv)[i // a.group] @ root
         for i, wq in enumerate(heads(a.q.weight, a.n_q))
@@ -44,7 +44,7 @@ def literal_algorithm_1(a, root, left_rank: int, right_rank: int, rounds: int = 
 
 
 def exact_alternation(p, left_rank: int, right_rank: int, rounds: int = 8, enough: float = 1e-6):
-    """The rounds of `hosvd.alternate`, each an eigendecomposition of all directions."""
+    """Run `hosvd.alternate` with complete eigendecompositions in each round."""
     left, retained = torch.eye(p.left_side.full, left_rank, dtype=p.left_side.lift.dtype), 0.0
     for _ in range(rounds):
         right_gram = hosvd._right_gram(p.left_side, p.right_side, p.rotations, left)

@@ -1,4 +1,4 @@
-"""A GGUF file run by llama.cpp, where its Python package is installed."""
+"""GGUF files run by llama.cpp, if its Python package is installed."""
 
 import math
 
@@ -10,7 +10,7 @@ xllamacpp = pytest.importorskip(
 
 
 class LlamaCpp:
-    """One file, on one thread."""
+    """A GGUF file, run in one thread."""
 
     def __init__(self, path) -> None:
         parameters = xllamacpp.CommonParams()
@@ -19,20 +19,23 @@ class LlamaCpp:
         self.server = xllamacpp.Server(parameters)
 
     def complete(self, prompt, tokens, likeliest=1, ends=True):
-        """What it says after a prompt (a text, or numbers of tokens), greedily; and of each token
-        the log-probabilities of the likeliest. ends: the model may end before so many tokens.
+        """Return the greedy tokens after a prompt (text or token ids) with the log-probabilities of
+        the likeliest tokens, and the number of tokens of the prompt. ends: whether the model may
+        end earlier.
         """
         request = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "n_probs": likeliest}
         answer = self.server.handle_completions(request | {"ignore_eos": not ends})
         return answer["choices"][0]["logprobs"]["content"], answer["usage"]["prompt_tokens"]
 
     def greedy(self, text, tokens):
-        """Numbers of the tokens after a text, and how many tokens the text has."""
+        """Return the ids of the greedy tokens after a text, and the number of tokens of the
+        text.
+        """
         predictions, count = self.complete(text, tokens)
         return [prediction["id"] for prediction in predictions], count
 
     def perplexity(self, ids, vocabulary):
-        """Of tokens given as numbers, each after all before it."""
+        """Return the perplexity of token ids, each predicted from all previous ones."""
         loss = 0.0
         for position in range(1, len(ids)):
             ((prediction,), _) = self.complete(ids[:position], 1, vocabulary)

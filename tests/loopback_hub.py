@@ -1,6 +1,4 @@
-"""A hub on this machine, served from folders: what the hub's client is pointed at by
-HF_ENDPOINT.
-"""
+"""A local hub that serves folders; clients find it by HF_ENDPOINT."""
 
 import hashlib
 import json
@@ -14,22 +12,22 @@ COMMIT = {"main": "a" * 40, "older": "b" * 40}
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few addresses that downloading a repository and uploading a folder ask for.
+    """Hub with the addresses that are needed to download a repository and upload a folder.
 
     Repositories are folders: {"owner/name": folder}.
 
-    Weights arrive as large files (a batch request, one upload each) and the rest within the commit,
-    as on the real hub without Xet.
+    Weights are uploaded as large files (a batch request, then an upload each) and other files
+    within the commit, as on the public hub without Xet.
     """
 
     repositories: dict = {}  # noqa: RUF012 (set per server)
     writers: dict = {}  # noqa: RUF012 (token: whether it may write)
-    store = None  # a folder for repositories that are created
+    store = None  # folder for created repositories
     created: dict = {}  # noqa: RUF012 (repository: "private" or "public")
-    cut = None  # a file name whose download breaks off half way
-    elsewhere: dict = {}  # noqa: RUF012 (file name: the address that it is to be fetched at)
+    cut = None  # name of a file with a download that breaks off
+    elsewhere: dict = {}  # noqa: RUF012 (file name: address of a redirect)
     requests: list = []  # noqa: RUF012
-    tokens: set = set()  # noqa: RUF012 (that were sent along)
+    tokens: set = set()  # noqa: RUF012 (received tokens)
 
     def do_GET(self):
         self.respond(body=True)
@@ -52,7 +50,7 @@ class Hub(BaseHTTPRequestHandler):
             repository = f"{requested[0]['organization']}/{requested[0]['name']}"
             private = requested[0].get(
                 "private", requested[0].get("visibility") == "private"
-            )  # older clients say it the one way, newer the other
+            )  # older and newer clients use different fields
             self.created[repository] = "private" if private else "public"
             self.repositories.setdefault(repository, self.store / repository).mkdir(
                 parents=True, exist_ok=True
@@ -202,8 +200,8 @@ def _hash(file):
 
 @contextmanager
 def serve(repositories, store=None, writers=()):
-    """A running hub as its handler class, with `endpoint`; what is set on the class while it
-    runs holds at once.
+    """Run a hub and yield its handler class, with `endpoint`; changed attributes of the class take
+    effect immediately.
     """
     attributes = {
         "repositories": repositories,

@@ -1,4 +1,4 @@
-"""Commands of lrcore in a memory control group of their own, where root may make one."""
+"""Commands of lrcore in a memory control group, if root may create it."""
 
 import os
 import subprocess
@@ -20,7 +20,9 @@ sys.exit(main(sys.argv[2:]))
 
 
 def group_of(size: int) -> Iterator[Path]:
-    """The folder of a control group that may take so many bytes; skips the test elsewhere."""
+    """Yield the folder of a control group with this limit in bytes, or skip the test if it is not
+    allowed.
+    """
     for root, name in ((GROUPS_V1, "memory.limit_in_bytes"), (GROUPS_V2, "memory.max")):
         folder = root / f"lrcore-test-{os.getpid()}"
         if not (root / "cgroup.procs").exists() or not os.access(root, os.W_OK):
@@ -32,11 +34,11 @@ def group_of(size: int) -> Iterator[Path]:
             folder.rmdir()
             return
         folder.rmdir()
-    pytest.skip("needs a memory control group that may be changed, as root has it")
+    pytest.skip("needs a writable memory control group, as for root")
 
 
 def run_in(group: Path, arguments: Sequence[object], cache: Path) -> subprocess.CompletedProcess:
-    """A command of lrcore in a control group, when it has ended."""
+    """Run a command of lrcore in a control group."""
     command = [sys.executable, "-c", LIMITED, group, *arguments]
     environment = os.environ | {"LRCORE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Options of the methods that change what is stored, for tests of every method."""
+"""Options of methods that change the stored structure, for tests of all methods."""
 
 VARIANTS = {
     "a3": [
@@ -58,6 +58,6 @@ VARIANTS = {
     ],
 }
 
-# Methods with a refit that is damped by default, with the undamped refit of the papers: its result
-# is the least-squares optimum.
+# Options without damping for methods with a refit that is damped by default: the refit is then the
+# least-squares optimum, as in the papers.
 UNDAMPED = {name: {"shrinkage": False} for name in ("fused", "modegpt", "llm_surgeon")}

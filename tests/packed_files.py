@@ -1,4 +1,4 @@
-"""Archives and pickles that a stranger could hand over."""
+"""Untrusted archives and pickles."""
 
 import io
 import os
@@ -33,7 +33,7 @@ PACKED = ("pytorch_model.bin", "model.pt", "rows.npy", "rows.npz")
 
 
 class MakesFolder:
-    """What a pickle of it does when it is read: it makes a folder, where it could do anything."""
+    """Object whose pickle creates a folder when it is loaded, in place of arbitrary code."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -43,7 +43,7 @@ class MakesFolder:
 
 
 def pickles(marker: Path) -> dict[str, bytes]:
-    """Files of every format that holds pickles, each of which makes the marker when it is read."""
+    """Return files of all formats with pickles; loading any of them creates the marker."""
     bomb = MakesFolder(marker)
     made = {name: io.BytesIO() for name in PACKED}
     torch.save({"weight": bomb}, made["pytorch_model.bin"])

@@ -1,4 +1,4 @@
-"""The page in a process of its own, on a loopback port."""
+"""The server of the page in a separate process, on a loopback port."""
 
 import os
 import random
@@ -19,14 +19,13 @@ from workbench.server.host_names import HostNames
 from workbench.server.web_app import page_server, web_app
 
 ROOT = Path(__file__).parents[1]
-# Seconds until a wait gives up: a busy machine takes its time, and one that is met costs nothing.
+# Seconds before a wait fails: a busy machine may be slow, and a successful wait costs no extra
+# time.
 PATIENCE = 300
 
 
 def free_port() -> int:
-    """A port that is free, and stays so until a server takes it: none of those that the system
-    gives to connections.
-    """
+    """Return a free port outside the range from which the system assigns ports to connections."""
     while True:
         port = random.SystemRandom().randrange(20_000, 30_000)
         with socket.socket() as free, suppress(OSError):
@@ -36,7 +35,7 @@ def free_port() -> int:
 
 @contextmanager
 def serve_in_background(app: Any, port: int, host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve the app in a thread; yield its address.
+    """Serve the app in a thread and yield its address.
 
     Raises RuntimeError if the server does not start.
     """
@@ -57,15 +56,15 @@ def serve_in_background(app: Any, port: int, host: str = "127.0.0.1") -> Iterato
 
 @contextmanager
 def served(page: Any, names: HostNames | None = None, password: str = "") -> Iterator[str]:
-    """Serve a page in this process, on a free port; yield its address."""
+    """Serve a page in this process on a free port and yield its address."""
     with serve_in_background(web_app(page, names or HostNames(), password), free_port()) as url:
         yield url
 
 
 class Server:
-    """`app.py`, or another script that serves the page, on a free loopback port with folders of
-    its own; `log` is what it printed. begin: start it at once. environment: added to
-    its environment.
+    """`app.py`, or another script that serves the page, on a free loopback port with the given
+    folders; `log` is its output. begin: whether to start it at once. environment: additional
+    variables.
     """
 
     def __init__(
@@ -101,16 +100,16 @@ class Server:
         raise AssertionError(f"the server did not answer: {self.log}")
 
     def client(self) -> Client:
-        """A script that calls the server."""
+        """Return a client of the server's API."""
         return Client(self.url, verbose=False, httpx_kwargs={"timeout": PATIENCE})
 
     def stop(self, how: int = signal.SIGTERM) -> None:
-        self.process.send_signal(how)  # nothing where it has ended
+        self.process.send_signal(how)  # ignored if the process has ended
         self.process.wait(PATIENCE)
 
     @property
     def memory(self) -> int:
-        """Bytes that the server holds."""
+        """Return the resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return 1024 * int(line.split()[1])

@@ -1,5 +1,5 @@
-"""Tiny models of images and text with what prepares their input: folders that read the built-in
-questions with images.
+"""Tiny models of images and text with their processors: folders with which the built-in image
+questions can be read.
 """
 
 from pathlib import Path
@@ -28,13 +28,13 @@ _SIGHT = {
 }
 _SIZE = {"height": SIDE, "width": SIDE}
 _CUT = {"size": {"shortest_edge": SIDE}, "crop_size": _SIZE}
-# the processors of the other kinds need torchvision
+# processors of other kinds need torchvision
 KINDS = ("llava", "vipllava", "llava_next")
 
 
 def make(kind: str, tokenizer_of: Path, folder: Path) -> Path:
-    """A folder with a model of a kind, random weights, and the tokenizer of another model with
-    "<image>" in addition.
+    """Write a folder with a model of a kind, random weights, and the tokenizer of another model
+    with "<image>" added.
     """
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_of)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})

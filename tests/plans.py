@@ -1,4 +1,4 @@
-"""Ranks by a policy's name and plain values, for tests of policies and of rounding."""
+"""Ranks by the name of a policy and plain values, for tests of policies and rounding."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from lrcore.ranks.policies import find_policy
 
 
 def chosen(policy: str, temperature: float, **options: Any) -> Any:
-    """The options of a policy, with the temperature where it has one."""
+    """Return the options of a policy, with the temperature if it has one."""
     row = find_policy(policy)
     policy_options = row.choose(options)
     return replace(policy_options, temperature=temperature) if row.suggest else policy_options
@@ -27,7 +27,7 @@ def plan_ranks(
     options: Mapping[str, Any] | None = None,
     **constraints: Any,
 ) -> dict:
-    """`allocation.plan_ranks` with the policy by its name."""
+    """Call `allocation.plan_ranks` with the policy of this name."""
     policy_options = chosen(policy, temperature, **(options or {}))
     return allocation.plan_ranks(
         find_policy(policy), policy_options, evidence, budget, Constraints(**constraints)
@@ -35,18 +35,18 @@ def plan_ranks(
 
 
 def cached(spectra: Mapping) -> int:
-    """The numbers per token that the dense slots hold in the KV cache: what a ratio is of."""
+    """Return the cached numbers per token of the dense slots, to which a ratio is relative."""
     return sum(spectrum.cost.kv_dense for spectrum in spectra.values())
 
 
 def probes(spectra: Mapping, increases: Mapping) -> Probes:
-    """Probes whose curves are these tensors, one entry per rank of the slot's cost."""
+    """Return probes with these curves, which have an entry per rank of the slot's cost."""
     return Probes(1.0, {s: LossCurve(spectra[s].cost.ranks(), c) for s, c in increases.items()})
 
 
 def one_form(method: str, names: Iterable[str], turn: int = 0) -> list[str]:
-    """Of a layer's slots those of one form of every part: its first one at turn 0, and another one
-    with every turn and every part.
+    """Return the slots of a layer for one form of each part: the first form for turn 0, other forms
+    for other turns and parts.
     """
     forms, parts = METHODS[method].forms, dict[str, dict[str, list[str]]]()
     for name in names:

@@ -1,9 +1,9 @@
-"""A device that is not the CPU, pretended: its tensors hold their values in memory.
+"""A simulated device other than the CPU, with tensors stored in memory.
 
-PyTorch knows it by the name `pretended`, as it would a driver's. An operation on tensors of both
-devices fails, as it would on a GPU, and every transfer that waits for the device is counted. What
-is copied in a stream is there once the computation has waited for that stream. Nothing else is like
-a GPU.
+PyTorch knows it as `pretended`, like the device of a driver. An operation on tensors of both
+devices fails, as on a GPU, and transfers that wait for the device are counted. Copies in a stream
+arrive when the computation has waited for the stream. In other respects the device is not like a
+GPU.
 """
 
 import threading
@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "pretended"
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select")
-MOVES = ("copy_", "_to_copy", "to")  # may be given tensors of both devices
+MOVES = ("copy_", "_to_copy", "to")  # operations with tensors of both devices
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    """It is not offered to libraries that take whatever accelerator there is."""
+    """Hooks that hide the device from libraries that use any available accelerator."""
 
     def is_available(self) -> bool:
         return False
@@ -38,8 +38,8 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 class Stream:
-    """Copies that were asked for in this stream: done when another waits for it, and refused where
-    it has not waited itself since, for their memory may be in use.
+    """Stream of copies, performed when another stream waits for this one. A copy is refused unless
+    the stream has waited since, because its memory may be in use.
     """
 
     local = threading.local()  # `now`: the stream of a thread
@@ -54,7 +54,7 @@ class Stream:
         stream.copies, stream.has_waited, self.has_waited = [], False, True
 
     def add(self, tensor: Tensor, copy) -> None:
-        """A copy into a tensor."""
+        """Add a copy into a tensor."""
         del tensor
         if not self.has_waited:
             raise RuntimeError("a copy into memory that may be in use")
@@ -85,7 +85,7 @@ ELSEWHERE = torch.device(NAME, 0)
 
 
 class Away(Tensor):
-    """A tensor of the pretended device; `cpu_tensor` has its values."""
+    """Tensor of the simulated device; `cpu_tensor` has its values."""
 
     cpu_tensor: Tensor
 
@@ -103,7 +103,7 @@ class Away(Tensor):
         return away
 
     def __init__(self, cpu_tensor: Tensor) -> None:
-        """`cpu_tensor` is set by `__new__`, before a subclass may ask for it."""
+        """Do nothing: `__new__` sets `cpu_tensor`, which a subclass may need earlier."""
 
     def __repr__(self, **_):
         return f"Away({self.cpu_tensor})"
@@ -116,11 +116,11 @@ class Away(Tensor):
 
 
 class Device(TorchFunctionMode):
-    """Inside, tensors of the pretended device can be made and computed with; one more serves
-    another thread, while the first waits.
+    """Mode in which tensors of the simulated device can be created and used; a nested mode serves
+    another thread while the first one waits.
 
-    float64: whether it has numbers of 64 bits; Apple's has none. waits: how often the device was
-    waited for, by operation.
+    float64: whether the device supports it, unlike Apple's. waits: number of waits for the device
+    by operation.
     """
 
     current: "Device | None" = None
@@ -141,7 +141,7 @@ class Device(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_flatten((args, kwargs))[0])
         if _is_elsewhere(kwargs.get("device")) and not has_tensors:
-            # some are made by PyTorch in steps that no driver written in Python can take
+            # PyTorch creates some tensors in steps that a driver in Python does not support
             return func(*args, **kwargs | {"device": "cpu"}).to(ELSEWHERE)
         if args and isinstance(args[0], Away):
             device_tensor = args[0]
@@ -162,7 +162,7 @@ def _is_elsewhere(device) -> bool:
 
 
 def _run(func, args, kwargs):
-    """An operation of which a tensor, or the result, is on the pretended device."""
+    """Run an operation with a tensor or a result on the simulated device."""
     mode, name = Device.current, func.overloadpacket.__name__
     if mode is None:
         raise RuntimeError(f"{func} outside of Device")
@@ -184,16 +184,16 @@ def _run(func, args, kwargs):
     if "out" in kwargs and away:
         (filled,) = tree_flatten(kwargs["out"])[0]
         if filled.shape != filled.cpu_tensor.shape:
-            raise RuntimeError(f"{name} makes its result larger, which is not pretended")
+            raise RuntimeError(f"{name} resizes its result, which is not simulated")
         return filled
     if name.endswith("_") and not name.startswith("_") and away:
         return tensors[0]
     if not is_on_device:
         return out
-    # a view is an inference tensor where its base is one, whatever the mode
+    # a view of an inference tensor is one, in any mode
     normal = func.is_view and not all(tensor.is_inference() for tensor in tensors)
     with torch.inference_mode(torch.is_inference_mode_enabled() and not normal):
-        return tree_map(lambda one: _to_device(one, mode, name), out)
+        return tree_map(lambda value: _to_device(value, mode, name), out)
 
 
 def _to_cpu(value):
@@ -215,7 +215,9 @@ _LIBRARY.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "Priva
 
 
 def moved(value):
-    """A tree of dataclasses, mappings and sequences with its tensors on the pretended device."""
+    """Return a tree of dataclasses, mappings and sequences with its tensors on the simulated
+    device.
+    """
     if isinstance(value, Tensor):
         return Away(value)
     if is_dataclass(value) and not isinstance(value, type):

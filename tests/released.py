@@ -1,8 +1,8 @@
-"""Small files in the formats of this version: caches of every kind, cells of a sweep, the state of
-a healing.
+"""Small files in the formats of this version: caches of all kinds, cells of a sweep, and the state
+of healing.
 
-python tests/released.py: writes tests/fixtures/released anew, by the code as it is. To be done
-where a format has changed; tests/test_upgrades.py reads it.
+`python tests/released.py` writes tests/fixtures/released with the current code, after a change of a
+format; tests/test_upgrades.py reads it.
 """
 
 import os
@@ -28,7 +28,7 @@ from lrcore.system.progress import Progress
 FOLDER = Path(__file__).parent / "fixtures" / "released"
 STATE = Path("healing.safetensors")
 HEALING = lrcore.Healing("story.txt", samples=4, seq_len=8, steps=60, batch=1, test_samples=0)
-STOPPED = 55  # a step after the first state, see distillation.EVERY
+STOPPED = 55  # a step after the first saved state, see distillation.EVERY
 SMALL = {"data": "story.txt", "samples": 2, "seq_len": 16}
 RECIPE = lrcore.Recipe("dense", method="care", ratio=0.3, **SMALL)
 SWEEP = lrcore.Sweep(
@@ -46,7 +46,7 @@ def prepares(policy: str, **changes) -> Callable[[], Factorization]:
 
 
 def sweeps() -> list[dict]:
-    """The rows of a sweep."""
+    """Return the rows of a sweep."""
     rows = lrcore.run_sweep(lrcore.load("dense"), SWEEP, "sweep")
     return [row.to_dict() for row in rows]
 
@@ -58,7 +58,7 @@ def heals(progress: Progress | None = None) -> lrcore.LoadedModel:
 
 def stops(stage: str, done: int, total: int) -> None:
     if stage == "heal" and done == STOPPED:
-        raise Cancelled("as if killed")
+        raise Cancelled("simulated kill")
 
 
 def tokenizes() -> object:
@@ -83,13 +83,13 @@ CACHED: dict[str, Callable[[], object]] = {
 
 
 def on_one_machine(patch: pytest.MonkeyPatch) -> None:
-    """Where a key names this machine or this state of the code, it names none."""
+    """Replace the machine and the state of the code in keys by constants."""
     patch.setattr(latency, "_device", lambda model: "a machine")
     patch.setattr(listing, "_state", lambda: "released")
 
 
 def write_adapter() -> None:
-    """A LoRA adapter of the dense model."""
+    """Write a LoRA adapter of the dense model."""
     from peft import LoraConfig, get_peft_model
 
     network = lrcore.load("dense").network
@@ -99,7 +99,7 @@ def write_adapter() -> None:
 
 
 def write() -> None:
-    """The folder anew, in the present one."""
+    """Write all files into the working folder."""
     import conftest
     from gguf_files import write_gguf
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,4 +1,4 @@
-"""constraints.txt names a version of everything that the project requires, within its range."""
+"""Versions in constraints.txt, one for each requirement and within its range."""
 
 import importlib.metadata
 from pathlib import Path
@@ -21,14 +21,14 @@ PINNED = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_requirement_has_one_version_in_its_range(name):
+def test_each_requirement_has_a_pinned_version_in_its_range(name):
     for required in requirements(name):
         (pin,) = PINNED[required.name.lower()]
         assert pin.operator == "=="
         assert required.specifier.contains(pin.version)
 
 
-def test_the_tests_run_with_these_versions():
+def test_installed_versions_are_the_pinned_ones():
     different_versions = {
         name: importlib.metadata.version(name)
         for name, pin in PINNED.items()

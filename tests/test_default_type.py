@@ -1,4 +1,6 @@
-"""A network that another thread makes, in 16 bits, changes torch's default type for all threads."""
+"""The default dtype of torch, which a network of 16 bits built in another thread changes for all
+threads.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -8,11 +10,11 @@ import torch
 
 import lrcore
 
-# what makes numbers of the default type where none is named
+# functions that create tensors of the default dtype
 MAKERS = {"zeros", "ones", "empty", "eye", "rand", "randn", "linspace", "logspace"}
 
 
-def unnamed(tree: ast.AST) -> Iterator[ast.Call]:
+def calls_without_dtype(tree: ast.AST) -> Iterator[ast.Call]:
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             continue
@@ -25,17 +27,17 @@ def unnamed(tree: ast.AST) -> Iterator[ast.Call]:
             yield call
 
 
-def test_what_makes_numbers_in_the_core_names_their_type() -> None:
+def test_tensors_in_the_core_are_created_with_a_dtype() -> None:
     folder = Path(lrcore.__file__).parent
     unnamed_calls = [
         f"{path.relative_to(folder)}:{call.lineno}"
         for path in folder.rglob("*.py")
-        for call in unnamed(ast.parse(path.read_text(encoding="utf-8")))
+        for call in calls_without_dtype(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not unnamed_calls
 
 
-def test_the_programme_of_duo_svd_gives_the_same_ranks_meanwhile() -> None:
+def test_duo_svd_gives_the_same_ranks_with_a_different_default_dtype() -> None:
     model = lrcore.load("demo-llama")
     recipe = lrcore.Recipe(method="a3", policy="duo_svd", ratio=0.3)
     factors = lrcore.prepare(model, recipe)

@@ -31,14 +31,14 @@ def test_prose_is_wrapped_at_100_columns(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_the_public_api_is_that_of_the_code() -> None:
+def test_the_page_of_the_public_api_is_current() -> None:
     current = api.PAGE.read_text(encoding="utf-8") == api.page()
-    assert current, "python scripts/api.py writes docs/api.md anew"
+    assert current, "run python scripts/api.py to update docs/api.md"
 
 
-def test_the_page_of_families_is_that_of_the_table() -> None:
+def test_the_page_of_families_is_current() -> None:
     current = families.PAGE.read_text(encoding="utf-8") == families.page()
-    assert current, "python scripts/architectures.py writes docs/architectures.md anew"
+    assert current, "run python scripts/architectures.py to update docs/architectures.md"
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_the_page_of_families_is_that_of_the_table() -> None:
         ("methods.md", "Here {} ranks of each slot are measured"),
     ],
 )
-def test_pages_say_how_many_ranks_of_a_slot_are_probed(page: str, words: str) -> None:
+def test_pages_state_the_number_of_probed_ranks(page: str, words: str) -> None:
     read = " ".join((ROOT / "docs" / page).read_text().split())
     counts = (str(len(SHARES.all)), {4: "four", 5: "five"}[len(SHARES.all)])
     assert any(words.format(count) in read for count in counts)
 
 
-def test_every_method_has_a_paper_to_cite() -> None:
+def test_each_method_has_a_paper_to_cite() -> None:
     page = (ROOT / "docs" / "citing.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     words = " ".join(used for used, *_ in rows)
@@ -66,7 +66,7 @@ def test_every_method_has_a_paper_to_cite() -> None:
     assert all(entry.count("{") == entry.count("}") for entry in entries)
 
 
-def test_every_family_was_measured_with_every_method_and_passed() -> None:
+def test_all_families_were_measured_with_all_methods_and_passed() -> None:
     record = json.loads((ROOT / "docs" / "architectures.json").read_text(encoding="utf-8"))
     missing = ", ".join(sorted(ARCHITECTURES.keys() - record.keys()))
     assert not missing, families.UNMEASURED.format(missing)
@@ -76,7 +76,7 @@ def test_every_family_was_measured_with_every_method_and_passed() -> None:
     }
 
 
-def test_every_causal_type_of_transformers_is_listed() -> None:
+def test_all_causal_model_types_of_transformers_are_listed() -> None:
     record = json.loads(families.TYPES.read_text(encoding="utf-8"))
     if record["transformers"] == families.transformers.__version__:
         assert record["types"].keys() == families.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
@@ -85,20 +85,20 @@ def test_every_causal_type_of_transformers_is_listed() -> None:
     assert all(f"`{name}`" in page for name in record["types"])
 
 
-def test_a_family_that_was_not_measured_fails_with_one_sentence(monkeypatch) -> None:
+def test_a_family_that_was_not_measured_is_reported(monkeypatch) -> None:
     new = ARCHITECTURES | {"toyllama": replace(ARCHITECTURES["llama"], note="new")}
     monkeypatch.setattr(families, "ARCHITECTURES", new)
     with pytest.raises(SystemExit, match="toyllama: in the table of families but not yet measured"):
         families.page()
 
 
-def test_every_public_name_and_link_is_there() -> None:
+def test_all_public_names_are_on_the_page_of_the_api() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert not {name for name in lrcore.__all__ if f"`lrcore.{name}" not in page}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_lead_to_existing_files(path: Path) -> None:
     links = re.findall(r"\]\(((?!http)[^)#]+)", path.read_text(encoding="utf-8"))
     assert not {link for link in links if not (path.parent / link).is_file()}
 

@@ -1,4 +1,4 @@
-"""Every name that documents, docstrings and messages mention exists: functions, files, flags."""
+"""Names in documents, docstrings and messages: functions, files and flags that must exist."""
 
 import ast
 import importlib
@@ -33,9 +33,9 @@ FILES = subprocess.run(
 EXAMPLES = re.findall(
     r"^# (\S+\.py)$", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.MULTILINE
 )
-"""Files that docs/extending.md shows in full; tests/test_extending.py runs them."""
+"""Files that docs/extending.md contains in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
-ALSO_FLAGS |= {"--address", "--head", "--index-url"}  # of `ray start`, of pip
+ALSO_FLAGS |= {"--address", "--head", "--index-url"}  # of `ray start` and pip
 ALSO_FLAGS.update(*FLAGS.values())
 """Flags of scripts/ and of other programs, and former names of flags."""
 PAGE = ArgumentParser()
@@ -53,7 +53,7 @@ def name(path: Path) -> str:
 
 @cache
 def exists(dotted: str) -> bool:
-    """Whether lrcore.a.b is a public name with that attribute, or a module."""
+    """Return whether lrcore.a.b is a public name with that attribute, or a module."""
     if f"{dotted.replace('.', '/')}.py" in EXAMPLES:
         return True
     value, *parts = lrcore, *dotted.split(".")[1:]
@@ -70,7 +70,7 @@ def exists(dotted: str) -> bool:
 
 @cache
 def commands() -> dict[str, set[str]]:
-    """The flags of every command, `runs ...` by their second part, too."""
+    """Return the flags of each command; subcommands of `runs` are separate commands."""
 
     def walk(command, path):
         for part, subcommand in getattr(command, "commands", {}).items():
@@ -82,7 +82,7 @@ def commands() -> dict[str, set[str]]:
 
 @cache
 def defined(path: str) -> set[str]:
-    """What a module defines or imports at its top level."""
+    """Return the names that a module defines or imports at its top level."""
     names = set()
     for node in ast.parse(text(ROOT / path)).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -102,7 +102,7 @@ def test_names_of_lrcore_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
-def test_files_that_are_named_exist(path: Path) -> None:
+def test_named_files_exist(path: Path) -> None:
     named = set(re.findall(r"[\w./-]*\w/[\w.-]+\.(?:py|md|json|js|css)\b(?!\w)", text(path)))
     missing = {
         file_name
@@ -117,7 +117,7 @@ def test_files_that_are_named_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_functions_named_by_module_exist(path: Path) -> None:
-    """`a3.qk_svd`, `healing/trainable.add_channel`: the module is the end of a file's path."""
+    """In `a3.qk_svd` or `healing/trainable.add_channel`, the module is the end of a file's path."""
     missing = set()
     for module, function in re.findall(r"`([a-z_][\w/]*)\.([a-zA-Z_]\w*)`", text(path)):
         files = [

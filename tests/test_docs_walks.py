@@ -1,4 +1,6 @@
-"""The walks of docs/architecture.md: every stop is called by the one above it, and none climbs."""
+"""The walks of docs/architecture.md, in which each stop is called by the one above it, at the same
+or a lower level.
+"""
 
 import ast
 import re
@@ -31,7 +33,7 @@ class Stop:
 
     @property
     def source(self) -> str:
-        """Of the function, or of every method of that name in the file."""
+        """Source of the function, or of all methods of this name in the file."""
         tree = ast.parse((ROOT / self.path).read_text(encoding="utf-8"))
         sources = [
             ast.unparse(node)
@@ -44,7 +46,7 @@ class Stop:
 
 
 def read_walks() -> list[list[Stop]]:
-    """The stops of every walk; a paragraph that ends in a colon begins one."""
+    """Return the stops of each walk; a walk begins after a paragraph that ends in a colon."""
     walks = []
     for line in SECTION.splitlines():
         if re.match(r"\S.*:$", line):
@@ -61,7 +63,7 @@ def test_there_are_three_walks_of_at_most_a_dozen_stops() -> None:
 
 
 @pytest.mark.parametrize("walk", read_walks(), ids=["command line", "slider", "start"])
-def test_every_stop_is_called_by_the_one_above_it(walk: list[Stop]) -> None:
+def test_each_stop_is_called_by_the_one_above_it(walk: list[Stop]) -> None:
     above: list[Stop] = []
     for stop in walk:
         assert stop.source

@@ -1,6 +1,8 @@
-"""Public functions document what they raise and the shapes of their tensors; read from the source.
+"""Docstrings of public functions, which must document exceptions and tensor shapes, checked in the
+source.
 
-Public is what `lrcore.__all__` names, and every function and method of lrcore without underscore.
+Public are the names in `lrcore.__all__`, and all functions and methods of lrcore without
+underscore.
 """
 
 import ast
@@ -21,7 +23,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[Function, str]]:
-    """Public functions and methods with their docstrings; a class describes its properties."""
+    """Yield public functions and methods with their docstrings; a class describes its
+    properties.
+    """
     for node in tree.body:
         if isinstance(node, Function) and not node.name.startswith("_"):
             yield node, ast.get_docstring(node) or ""
@@ -42,7 +46,7 @@ def is_property(node: Function) -> bool:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function's own body, without those of functions and classes inside it."""
+    """Yield the nodes in the body of a function, without nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
             yield child
@@ -50,12 +54,12 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def raises(node: Function) -> bool:
-    """Whether the body raises by itself."""
+    """Return whether the body contains a raise statement."""
     return any(isinstance(part, ast.Raise) for part in statements(node))
 
 
 def has_tensors(node: Function) -> bool:
-    """Whether arguments or result are annotated as tensors, alone or inside another type."""
+    """Return whether arguments or result are annotated as tensors, possibly inside another type."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     annotations = [part.annotation for part in arguments if part.annotation is not None]
     annotations += [node.returns] if node.returns is not None else []
@@ -66,12 +70,12 @@ def has_tensors(node: Function) -> bool:
 
 
 def gaps(path: Path) -> list[str]:
-    """The functions of a file whose docstrings lack "Raises" or a shape in brackets."""
+    """Return the functions of a file with docstrings that lack "Raises" or a shape in brackets."""
     short = path.relative_to(ROOT / "lrcore").as_posix()
     lacking = []
     for node, text in functions(ast.parse(path.read_text(encoding="utf-8"))):
         if raises(node) and not re.search(r"\bRaises?\b", text):
-            lacking.append(f"{short}:{node.name} raises, and its docstring does not say so")
+            lacking.append(f"{short}:{node.name} raises, which its docstring does not mention")
         if has_tensors(node) and not SHAPE.search(text):
             lacking.append(f"{short}:{node.name} has tensors without shapes in its docstring")
     return lacking
@@ -80,11 +84,11 @@ def gaps(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "path", MODULES, ids=lambda path: path.relative_to(ROOT / "lrcore").as_posix()
 )
-def test_public_functions_say_what_they_raise_and_the_shapes_of_tensors(path):
+def test_public_functions_document_exceptions_and_tensor_shapes(path):
     assert gaps(path) == []
 
 
-def test_the_check_sees_what_is_missing(tmp_path, monkeypatch):
+def test_the_check_reports_missing_documentation(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     file = tmp_path / "lrcore" / "bad.py"
     file.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Every code block of docs/extending.md runs, section by section, as a reader would follow it."""
+"""Code blocks of docs/extending.md, run section by section."""
 
 import importlib.util
 import inspect
@@ -25,8 +25,8 @@ FILE = re.compile(r"# (\S+)\.py\n")
 
 
 @pytest.fixture
-def tables(tmp_path, monkeypatch) -> Iterator[None]:
-    """The tables and modules as they were, afterwards."""
+def preserved_tables(tmp_path, monkeypatch) -> Iterator[None]:
+    """Restore the tables and modules after the test."""
     monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
     monkeypatch.setattr(workbench.app.app, "TABS", workbench.app.app.TABS)
     saved_tables = [(table, dict(table)) for table in (METHODS, POLICIES, EVIDENCE, ARCHITECTURES)]
@@ -41,7 +41,7 @@ def tables(tmp_path, monkeypatch) -> Iterator[None]:
 
 
 def install(path: str, code: str) -> None:
-    """A block that names its file, as that module."""
+    """Install a block that names its file as that module."""
     name = path.replace("/", ".")
     module = ModuleType(name)
     module.__package__, module.__loader__ = name.rpartition(".")[0], PAGE
@@ -49,7 +49,7 @@ def install(path: str, code: str) -> None:
     exec(compile(code, path, "exec"), vars(module))
 
 
-def test_the_page_has_the_sections_that_it_announces() -> None:
+def test_the_page_has_the_announced_sections() -> None:
     assert [name.split(":")[0] for name in SECTIONS] == [
         "A policy",
         "A method",
@@ -59,8 +59,8 @@ def test_the_page_has_the_sections_that_it_announces() -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_the_blocks_of_a_section_run(section: str, tables) -> None:
-    assert SECTIONS[section], "no worked example"
+def test_the_blocks_of_a_section_run(section: str, preserved_tables) -> None:
+    assert SECTIONS[section], "no example"
     names: dict = {"__name__": section}
     for code in SECTIONS[section]:
         if named := FILE.match(code):
@@ -69,8 +69,8 @@ def test_the_blocks_of_a_section_run(section: str, tables) -> None:
             exec(compile(code, f"{PAGE.name}, {section}", "exec"), names)
 
 
-def test_the_method_of_the_page_keeps_the_contract(tables) -> None:
-    """The checks of tests/methods/test_contract.py that hold for a method without variants."""
+def test_the_method_of_the_page_satisfies_the_contract(preserved_tables) -> None:
+    """Run the checks of tests/methods/test_contract.py for a method without variants."""
     path = PAGE.parents[1] / "tests" / "methods" / "test_contract.py"
     spec = importlib.util.spec_from_file_location("contract", path)
     contract = importlib.util.module_from_spec(spec)

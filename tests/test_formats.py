@@ -1,4 +1,4 @@
-"""Every format number in the source has a test; files of another format are not read."""
+"""Format numbers in the source: each has a test, and files of a different format are not read."""
 
 import importlib
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import lrcore
 
 ROOT = Path(__file__).parent.parent / "lrcore"
-CACHED = (  # modules whose files lie in the cache, under names that their format is a part of
+CACHED = (  # modules with cached files, named by a key that includes the format
     "compression.analyze",
     "compression.calibration.calibrate",
     "compression.calibration.gradients",
@@ -20,11 +20,11 @@ CACHED = (  # modules whose files lie in the cache, under names that their forma
     "models.gguf_import",
     "models.lora_import",
 )
-# read by their format; tests/test_upgrades.py has the last two
+# files that contain their format; tests/test_upgrades.py covers the last two
 KEPT = ("checkpoints.checkpoint", "runs.sweep_store", "compression.steps.healing.distillation")
 
 
-def test_every_format_named_in_the_source_is_held_by_a_test():
+def test_each_format_in_the_source_has_a_test():
     named = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in ROOT.rglob("*.py")
@@ -33,10 +33,10 @@ def test_every_format_named_in_the_source_is_held_by_a_test():
     assert named == {*CACHED, *KEPT}
 
 
-def test_files_of_another_format_in_the_cache_are_not_read(
+def test_cached_files_of_a_different_format_are_not_read(
     tiny_llama, story_file, tmp_path, monkeypatch
 ):
-    def made() -> list:
+    def compute() -> list:
         recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
         dense, ranks = lrcore.load(str(tiny_llama)), []
         for policy in ("probed", "fisher", "lems"):
@@ -52,11 +52,11 @@ def test_files_of_another_format_in_the_cache_are_not_read(
         for name in CACHED:
             module = importlib.import_module(f"lrcore.{name}")
             before.setattr(module, "FORMAT", module.FORMAT - 1)
-        expected = made()
+        expected = compute()
     old = [path for path in cache.rglob("*") if path.is_file()]
     for path in old:
         path.write_bytes(b"of another format")
-    assert made() == expected
+    assert compute() == expected
     assert {path.read_bytes() for path in old} == {b"of another format"}
     assert {path.relative_to(cache).parts[0] for path in old} >= {
         "moments",

@@ -1,4 +1,4 @@
-"""The levels of docs/architecture.md hold; read from the source, nothing is imported."""
+"""Levels of docs/architecture.md, checked in the source without imports."""
 
 import sys
 from pathlib import Path
@@ -15,20 +15,20 @@ MODULES, GRAPH = sources(), graph()
 CORE = [name for name in MODULES if name.startswith("lrcore")]
 PAGE = [name for name in MODULES if name.startswith("workbench")]
 TENSORS_ONLY = {"lrcore/layers/", "lrcore/methods/", "lrcore/ranks/"}
-MEND = "python scripts/levels.py writes the table of docs/architecture.md anew"
+MEND = "run python scripts/levels.py to update the table of docs/architecture.md"
 
 
 def outside(name: str) -> set[str]:
-    """The first part of everything that a module imports."""
+    """Return the top-level packages that a module imports."""
     return {module.split(".")[0] for module, _ in imports(MODULES[name])}
 
 
-def test_every_module_has_a_row_and_every_row_a_module():
+def test_each_module_has_a_row_and_each_row_a_module():
     assert TABLE.keys() == {row_of(name) for name in MODULES}, MEND
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_lower_levels_or_its_own_package(name):
+def test_a_module_imports_only_lower_levels_or_its_package(name):
     package = row_of(name)
     higher = {
         imported: TABLE.get(row_of(imported))
@@ -39,17 +39,17 @@ def test_a_module_imports_only_lower_levels_or_its_own_package(name):
 
 
 @pytest.mark.parametrize("package", ["lrcore", "workbench"])
-def test_no_module_imports_itself_by_way_of_others(package):
+def test_no_module_imports_itself_indirectly(package):
     needs = {
         name: {imported for imported in imported_modules if imported.startswith(package)}
         for name, imported_modules in GRAPH.items()
         if name.startswith(package)
     }
     circular = sorted(needs.keys() - levels(needs).keys())
-    assert not circular, "these import each other, or something that does"
+    assert not circular, "import cycles and modules that depend on them"
 
 
-def test_the_levels_are_the_lowest_that_the_imports_allow():
+def test_levels_are_as_low_as_the_imports_allow():
     level = levels(grouped(GRAPH, row_of))
     assert max(TABLE.values()) == max(level.values()), MEND
 
@@ -63,22 +63,22 @@ def test_the_levels_are_the_lowest_that_the_imports_allow():
         and not name.startswith(("lrcore.layers.modules", "lrcore.layers.experts"))
     ],
 )
-def test_the_mathematics_sees_tensors_only(name):
+def test_mathematical_modules_import_no_file_libraries(name):
     files = {"transformers", "safetensors", "huggingface_hub", "datasets", "tokenizers"}
     assert not outside(name) & files
 
 
 @pytest.mark.parametrize("name", CORE)
-def test_the_core_knows_no_page(name):
+def test_the_core_does_not_import_the_page(name):
     assert not outside(name) & {"gradio", "workbench", "app"}
 
 
-def test_one_module_of_the_core_draws():
+def test_a_single_module_of_the_core_imports_plotly():
     assert [name for name in CORE if "plotly" in outside(name)] == ["lrcore.system.notebooks"]
 
 
 @pytest.mark.parametrize("name", PAGE)
-def test_the_page_uses_no_private_name_of_the_core(name):
+def test_the_page_uses_no_private_names_of_the_core(name):
     used = [pair for pair in imports(MODULES[name]) if pair[0].split(".")[0] == "lrcore"]
     assert [pair for pair in used if "._" in pair[0] or pair[1].startswith("_")] == []
     assert not outside(name) & {"torch", "transformers", "safetensors"}

@@ -1,4 +1,4 @@
-"""The wheel of the project, unpacked where the clone is not seen: what `pip install .` gives."""
+"""The wheel of the project, unpacked outside the clone, as after `pip install .`."""
 
 import json
 import os
@@ -35,7 +35,9 @@ assert script("plot.js") and STYLE.is_file() and "<h1>A</h1>" in page("A")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """The unpacked wheel. It is built offline, from links, so that the clone stays as it is."""
+    """Return the folder of the unpacked wheel, built offline from links, so that the clone is
+    unchanged.
+    """
     source, out, target = (tmp_path_factory.mktemp(name) for name in ("source", "out", "target"))
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and path.name not in ("build", "runs"):
@@ -73,18 +75,18 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     }
 
 
-def test_what_is_installed_finds_its_demo_models_and_the_files_of_the_page(installed):
+def test_the_installed_package_finds_its_demo_models_and_files_of_the_page(installed):
     done = run(installed, "-c", USE)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_of_the_page_takes_the_options_of_app_py(installed):
+def test_the_command_of_the_page_has_the_options_of_app_py(installed):
     done = run(installed, "-c", "from low_rank_workbench.app.start import main; main()", "-h")
     assert done.returncode == 0, done.stderr
     assert all(option in done.stdout for option in ("--port", "--host", "--share"))
 
 
-def test_what_the_container_copies_and_starts_is_there() -> None:
+def test_files_and_commands_of_the_dockerfile_exist() -> None:
     steps = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     copied = [
         name
@@ -106,9 +108,9 @@ def test_what_the_container_copies_and_starts_is_there() -> None:
     assert pin[0] in steps
 
 
-def test_a_container_ends_when_it_is_told_to_and_shows_its_log_at_once() -> None:
-    """SIGTERM does nothing to a first process without a handler: it was killed ten seconds later.
-    What is printed into a pipe waits for a full buffer.
+def test_a_container_handles_the_stop_signal_and_logs_without_delay() -> None:
+    """The first process of a container ignores SIGTERM without a handler and is killed ten seconds
+    later; output to a pipe is buffered by default.
     """
     steps = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert "STOPSIGNAL SIGINT" in steps

@@ -1,4 +1,4 @@
-"""scripts/install.py: uv finds what pip finds, and pip does it where uv cannot."""
+"""scripts/install.py, which installs with uv and the settings of pip, and with pip if uv fails."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ list.format='columns'
 
 @pytest.fixture
 def commands(monkeypatch) -> list[list[str]]:
-    """What is run, in order; uv succeeds until its return code is set to something else."""
+    """Record the executed commands; uv succeeds unless its return code is set."""
     ran: list[list[str]] = []
     monkeypatch.setattr(install, "UV_ENDS_WITH", 0, raising=False)
 
@@ -34,7 +34,7 @@ def commands(monkeypatch) -> list[list[str]]:
     return ran
 
 
-def test_uv_is_given_the_settings_of_pip(commands) -> None:
+def test_uv_receives_the_settings_of_pip(commands) -> None:
     assert install.main(["-r", "requirements.txt"]) == 0
     last = commands[-1]
     assert last[1:5] == ["-m", "uv", "pip", "install"]
@@ -47,12 +47,12 @@ def test_uv_is_given_the_settings_of_pip(commands) -> None:
     assert "/not/this" not in last
 
 
-def test_where_uv_fails_pip_installs_the_same(commands, monkeypatch) -> None:
+def test_pip_installs_the_packages_if_uv_fails(commands, monkeypatch) -> None:
     monkeypatch.setattr(install, "UV_ENDS_WITH", 2)
     assert install.main(["--no-deps", "-r", "requirements.txt"]) == 0
     assert commands[-1][2] == "pip"
     assert commands[-1][-3:] == ["--no-deps", "-r", "requirements.txt"]
 
 
-def test_the_settings_of_this_machine_are_read() -> None:
+def test_pip_settings_of_this_machine_are_read() -> None:
     assert all(isinstance(value, str) for value in install.pip_settings().values())

@@ -1,4 +1,4 @@
-"""`import lrcore` is quick: its public names come from their modules when they are read."""
+"""`import lrcore` without slow imports: public names are imported when they are used."""
 
 import ast
 import os
@@ -13,7 +13,7 @@ from lrcore.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = {"torch", "transformers", "pandas", "numpy", "datasets", "gradio", "huggingface_hub"}
-# What a process has imported after some code, as one line.
+# Code that prints the imported packages of a process in one line.
 LOADED = "import sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
 
 
@@ -24,39 +24,38 @@ def loaded(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["compress", "--help"], ["compress", "--no"]])
-def test_help_and_wrong_options_wait_for_no_import(arguments):
+def test_help_and_invalid_options_import_no_slow_package(arguments):
     assert not loaded(f"from lrcore.cli import main; main({arguments})") & SLOW
 
 
 @pytest.mark.parametrize("wrong", [["--ratio", "2"], ["--method", "a4"], ["--policy", "even"]])
-def test_a_wrong_value_waits_for_no_import(wrong):
-    """Once a listing of the methods is kept, as `methods` and other recipes leave it."""
+def test_an_invalid_value_imports_no_slow_package(wrong):
+    """The list of methods is cached, as after `methods` and earlier recipes."""
     assert main(["methods"]) == 0
     arguments = ["compress", "demo-llama", "--out", "never", *wrong]
     code = f"from lrcore.cli import main; assert main({arguments}) == 2"
     assert not loaded(code) & SLOW
 
 
-def test_the_list_of_runs_waits_for_no_model(tmp_path):
+def test_the_list_of_runs_imports_no_model_packages(tmp_path):
     code = f"from lrcore.cli import main; assert main(['runs', '--folder', {str(tmp_path)!r}]) == 0"
     assert not loaded(code) & (SLOW - {"torch", "numpy"})
 
 
-def test_the_list_of_methods_waits_for_no_model():
+def test_the_list_of_methods_imports_no_model_packages():
     assert not loaded("from lrcore.cli import main; main(['methods'])") & (
         SLOW - {"torch", "numpy"}
     )
 
 
-def test_every_public_name_is_read_and_listed():
+def test_all_public_names_can_be_imported_and_are_listed():
     assert set(lrcore.__all__) <= set(dir(lrcore))
     assert all(getattr(lrcore, name) is not None for name in lrcore.__all__)
     with pytest.raises(AttributeError, match="no_such"):
         _ = lrcore.no_such
 
 
-def test_a_type_checker_sees_the_modules_that_the_names_come_from():
-    """The imports under TYPE_CHECKING are the table."""
+def test_type_checking_imports_agree_with_the_table_of_modules():
     source = Path(lrcore.__file__).read_text(encoding="utf-8")
     seen = {
         alias.name: node.module
@@ -77,7 +76,7 @@ GUIDES = [
 ]
 
 
-def test_the_public_names_are_few_and_each_is_in_a_guide():
+def test_public_names_are_few_and_each_is_in_a_guide():
     guides = "".join(path.read_text(encoding="utf-8") for path in GUIDES)
     assert len(lrcore.__all__) <= 45
     assert [name for name in lrcore.__all__ if f"lrcore.{name}" not in guides] == []
@@ -87,8 +86,10 @@ def test_the_public_names_are_few_and_each_is_in_a_guide():
     ("variables", "expected"),
     [({}, ("PASSIVE", "5000")), ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None))],
 )
-def test_threads_give_up_their_core_where_they_wait_for_long(variables, expected):
-    """With another process on the machine a decomposition would take up to thirty times as long."""
+def test_waiting_threads_release_their_core(variables, expected):
+    """Otherwise, with a second process on the machine, a decomposition takes up to thirty times as
+    long.
+    """
     code = "import os, lrcore; print([os.environ.get(f'{n}') for n in ('OMP_WAIT_POLICY', "
     code += "'GOMP_SPINCOUNT')])"
     named = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

@@ -1,4 +1,4 @@
-"""The code blocks of docs/python.md run in order."""
+"""Code blocks of docs/python.md, run in order."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Every command that the README and docs/command_line.md show is run, in the order in which a
-reader would run them.
-"""
+"""Commands in the README and docs/command_line.md, run in their order."""
 
 import os
 import re
@@ -34,7 +32,7 @@ def lines(language: str, page: str = README) -> list[str]:
 
 @pytest.fixture(scope="module")
 def somewhere(tmp_path_factory) -> Path:
-    """A folder to work in, so that what the commands write does not end up in the repository."""
+    """Return a working folder outside the repository."""
     return tmp_path_factory.mktemp("reader")
 
 
@@ -47,11 +45,11 @@ def run(words: list[str], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", lines("bash", COMMANDS))
-def test_command_line(command: str, somewhere: Path) -> None:
+def test_commands_of_the_command_line_page_run(command: str, somewhere: Path) -> None:
     words = shlex.split(command)
     printed = run(words[1:], somewhere)
     assert printed.strip()
-    if words[3] == "heal":  # what is shown as an improvement is one
+    if words[3] == "heal":  # healing improves the perplexity, as described
         before, after = (
             float(re.search(rf"perplexity_{when} +([\d.]+)", printed)[1])
             for when in ("before", "after")
@@ -61,14 +59,14 @@ def test_command_line(command: str, somewhere: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python_block(code: str, somewhere: Path) -> None:
+def test_python_blocks_of_the_readme_run(code: str, somewhere: Path) -> None:
     printed = run(["-c", code], somewhere).splitlines()
     assert [line.split()[0] for line in printed[:3]] == ["0.1", "0.2", "0.3"]
     assert float(printed[3]) > 1
     assert len(" ".join(printed[4:])) > 40
 
 
-def test_what_examples_write_is_ignored_in_a_clone() -> None:
+def test_outputs_of_examples_are_ignored_by_git() -> None:
     commands = [shlex.split(line)[3:] for line in lines("bash", COMMANDS)]
     named = [
         words[words.index(flag) + 1]
@@ -83,14 +81,14 @@ def test_what_examples_write_is_ignored_in_a_clone() -> None:
     assert "/out/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_the_readme_names_no_other_commands() -> None:
+def test_commands_of_the_readme_are_also_on_the_command_line_page() -> None:
     assert {line.split()[0] for line in lines("bash")} == {"make", "python"}
     commands = [line for line in lines("bash") if line.startswith("python")]
     assert commands
     assert commands == [line for line in lines("bash", COMMANDS) if line in commands]
 
 
-def test_the_readme_is_what_the_first_minutes_need() -> None:
+def test_the_readme_is_short_and_shows_make_run_and_make_test() -> None:
     assert len(README.splitlines()) <= 110
     assert {line.split()[1] for line in lines("bash") if line.startswith("make")} == {"run", "test"}
 
@@ -126,17 +124,17 @@ def test_make_run_serves_the_page() -> None:
 
 
 def test_make_test_runs_the_linter_and_all_tests() -> None:
-    """`make test` runs this very file, so here it is only spelled out."""
-    spelled = subprocess.run(
+    """A dry run, because `make test` runs this file."""
+    dry_run = subprocess.run(
         ["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert "ruff check" in spelled
-    assert re.findall(r'-m pytest .*-m ("not browser"|browser)', spelled) == [
+    assert "ruff check" in dry_run
+    assert re.findall(r'-m pytest .*-m ("not browser"|browser)', dry_run) == [
         '"not browser"',
         "browser",
-    ]  # together, every test
+    ]  # together, all tests
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", README))))
-def test_links_and_pictures_are_there(path: str) -> None:
+def test_linked_files_of_the_readme_exist(path: str) -> None:
     assert (ROOT / path).is_file()

@@ -1,6 +1,4 @@
-"""Figures that somebody else measured, on a model that somebody else trained; see the reference
-folder's README.
-"""
+"""Results measured by others on a published model; see the README of the reference folder."""
 
 import pytest
 
@@ -15,8 +13,8 @@ ALONE = {
 
 
 @pytest.fixture(scope="module")
-def road(reference):
-    """Model, recipe and factorisations, made once for all figures."""
+def reference_setup(reference):
+    """Return model, recipe and factorizations for all results."""
     recipe = lrcore.Recipe(
         model=str(reference / "models/stories260K"),
         data=str(reference / "text/tinystories.calibration.txt"),
@@ -43,16 +41,18 @@ def perplexity(reference):
     return measure
 
 
-def test_dense(road, perplexity) -> None:
-    assert perplexity(road[0]) == pytest.approx(8.0763, rel=1e-4)
+def test_the_dense_perplexity_is_reproduced(reference_setup, perplexity) -> None:
+    assert perplexity(reference_setup[0]) == pytest.approx(8.0763, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("method", "ratio", "expected"),
     [("a3", *pair) for pair in A3.items()] + [("modegpt", *pair) for pair in MODEGPT.items()],
 )
-def test_uniform_compression(road, perplexity, method: str, ratio: float, expected: float) -> None:
-    model, recipe, factors = road
+def test_perplexities_of_uniform_compression_are_reproduced(
+    reference_setup, perplexity, method: str, ratio: float, expected: float
+) -> None:
+    model, recipe, factors = reference_setup
     recipe = recipe.with_(method=method, ratio=ratio)
     assert perplexity(lrcore.compress(model, recipe, factors[method])) == pytest.approx(
         expected, rel=1e-2
@@ -63,10 +63,10 @@ def test_uniform_compression(road, perplexity, method: str, ratio: float, expect
     ("method", "component", "expected"),
     [(m, *pair) for m, components in ALONE.items() for pair in components.items()],
 )
-def test_one_component_at_thirty_percent(
-    road, perplexity, method: str, component: str, expected: float
+def test_perplexities_of_compressing_a_single_component_are_reproduced(
+    reference_setup, perplexity, method: str, component: str, expected: float
 ) -> None:
-    model, recipe, factors = road
+    model, recipe, factors = reference_setup
     recipe = recipe.with_(method=method, ratio=0.3)
     plan = lrcore.allocate(factors[method], recipe)
     full_ranks = {
@@ -77,8 +77,7 @@ def test_one_component_at_thirty_percent(
     ranks = {
         f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items() if name == component
     }
-    # every rank is given, so the budget decides nothing; it only has to be one that the given ranks
-    # meet
+    # all ranks are given, so any budget is valid that they satisfy
     small = lrcore.compress(
         model, recipe.with_(ratio=0.001, rank_overrides=full_ranks | ranks), factors[method]
     )

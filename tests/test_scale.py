@@ -1,4 +1,4 @@
-"""The sizes and times in docs/scale.md that follow from shapes, and from how moments are stored."""
+"""Sizes and times in docs/scale.md that follow from shapes and the storage of moments."""
 
 import re
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from lrcore.layers.statistics import SAMPLE
 TEXT = (Path(__file__).parents[1] / "docs/scale.md").read_text(encoding="utf-8")
 HEAD, KEY_HEADS = 128, 8
 TOKENS = 128 * 2048
-SECOND = 1e9  # bytes of the shared folder that a worker reads or writes
+SECOND = 1e9  # bytes per second between a worker and the shared folder
 MINUTE = 60 * SECOND
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama 3 in 16 bits."""
+    """Shape of a Llama 3 in 16 bits."""
 
     layers: int
     width: int
@@ -26,18 +26,18 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Bytes of a layer's weights."""
+        """Bytes of the weights of a layer."""
         d = self.width
         return 2 * (2 * d * d + 2 * d * KEY_HEADS * HEAD + 3 * d * self.neurons)
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of the four second moments."""
+        """Sizes of the four second moments."""
         return self.width, self.width, self.width, self.neurons
 
     @property
     def stored(self) -> int:
-        """Bytes of a layer's moments on the disk, with the rows of activations."""
+        """Bytes of the moments of a layer on disk, with the rows of activations."""
         return 4 * sum(map(packed_length, self.sides)) + 2 * SAMPLE * self.width
 
 
@@ -45,13 +45,13 @@ MODEL_SHAPES = [Shape(32, 4096, 14336), Shape(80, 8192, 28672), Shape(126, 16384
 
 
 def row(name: str) -> list[str]:
-    """The cells of the one row of numbers that has this name."""
+    """Return the cells of the row of numbers with this name."""
     (line,) = (line for line in TEXT.splitlines() if re.match(rf"\| {name} \| [0-9]", line))
     return [cell.strip() for cell in line.strip("|").split("|")[1:]]
 
 
 def assert_rounded(cells: list[str], values: list[float]) -> None:
-    """Every cell is its value at the cell's digits."""
+    """Compare each cell with its value rounded to the digits of the cell."""
     for cell, value in zip(cells, values, strict=True):
         digits = len(cell.partition(".")[2])
         assert float(cell) == pytest.approx(value, abs=0.5001 * 10**-digits), cells
@@ -72,8 +72,8 @@ def test_sizes_follow_from_shapes() -> None:
         assert_rounded(row(name), values)
 
 
-def test_what_the_shared_folder_takes_follows_from_sizes() -> None:
-    """Every worker reads the weights and writes a share in float64; joining reads all shares."""
+def test_transfer_times_of_the_shared_folder_follow_from_sizes() -> None:
+    """Each worker reads the weights and writes a share in float64; merging reads all shares."""
     large, joined = MODEL_SHAPES[1:], []
     weights = [s.layers * s.layer for s in large for _ in (8, 64)]
     moments = [s.layers * s.stored for s in large for _ in (8, 64)]

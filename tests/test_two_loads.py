@@ -1,4 +1,4 @@
-"""Two models at once in one process, as the page and a job of it load them."""
+"""Models loaded concurrently in a process, as by the page and its jobs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +9,8 @@ from transformers.utils import logging
 
 import lrcore
 
-# What transformers and torch change while a network is built; no test before may have left them so.
+# Attributes that transformers and torch patch while a network is built; earlier tests must not
+# leave them patched.
 CHANGED = [
     (PreTrainedModel, "tie_weights"),
     (PreTrainedModel, "init_weights"),
@@ -19,7 +20,7 @@ CHANGED = [
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_models_loaded_at_once_leave_the_libraries_as_they_were(
+def test_models_loaded_concurrently_leave_the_libraries_unchanged(
     tiny_llama, care, tmp_path, compressed
 ):
     before = [getattr(*attribute) for attribute in CHANGED], logging.get_verbosity()
@@ -29,7 +30,7 @@ def test_models_loaded_at_once_leave_the_libraries_as_they_were(
         models = list(threads.map(lambda folder: lrcore.load(str(folder)), folders))
     try:
         assert ([getattr(*attribute) for attribute in CHANGED], logging.get_verbosity()) == before
-    finally:  # else every test after this one would fail
+    finally:  # later tests would fail otherwise
         for (owner, name), original in zip(CHANGED, before[0], strict=True):
             setattr(owner, name, original)
     for model in models[::2]:

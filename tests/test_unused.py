@@ -1,4 +1,6 @@
-"""No dead code: what lrcore and workbench define is used by them, by scripts, or is public."""
+"""Dead code: all definitions in lrcore and workbench must be used there or in scripts, or be
+public.
+"""
 
 import ast
 import re
@@ -23,7 +25,7 @@ OTHERS = [
 ]
 CALLED_BY_OTHERS = {"forward", "extra_repr", "describe", "persistent_id", "persistent_load"}
 CALLED_BY_OTHERS |= {"_repr_html_", "reorder_cache", "batch_repeat_interleave"}
-"""Methods that torch, transformers, pickle, Jupyter or a public object's caller call by name."""
+"""Methods that torch, transformers, pickle, Jupyter or users of a public object call by name."""
 DOCS = "".join(
     path.read_text(encoding="utf-8")
     for path in (ROOT / "docs").rglob("*.*")
@@ -32,7 +34,7 @@ DOCS = "".join(
 
 
 def uses(path: Path) -> set[str]:
-    """The identifiers that a file reads, and strings that are one; an import alone is no use."""
+    """Return the identifiers that a file reads, also as strings; an import is not a use."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return set(re.findall(r"\w+", text))
@@ -53,7 +55,7 @@ def used() -> set[str]:
 
 
 def defined(path: Path) -> set[str]:
-    """Functions, classes, methods and module constants of a file, commands left out."""
+    """Return functions, classes, methods and module constants of a file, without commands."""
     names: set[str] = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -68,7 +70,7 @@ def defined(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_defined_is_used(path: Path) -> None:
+def test_all_definitions_are_used(path: Path) -> None:
     public = set(lrcore.__all__) | CALLED_BY_OTHERS
     public |= set(re.findall(r"`(\w+)\(\)`", DOCS))  # methods of public classes, listed in api.md
     assert not {name for name in defined(path) - public if name not in used()}

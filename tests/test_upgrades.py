@@ -1,5 +1,7 @@
-"""Files of other versions: released formats are read, files of other formats are made again without
-a message. Caches of every kind, cells of a sweep, the state of a healing; tests/released.py wrote
+"""Files of other versions: released formats are read, files of other formats are silently
+recomputed.
+
+This covers caches of all kinds, cells of a sweep, and the state of healing; tests/released.py wrote
 the fixture.
 """
 
@@ -23,8 +25,8 @@ from lrcore.recipes.history import Healed
 from lrcore.runs import sweep_store
 from lrcore.system import cache
 
-# What the name of a file in the cache follows from, beside what was measured: a format, or for what
-# has none a number that counts in its place. None: contents, or the code, name the file.
+# The number in the key of a cached file, apart from the measured object: a format, or a constant
+# used in its place. None: files are named by contents or code.
 FORMATS = {
     "moments": ("compression.calibration.calibrate", "FORMAT"),
     "gradients": ("compression.calibration.gradients", "FORMAT"),
@@ -39,13 +41,13 @@ FORMATS = {
     "texts": None,
     "listings": None,
 }
-MODELS = ("gguf", "adapters")  # model folders, whose damage has tests of its own
+MODELS = ("gguf", "adapters")  # model folders, with separate tests of damage
 Held = dict[Path, bytes]
 
 
 @pytest.fixture
 def released(tmp_path, monkeypatch):
-    """A copy of the fixture, as the present folder with its own cache."""
+    """Return a copy of the fixture, used as the working folder with its cache."""
     folder = shutil.copytree(FOLDER, tmp_path / "released")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LRCORE_CACHE", "cache")
@@ -57,16 +59,16 @@ def files(folder: Path) -> Held:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_kind_of_the_cache_has_a_fixture_and_a_test():
-    kinds = cache.KINDS.keys() - {cache.OFFLOADED}  # of running processes alone
+def test_each_kind_of_cache_has_a_fixture_and_a_test():
+    kinds = cache.KINDS.keys() - {cache.OFFLOADED}  # files of running processes only
     assert {path.name for path in (FOLDER / "cache").iterdir()} == kinds
     assert CACHED.keys() == FORMATS.keys() == kinds
 
 
 @pytest.mark.parametrize("kind", CACHED)
-def test_what_was_cached_before_is_read(released, kind):
-    """Where this fails after a change of a format or of what is collected, tests/released.py writes
-    the fixture anew.
+def test_released_cache_files_are_read(released, kind):
+    """After a change of a format or of the collected data, run tests/released.py to update the
+    fixture.
     """
     before = files(released / "cache" / kind)
     assert before
@@ -76,8 +78,10 @@ def test_what_was_cached_before_is_read(released, kind):
 
 @pytest.mark.parametrize("change", [-1, 1])
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind]])
-def test_a_cache_of_another_format_is_made_again_and_equal(released, kind, change, monkeypatch):
-    """An older version reads none of a newer one, nor the other way round."""
+def test_a_cache_of_a_different_format_is_recomputed_with_equal_values(
+    released, kind, change, monkeypatch
+):
+    """Neither version reads files of the other."""
     path, name = FORMATS[kind]
     module = importlib.import_module(f"lrcore.{path}")
     before = files(released / "cache" / kind)
@@ -94,7 +98,7 @@ def test_a_cache_of_another_format_is_made_again_and_equal(released, kind, chang
 
 
 def assert_nearly_equal(old: dict, new: dict) -> None:
-    """Another processor rounds otherwise."""
+    """Compare with a tolerance, because other processors round differently."""
     assert old.keys() == new.keys()
     for name, value in old.items():
         torch.testing.assert_close(new[name], value, rtol=1e-3, atol=1e-4)
@@ -102,7 +106,7 @@ def assert_nearly_equal(old: dict, new: dict) -> None:
 
 @pytest.fixture
 def quick_search(monkeypatch):
-    """The search by types takes a minute."""
+    """Skip the search by types, which takes a minute."""
 
     def weights(types, loss, progress):
         return dict.fromkeys(types, 1.0)
@@ -119,14 +123,12 @@ DAMAGES = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("at", range(5))
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind not in MODELS])
-def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
-    released, kind, at, quick_search
-):
+def test_a_cached_file_with_invalid_content_is_recomputed(released, kind, at, quick_search):
     before = files(released / "cache" / kind)
     for path in before:
         damages = DAMAGES[path.suffix]
         path.write_bytes(damages[at % len(damages)])
-    (CACHED | {"moments": prepares("uniform")})[kind]()  # which writes what is beside them, too
+    (CACHED | {"moments": prepares("uniform")})[kind]()  # also writes the related files
     for path, held in files(released / "cache" / kind).items():
         if path.suffix == ".safetensors":
             assert_nearly_equal(load(before[path]), load(held))
@@ -134,39 +136,39 @@ def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
             assert shape_of(json.loads(held)) == shape_of(json.loads(before[path]))
 
 
-def poorer(value: object) -> object:
-    """JSON with an item less in every list that holds no lists, or else in a mapping."""
+def with_fewer_items(value: object) -> object:
+    """Remove an item from each innermost list of JSON values, or else from a mapping."""
     if isinstance(value, dict):
-        less = {name: poorer(entry) for name, entry in value.items()}
+        less = {name: with_fewer_items(entry) for name, entry in value.items()}
         return less if less != value else dict(list(value.items())[1:])
     if not isinstance(value, list) or not value:
         return value
-    nested = [poorer(entry) for entry in value]
+    nested = [with_fewer_items(entry) for entry in value]
     return nested if nested != value else value[1:]
 
 
-WRONG = {
+CORRUPTIONS = {
     "NaN": lambda text: re.sub(r"\d+\.\d+(e-\d+)?", "NaN", text),
     "infinity": lambda text: re.sub(r"\d+\.\d+(e-\d+)?", "1e999", text, count=1),
-    "too few": lambda text: json.dumps(poorer(json.loads(text))),
+    "too few": lambda text: json.dumps(with_fewer_items(json.loads(text))),
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        *(("probes", how) for how in WRONG),
+        *(("probes", how) for how in CORRUPTIONS),
         ("latency", "too few"),
         ("searches", "infinity"),
         ("type_searches", "too few"),
     ],
 )
-def test_numbers_of_the_cache_that_are_not_finite_or_too_few_are_measured_again(
+def test_cached_numbers_that_are_nonfinite_or_too_few_are_measured_again(
     released, kind, how, quick_search
 ):
     before = files(released / "cache" / kind)
     for path, held in before.items():
-        path.write_text(WRONG[how](held.decode()))
+        path.write_text(CORRUPTIONS[how](held.decode()))
     wrong = files(released / "cache" / kind)
     assert all(wrong[path] != held for path, held in before.items())
     CACHED[kind]()
@@ -175,7 +177,7 @@ def test_numbers_of_the_cache_that_are_not_finite_or_too_few_are_measured_again(
         assert shape_of(json.loads(held)) == shape_of(json.loads(before[path]))
 
 
-def test_a_text_of_the_cache_that_somebody_changed_is_written_again(released):
+def test_a_modified_cached_text_is_written_again(released):
     (path,) = files(released / "cache" / "texts")
     held = path.read_bytes()
     path.write_bytes(held[:-9])
@@ -184,9 +186,7 @@ def test_a_text_of_the_cache_that_somebody_changed_is_written_again(released):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind not in MODELS])
-def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_named_and_not_waited_for(
-    released, kind, quick_search
-):
+def test_a_pipe_instead_of_a_cached_file_is_reported_without_waiting(released, kind, quick_search):
     for path in files(released / "cache" / kind):
         path.unlink()
         os.mkfifo(path)
@@ -195,7 +195,7 @@ def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_named_and_not_waited_for(
 
 
 def shape_of(values: object) -> object:
-    """JSON without its numbers."""
+    """Return JSON values with numbers replaced by types."""
     if isinstance(values, dict):
         return {name: shape_of(value) for name, value in values.items()}
     if isinstance(values, list):
@@ -204,24 +204,24 @@ def shape_of(values: object) -> object:
 
 
 @pytest.mark.parametrize("kind", ["texts", "listings"])
-def test_what_is_named_by_contents_or_code_is_made_again_for_others(released, kind, monkeypatch):
+def test_entries_named_by_contents_or_code_are_recomputed_for_others(released, kind, monkeypatch):
     before = files(released / "cache" / kind)
     monkeypatch.setattr("lrcore.cli.listing._state", lambda: "of other code")
     monkeypatch.setitem(
-        CACHED, "texts", lambda: lrcore.calibrate(lrcore.load("dense"), of(["another"]))
+        CACHED, "texts", lambda: lrcore.calibrate(lrcore.load("dense"), recipe_of_text(["another"]))
     )
     CACHED[kind]()
     after = files(released / "cache" / kind)
     assert before.items() < after.items()
 
 
-def of(text: list[str]) -> lrcore.Recipe:
+def recipe_of_text(text: list[str]) -> lrcore.Recipe:
     return lrcore.Recipe("dense", data=[" ".join(text * 99)], samples=1, seq_len=8)
 
 
-def test_cells_of_a_sweep_that_was_made_before_are_read(released, monkeypatch):
+def test_released_cells_of_a_sweep_are_read(released, monkeypatch):
     before = files(released / "sweep")
-    monkeypatch.setattr(sweep_store, "evaluate", lambda *given, **more: pytest.fail("measured"))
+    monkeypatch.setattr(sweep_store, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
     rows = sweeps()
     assert files(released / "sweep") == before
     assert {(row["method"], row["ratio"]) for row in rows} == {
@@ -232,7 +232,9 @@ def test_cells_of_a_sweep_that_was_made_before_are_read(released, monkeypatch):
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_cells_of_another_format_are_made_again_and_stay(released, change, monkeypatch):
+def test_cells_of_a_different_format_are_computed_again_and_not_deleted(
+    released, change, monkeypatch
+):
     before, rows = files(released / "sweep"), sweeps()
     monkeypatch.setattr(sweep_store, "FORMAT", sweep_store.FORMAT + change)
     assert_same_figures(sweeps(), rows)
@@ -242,7 +244,7 @@ def test_cells_of_another_format_are_made_again_and_stay(released, change, monke
 
 
 @pytest.mark.parametrize("how", ["a column more", "a column less", "cut", "empty", "no rows"])
-def test_a_cell_that_cannot_be_read_is_made_again(released, how):
+def test_an_unreadable_cell_is_computed_again(released, how):
     rows = sweeps()
     for path in (released / "sweep" / "cells").iterdir():
         cell = json.loads(path.read_text())
@@ -259,7 +261,7 @@ def test_a_cell_that_cannot_be_read_is_made_again(released, how):
 
 
 def assert_same_figures(new: list[dict], old: list[dict]) -> None:
-    """Another processor rounds otherwise."""
+    """Compare with a tolerance, because other processors round differently."""
     assert [(row["method"], row["ratio"]) for row in new] == [
         (row["method"], row["ratio"]) for row in old
     ]
@@ -267,14 +269,14 @@ def assert_same_figures(new: list[dict], old: list[dict]) -> None:
         assert new_row["perplexity"] == pytest.approx(old_row["perplexity"], rel=1e-3)
 
 
-def test_a_healing_goes_on_from_the_state_that_was_kept_before(released):
+def test_healing_resumes_from_a_released_state(released):
     steps = []
     heals(lambda stage, done, total: steps.append(done))
     assert steps[0] == EVERY
 
 
 @pytest.mark.parametrize("format", ["0", "2", None])
-def test_a_healing_does_not_take_a_state_of_another_format(released, format):
+def test_healing_ignores_a_state_of_a_different_format(released, format):
     with safe_open(STATE, "pt") as opened:
         metadata = opened.metadata()
     assert metadata.pop("format") == "1"

@@ -1,4 +1,6 @@
-"""`make docs`: every page is in the site, every link leads somewhere, nothing asks another host."""
+"""The site of `make docs`: all documents are pages, links lead to pages, and no resources are
+loaded from other hosts.
+"""
 
 import json
 import re
@@ -31,7 +33,7 @@ def address(page: Path) -> str:
     return path.replace("README.html", "index.html")
 
 
-def test_every_document_is_a_page(site) -> None:
+def test_each_document_is_a_page(site) -> None:
     written = {page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")}
     assert {address(path).removesuffix(".html") for path in ROOT.glob("docs/**/*.md")} <= written
     assert {"index", "CHANGELOG", "CONTRIBUTING", "SECURITY"} <= written
@@ -40,7 +42,7 @@ def test_every_document_is_a_page(site) -> None:
     }
 
 
-def test_every_document_is_in_the_navigation(site) -> None:
+def test_each_document_is_in_the_navigation(site) -> None:
     first = (site / "index.html").read_text(encoding="utf-8")
     assert {address(path) for path in ROOT.glob("docs/**/*.md")} <= set(
         re.findall(r'href="([^"#]+)', first)
@@ -56,7 +58,7 @@ def test_a_page_loads_nothing_from_another_host(site) -> None:
         assert not [address for address in loaded if re.match(r"(https?:)?//", address)]
 
 
-def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch) -> None:
+def test_a_broken_link_is_an_error(tmp_path, monkeypatch) -> None:
     import website
 
     small = tmp_path / "small"
@@ -72,10 +74,10 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch) -> None:
 SUBJECTS = (*DEMO_MODELS, "stories260K")
 
 
-def test_the_advice_is_made_of_the_record() -> None:
+def test_the_tables_of_advice_follow_from_the_benchmark_record() -> None:
     record = json.loads((ROOT / "benchmarks" / "record.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
-    # those with every column: of a real model a part is measured, and fresh ones advise nothing
+    # subjects with all columns: trained models are measured in part, and random ones are omitted
     measured = {title: measurements for title, measurements in record.items() if title in SUBJECTS}
     assert page.count("<!-- begin choice ") == len(measured) > 2
     for title, measurements in measured.items():

@@ -1,5 +1,5 @@
-"""The whole core on a device that is not the CPU, with and without numbers of 64 bits: what is
-computed, saved and said is that of the CPU, and no tensor is left on the wrong device.
+"""The core on a device other than the CPU, with and without float64: results, files and messages
+equal those on the CPU, and tensors are on the right device.
 """
 
 import math
@@ -18,9 +18,13 @@ from lrcore.layers import linalg
 from lrcore.methods import METHODS
 from lrcore.ranks.policies import POLICIES
 
-TOLERANCE = 1e-6  # relative; the products are those of the CPU, in other batches at most
-OF_CACHE = ("care", "mha2mla", "transmla")  # methods that shrink the KV cache alone
-MEASURED = ("fisher", "mix", "probed")  # policies whose evidence the model itself is run for
+TOLERANCE = 1e-6  # relative; products equal those on the CPU except for the batches
+CACHE_METHODS = ("care", "mha2mla", "transmla")  # methods that shrink the KV cache alone
+MEASURING_POLICIES = (
+    "fisher",
+    "mix",
+    "probed",
+)  # policies whose evidence the model itself is run for
 
 
 @pytest.fixture(
@@ -46,9 +50,7 @@ def on_both_devices(
     recipe: lrcore.Recipe,
     work: Callable[[lrcore.LoadedModel], object],
 ) -> tuple[object, object]:
-    """What comes out on the CPU, and on the pretended device: nothing that is kept for one serves
-    the other.
-    """
+    """Return the results on the CPU and on the simulated device, with separate caches."""
     results = []
     for name in ("cpu", NAME):
         with pytest.MonkeyPatch.context() as patch, device:
@@ -57,9 +59,9 @@ def on_both_devices(
     return results[0], results[1]
 
 
-def is_there(model: lrcore.LoadedModel) -> bool:
+def is_on_its_device(model: lrcore.LoadedModel) -> bool:
     tensors = [*model.network.parameters(), *model.network.buffers()]
-    filled = [tensor for tensor in tensors if tensor.numel()]  # empty ones stay on the CPU
+    filled = [tensor for tensor in tensors if tensor.numel()]  # empty tensors stay on the CPU
     return all(isinstance(tensor, Away) == (model.device.type == NAME) for tensor in filled)
 
 
@@ -68,9 +70,9 @@ def made(
     recipe: lrcore.Recipe,
     model: lrcore.LoadedModel,
 ) -> float:
-    """The perplexity of the changed model."""
+    """Return the perplexity of the changed model."""
     small = change(model)
-    assert is_there(small)
+    assert is_on_its_device(small)
     return lrcore.evaluate(small, recipe.data, samples=4, seq_len=32).perplexity
 
 
@@ -80,20 +82,20 @@ def assert_same(pair: tuple[object, object]) -> None:
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_every_method_compresses(
+def test_all_methods_give_the_same_perplexity(
     method: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
-    budget = {"budget": "kv"} if method in OF_CACHE else {"ratio": 0.1}
+    budget = {"budget": "kv"} if method in CACHE_METHODS else {"ratio": 0.1}
     method_recipe = replace(recipe, method=method, **budget)
     work = partial(made, partial(lrcore.compress, recipe=method_recipe), method_recipe)
     assert_same(on_both_devices(device, tmp_path, method_recipe, work))
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "bolaco"])
-def test_every_policy_shares_a_budget(
+def test_all_policies_give_the_same_perplexity(
     policy: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
-    if not device.float64 and policy not in MEASURED:
+    if not device.float64 and policy not in MEASURING_POLICIES:
         pytest.skip("the policy reads spectra, which are on the CPU")
     policy_recipe = replace(recipe, method="a3", policy=policy)
     work = partial(made, partial(lrcore.compress, recipe=policy_recipe), policy_recipe)
@@ -123,7 +125,7 @@ CHANGES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], lrcore.LoadedMo
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
-def test_every_other_step_is_taken(
+def test_all_other_steps_give_the_same_perplexity(
     change: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     work = partial(made, lambda model: CHANGES[change](model, recipe), recipe)
@@ -149,7 +151,7 @@ FIGURES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], float]] = {
 
 
 @pytest.mark.parametrize("figure", list(FIGURES))
-def test_every_figure_is_drawn(
+def test_all_figures_have_the_same_values(
     figure: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     assert_same(
@@ -157,14 +159,14 @@ def test_every_figure_is_drawn(
     )
 
 
-def test_it_is_saved_loaded_exported_and_continues_a_prompt(
+def test_a_model_is_saved_loaded_exported_and_generates_the_same_text(
     device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     def work(model: lrcore.LoadedModel) -> tuple[str, torch.Tensor]:
         folder = tmp_path / model.device.type
         lrcore.save(small(model, recipe), folder / "saved")
         loaded = lrcore.load(str(folder / "saved"), device=str(model.device))
-        assert is_there(loaded)
+        assert is_on_its_device(loaded)
         lrcore.export(loaded, folder / "exported")
         with torch.inference_mode():
             ids = torch.arange(3, 20).view(1, -1).to(model.device)
@@ -180,7 +182,7 @@ FILES = {"llama.cpp": lrcore.export_gguf, "mla": lrcore.export_mla}
 
 
 @pytest.mark.parametrize("target", list(FILES))
-def test_it_is_exported_for_other_programs(
+def test_a_model_is_exported_to_other_formats(
     target: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
 ) -> None:
     def work(model: lrcore.LoadedModel) -> list[str]:

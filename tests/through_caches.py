@@ -1,4 +1,4 @@
-"""Logits of tokens that come piece by piece, through a cache, and of rows padded on the left."""
+"""Logits of tokens in pieces through a cache, and of left-padded rows."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from transformers import DynamicCache
 
 @torch.inference_mode()
 def in_pieces(network: Any, tokens: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
-    """Of tokens [b, t] in pieces of these sizes. cache: an empty one, or one of its own."""
+    """Return the logits of tokens [b, t] in pieces of these sizes. cache: an empty cache, by
+    default a DynamicCache.
+    """
     cache = DynamicCache(config=network.config) if cache is None else cache
     pieces = [
         network(part, past_key_values=cache, use_cache=True).logits
@@ -19,14 +21,14 @@ def in_pieces(network: Any, tokens: Tensor, sizes: list[int], cache: Any = None)
 
 
 def held(cache: Any) -> int:
-    """The bytes of the keys and values in a cache, or of what stands for them."""
+    """Return the bytes of the keys and values in a cache, or of their replacements."""
     return sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
 
 
 @torch.inference_mode()
 def check_left_padded(network: Any, tokens: Tensor) -> None:
-    """20 tokens after 6 of padding, beside a row of 26, give the logits that they give alone: with
-    and without a cache. tokens: [2, 26] at least.
+    """Check that 20 tokens after 6 of padding, in a batch with a row of 26, have the logits of a
+    separate pass, with and without a cache. tokens: at least [2, 26].
     """
     padded = torch.cat((torch.full((1, 6), 2), tokens[:1, :20]), 1)
     batch = torch.cat((padded, tokens[1:2, :26]))

@@ -1,6 +1,4 @@
-"""A tiny random-weight network of every family in the table, made on the spot, with what sets
-the family apart.
-"""
+"""Tiny random networks of all families in the table, with the features of the family."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -312,13 +310,13 @@ CONFIGS: dict[str, dict] = {
 
 
 def tiny(family: str) -> PreTrainedModel:
-    """Random weights of seed 0 in eval mode."""
+    """Return a tiny network in eval mode with random weights of seed 0."""
     return noisy(family, CONFIGS[family])
 
 
 def noisy(family: str, fields: dict) -> PreTrainedModel:
-    """A network of such a config in eval mode. Fresh biases and norms would be zeros and ones and
-    hide mistakes, so all get noise of seed 0.
+    """Return a network with this config in eval mode. All parameters have noise of seed 0, because
+    zero biases and unit norms would hide mistakes.
     """
     config = AutoConfig.for_model(family, **(_COMMON | fields))
     network = AutoModelForCausalLM.from_config(
@@ -333,7 +331,9 @@ def noisy(family: str, fields: dict) -> PreTrainedModel:
 
 
 def family_folder(family: str, tokenizer_of: Path, folder: Path) -> Path:
-    """The tiny model of a family as a folder, with the tokenizer of another."""
+    """Write the tiny model of a family, with the tokenizer of another one, and return the
+    folder.
+    """
     tiny(family).save_pretrained(folder)
     copy_tokenizer(tokenizer_of, folder)
     return folder
@@ -344,14 +344,14 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         (folder / file.name).write_bytes(file.read_bytes())
 
 
-# One method of every structure that the layers of a model can get: `svd` stores what `svd_llm`
-# does, and `llm_pruner` what `flap` does.
-SAME = frozenset({"aa_svd", "clover"})  # their layers are those of `svd_llm` and `a3` throughout
+# A method for each structure that the layers of a model can have: `svd` stores the same structure
+# as `svd_llm`, and `llm_pruner` the same as `flap`.
+SAME = frozenset({"aa_svd", "clover"})  # their layers have the structures of `svd_llm` and `a3`
 STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
 
 
 def structures_of(family: str) -> tuple[str, ...]:
-    """Those that a family can get: attention that is kept caches no latents."""
+    """Return the structures that a family can have: native attention caches no latents."""
     has_native_attention = ARCHITECTURES[family].native_attention
     return tuple(name for name in STRUCTURES if not (has_native_attention and name == "care"))
 
@@ -361,7 +361,7 @@ COMPRESSED = [
     for family in ARCHITECTURES
     for method in structures_of(family)
 ]
-# One structure of each family, in turn, so that every structure is there with several families.
+# One structure per family, in turn, so that each structure is tested with several families.
 ONE_EACH = {
     family: structures_of(family)[number % len(structures_of(family))]
     for number, family in enumerate(ARCHITECTURES)
@@ -369,8 +369,8 @@ ONE_EACH = {
 
 
 def sampled(always: Callable[[str, str], bool]) -> list[Any]:
-    """COMPRESSED for a slow test: the pairs of ONE_EACH and those for which `always` is true run in
-    CI, the others with -m soak.
+    """Return COMPRESSED for a slow test: pairs of ONE_EACH and those for which `always` is true run
+    in CI, the others with -m soak.
     """
     cases = []
     for case in COMPRESSED:
@@ -385,5 +385,5 @@ def sampled(always: Callable[[str, str], bool]) -> list[Any]:
     return cases
 
 
-# every family of the table, for a test that is run with each
+# all families of the table, for tests with each family
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

@@ -1,6 +1,4 @@
-"""A decoder layer with random weights and the tokens it saw: small enough to solve by brute
-force in float64.
-"""
+"""Decoder layers with random weights and their inputs, small enough for brute force in float64."""
 
 from dataclasses import dataclass
 
@@ -16,7 +14,7 @@ D, D_F, HEAD, TOKENS = 24, 40, 8, 400
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the stream, the MLP's hidden state and a head."""
+    """Sizes of the stream, the MLP's hidden state and a head."""
 
     d: int = D
     d_f: int = D_F
@@ -27,7 +25,7 @@ USUAL = Sizes()
 
 
 def frequencies_of(size: int) -> Tensor:
-    """Radians per position of the pairs of a head, [size / 2]."""
+    """Return radians per position of the pairs of a head, [size / 2]."""
     return 100.0 ** -(torch.arange(size // 2, dtype=torch.float64) / (size // 2))
 
 
@@ -46,10 +44,9 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Toy:
-    """layer, its moments, and the samples they were taken from: x [N, d], heads a [N, n_q * d_h], z
-    [N, d_f].
+    """Layer with its moments, and the samples: x [N, d], heads a [N, n_q * d_h], z [N, d_f].
 
-    mixtures [n_q, N, N]: how every query head attends.
+    mixtures [n_q, N, N]: attention weights of each query head.
     """
 
     layer: Layer
@@ -61,11 +58,11 @@ class Toy:
 
 
 def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS, sizes: Sizes = USUAL) -> Toy:
-    """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a
-    multiple of the identity.
+    """Return a layer with correlated, shifted inputs and random attention weights, so that no
+    moment is a multiple of the identity.
 
     kind: n_q, n_kv, position, whether there are biases, whether the MLP is gated. position
-    "partial": rotary, with the second half of the pairs still.
+    "partial": rotary, without rotation of the second half of the pairs.
     """
     n_q, n_kv, position, bias, gated = kind
     d, d_f, head = sizes.d, sizes.d_f, sizes.head
@@ -103,8 +100,8 @@ def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS, sizes: Siz
 
 
 def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
-    """What a layer gives on x, every query head attending in a way of its own drawn from g, and
-    the moments of it all.
+    """Return the outputs of a layer for x, with random attention weights by g for each query head,
+    and all moments.
     """
     g = g or torch.Generator().manual_seed(0)
     attention, mlp = layer.attention, layer.mlp
@@ -112,7 +109,7 @@ def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
     values = apply(attention.v, x).unflatten(-1, (n_kv, -1))
     mixtures = torch.softmax(
         3 * torch.randn(n_q, tokens, tokens, generator=g, dtype=torch.float64), -1
-    )  # every query head attends in its own way
+    )
     a = torch.cat([mixtures[i] @ values[:, i // (n_q // n_kv)] for i in range(n_q)], 1)
     up = apply(mlp.up, x)
     z = (
@@ -125,7 +122,7 @@ def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
 
 
 def apply(linear: Linear, x: Tensor) -> Tensor:
-    """The projection on row activations."""
+    """Apply the projection to row activations."""
     y = x @ linear.weight.T
     return y if linear.bias is None else y + linear.bias
 
@@ -133,7 +130,7 @@ def apply(linear: Linear, x: Tensor) -> Tensor:
 def moments_of(
     layer: Layer, x: Tensor, a: Tensor, z: Tensor, weighted: Tensor | None = None
 ) -> Moments:
-    """Every statistic that a method may ask for, from plain samples."""
+    """Return all statistics that a method may use, from plain samples."""
     taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z} | (
         {} if weighted is None else {"weighted_values": weighted}
     )
@@ -155,7 +152,7 @@ def moments_of(
 
 
 def slopes(layer: Layer) -> dict:
-    """Statistics of gradients that nobody took, of the right shapes, for options that read them."""
+    """Return random statistics of gradients with the right shapes, for options that need them."""
     g, result = torch.Generator().manual_seed(5), {}
     h = torch.Generator().manual_seed(6)
     for name, projection in layer.matrices().items():
@@ -178,7 +175,7 @@ def slopes(layer: Layer) -> dict:
 
 
 def rotated(states: Tensor, frequencies: Tensor = FREQUENCIES) -> Tensor:
-    """Rotary embedding at positions 0, 1, 2, ... [N, heads * d_h]."""
+    """Apply rotary embeddings at positions 0, 1, 2, ..., [N, heads * d_h]."""
     angle = torch.arange(len(states), dtype=torch.float64).unsqueeze(1) * frequencies
     angle = torch.cat((angle, angle), -1).unsqueeze(0)
     return rotate_states(states.unsqueeze(0), angle.cos(), angle.sin()).squeeze(0)
@@ -187,5 +184,5 @@ def rotated(states: Tensor, frequencies: Tensor = FREQUENCIES) -> Tensor:
 def relative(
     result: float | Tensor, expected: float | Tensor, scale: float | Tensor | None = None
 ) -> float:
-    """|found - expected| as a share of expected (or of scale)."""
+    """Return |result - expected| relative to expected, or to scale."""
     return float(abs(result - expected) / abs(expected if scale is None else scale))
