@@ -90,7 +90,7 @@ def test_the_loss_of_slots_is_plotted_against_lost_energy_and_hovering_marks_the
 
 def test_on_a_wide_window_the_curves_are_next_to_the_heatmap(workbench):
     workbench.tab("Spectra")
-    workbench.drawn("energy")
+    workbench.wait_for_plot("energy")
     before = workbench.page.viewport_size
     for width in (1440, 1100):
         workbench.page.set_viewport_size({"width": width, "height": 900})
