@@ -1,4 +1,4 @@
-"""Spectra of a tiny model compared with brute force on the samples."""
+"""Spectra of tiny models, compared with brute force on the tokens."""
 
 import importlib
 
@@ -22,7 +22,7 @@ def case(request, story_file):
     return model, calibration, lrcore.analyze(model, calibration)
 
 
-def test_every_layer_and_name_has_both_kinds_descending(case) -> None:
+def test_every_layer_and_name_has_descending_raw_and_aware_values(case) -> None:
     model, _, analysis = case
     gated = model.network.config.model_type == "llama"
     assert analysis.matrices == (
@@ -38,7 +38,7 @@ def test_every_layer_and_name_has_both_kinds_descending(case) -> None:
                 assert np.all(np.diff(values) <= 1e-12)
 
 
-def test_raw_values_of_qk_are_those_of_the_product_of_the_weights(case) -> None:
+def test_raw_values_of_qk_are_singular_values_of_the_product(case) -> None:
     model, _, analysis = case
     a = read_layer(model.network, 1).attention
     for head in range(a.n_q):
@@ -51,7 +51,7 @@ def test_raw_values_of_qk_are_those_of_the_product_of_the_weights(case) -> None:
     assert analysis.heads(1, "mlp") == 0
 
 
-def test_aware_matrix_values_are_those_of_the_outputs(case) -> None:
+def test_aware_values_are_singular_values_of_the_outputs(case) -> None:
     model, calibration, analysis = case
     caught = []
     module = read_layer(model.network, 0).attention.o.weight
@@ -69,7 +69,7 @@ def test_aware_matrix_values_are_those_of_the_outputs(case) -> None:
     assert np.allclose(analysis.values(0, "o", "aware"), expected, atol=1e-4 * expected[0])
 
 
-def test_the_table_has_a_row_per_slot_and_its_measures_are_in_range(case) -> None:
+def test_table_has_a_row_per_slot_with_valid_measures(case) -> None:
     _, calibration, analysis = case
     table = analysis.table(0.9)
     assert len(table) == analysis.layers * 2 * (3 + len(analysis.matrices))
@@ -79,7 +79,7 @@ def test_the_table_has_a_row_per_slot_and_its_measures_are_in_range(case) -> Non
     assert table[table.layer == 1].block_influence.iloc[0] == calibration.block_influence[1]
 
 
-def test_names_out_of_range_are_named(case) -> None:
+def test_invalid_layers_heads_and_names_raise(case) -> None:
     _, _, analysis = case
     with pytest.raises(lrcore.InputError, match="layers 0 to"):
         analysis.values(99, "qk")
@@ -89,9 +89,8 @@ def test_names_out_of_range_are_named(case) -> None:
         analysis.values(0, "qq")
 
 
-def test_an_analysis_is_read_from_disk_the_next_time(case, monkeypatch) -> None:
+def test_second_analysis_uses_the_cache(case, monkeypatch) -> None:
     model, calibration, analysis = case
-    # nothing is computed again
     monkeypatch.setattr(importlib.import_module("lrcore.compression.analyze"), "raw_values", None)
     reloaded = lrcore.analyze(model, calibration)
     assert reloaded.spectra.keys() == analysis.spectra.keys()
@@ -102,7 +101,7 @@ def test_an_analysis_is_read_from_disk_the_next_time(case, monkeypatch) -> None:
 
 @pytest.mark.parametrize("shape", [(12, 5), (5, 12), (8, 8)])
 @pytest.mark.parametrize("rank", [2, 5])
-def test_values_alone_are_those_of_the_decomposition(shape, rank) -> None:
+def test_singular_values_equal_those_of_the_decomposition(shape, rank) -> None:
     draw = torch.Generator().manual_seed(rank)
     left_matrix, right_matrix, x = (
         torch.randn(*size, generator=draw, dtype=torch.float64)
@@ -115,7 +114,7 @@ def test_values_alone_are_those_of_the_decomposition(shape, rank) -> None:
     assert torch.allclose(singular_values(weight, second), expected, atol=1e-7 * expected[0])
 
 
-def test_an_analysis_is_read_as_it_was_written(case, tmp_path) -> None:
+def test_analysis_reads_back_as_written(case, tmp_path) -> None:
     _, _, analysis = case
     analysis.write(tmp_path / "analysis.safetensors")
     read = Analysis.read(tmp_path / "analysis.safetensors")
@@ -127,7 +126,7 @@ def test_an_analysis_is_read_as_it_was_written(case, tmp_path) -> None:
         assert getattr(read, name) == getattr(analysis, name)
 
 
-def test_what_is_no_analysis_is_refused(tmp_path) -> None:
+def test_files_that_are_not_an_analysis_raise(tmp_path) -> None:
     with pytest.raises(lrcore.InputError, match="No analysis at"):
         Analysis.read(tmp_path / "none.safetensors")
     (tmp_path / "text.safetensors").write_text("no tensors")

@@ -31,7 +31,7 @@ def plan_of(tiny_llama, story_file):
 
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm", "care", "mha2mla", "flap"])
-def test_on_the_same_model_it_is_the_plan_itself(plan_of, tiny_llama, method) -> None:
+def test_projection_onto_the_same_model_is_the_plan(plan_of, tiny_llama, method) -> None:
     policy = "softmax" if method in ("a3", "svd_llm") else "uniform"
     plan = plan_of(method, policy=policy)
     projected = lrcore.what_if(plan, method, tiny_llama)
@@ -45,7 +45,7 @@ def test_on_the_same_model_it_is_the_plan_itself(plan_of, tiny_llama, method) ->
 
 
 @pytest.mark.parametrize("name", MODEL_SHAPES)
-def test_shapes_have_as_many_parameters_as_the_published_models(plan_of, name) -> None:
+def test_shapes_have_the_parameters_of_the_published_models(plan_of, name) -> None:
     plan = plan_of("a3")
     projected = lrcore.what_if(plan, "a3", name)
     assert projected.dense_parameters == PUBLISHED[name]
@@ -57,7 +57,7 @@ def test_shapes_have_as_many_parameters_as_the_published_models(plan_of, name) -
     assert not projected.fits(2e-9 * projected.parameters, context=1)
 
 
-def test_layers_keep_what_lies_at_their_depth_and_the_mean_stays() -> None:
+def test_ratios_are_interpolated_by_depth_and_keep_their_mean() -> None:
     def spread(values, layers):
         return [_at_depth(values, index, layers) for index in range(layers)]
 
@@ -69,12 +69,12 @@ def test_layers_keep_what_lies_at_their_depth_and_the_mean_stays() -> None:
     assert sum(spread(values, 7)) / 7 == pytest.approx(sum(values) / 5)
 
 
-def test_what_the_other_model_has_not_is_said(plan_of, tiny_opt) -> None:
+def test_components_missing_in_the_plan_are_reported_as_unchanged(plan_of, tiny_opt) -> None:
     projected = lrcore.what_if(plan_of("svd"), "svd", tiny_opt)
     assert projected.unchanged == ("gate",)
 
 
-def test_what_is_no_model_is_refused_in_a_sentence(plan_of, tmp_path) -> None:
+def test_invalid_model_configs_raise(plan_of, tmp_path) -> None:
     plan = plan_of("a3")
     (tmp_path / "config.json").write_text("[1, 2]", encoding="utf-8")
     for config, sentence in (
@@ -91,7 +91,7 @@ def test_what_is_no_model_is_refused_in_a_sentence(plan_of, tmp_path) -> None:
         lrcore.what_if(plan, "a3", tmp_path)
 
 
-def test_the_command_line_projects(tiny_llama, story_file, capsys) -> None:
+def test_command_line_projects_onto_a_named_model(tiny_llama, story_file, capsys) -> None:
     flags = ["--data", str(story_file), "--samples", "4", "--seq-len", "32", "--ratio", "0.3"]
     arguments = ["allocate", str(tiny_llama), *flags, "--json"]
     assert main([*arguments, "--what-if", "Qwen2.5-7B", "--context", "100"]) == 0
@@ -113,7 +113,7 @@ def test_the_command_line_projects(tiny_llama, story_file, capsys) -> None:
         ({"hidden_size": -8}, "does not define a model of type llama|not a valid llama"),
         ({"num_attention_heads": 0}, "does not define a model of type llama|not a valid llama"),
         ({"vocab_size": 10**30}, "does not define a model of type llama|not a valid llama"),
-        # of each of these transformers makes lists as long, for hours
+        # transformers builds a list of this length for each of these fields, for hours
         ({"model_type": "qwen3", "num_hidden_layers": 10**12}, "models have at most"),
         (
             {"model_type": "gpt_neo", "attention_types": [[["global"], 10**12]]},
@@ -122,13 +122,13 @@ def test_the_command_line_projects(tiny_llama, story_file, capsys) -> None:
         ({"text_config": {"num_hidden_layers": 10**12}}, "models have at most"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_in_a_sentence(plan_of, fields, message) -> None:
+def test_invalid_sizes_raise(plan_of, fields, message) -> None:
     with pytest.raises(lrcore.InputError, match=message):
         lrcore.what_if(plan_of("a3"), "a3", {"model_type": "llama"} | fields)
 
 
-def test_a_config_cannot_name_code_of_the_hub(plan_of, monkeypatch) -> None:
-    """transformers would load attention kernels, which are compiled code, from a repository."""
+def test_config_cannot_load_code_from_the_hub(plan_of, monkeypatch) -> None:
+    """Attention kernels are compiled code, which transformers would download."""
     named = []
     monkeypatch.setattr("transformers.modeling_utils.is_kernel", named.append)
     for field in ("attn_implementation", "experts_implementation", "_attn_implementation"):
@@ -138,7 +138,7 @@ def test_a_config_cannot_name_code_of_the_hub(plan_of, monkeypatch) -> None:
     assert not {name for name in named if name and "/" in name}
 
 
-def test_a_confined_server_reads_no_config_elsewhere(plan_of, tmp_path) -> None:
+def test_restricted_server_reads_no_config_outside_its_folders(plan_of, tmp_path) -> None:
     (tmp_path / "allowed").mkdir()
     (tmp_path / "config.json").write_text(json.dumps(MODEL_SHAPES["Llama-2-7B"]))
     restrict_paths([tmp_path / "allowed"])

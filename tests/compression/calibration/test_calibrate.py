@@ -1,4 +1,4 @@
-"""Calibration: moments equal a plain loop, the cache key is complete, interrupted passes resume."""
+"""Calibration: moments, cache keys and resumed passes."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def plain_inputs(model, tokens, layer: int, path: str) -> torch.Tensor:
     return caught[0].flatten(0, -2).double()
 
 
-def test_moments_equal_those_of_an_ordinary_forward_pass(model, recipe) -> None:
+def test_moments_equal_a_plain_forward_pass(model, recipe) -> None:
     calibration = lrcore.calibrate(model, recipe)
     row = architecture_of(model.network)
     for layer in range(calibration.layers):
@@ -52,11 +52,8 @@ def test_moments_equal_those_of_an_ordinary_forward_pass(model, recipe) -> None:
                 assert torch.allclose(moments.mean(tap), x.mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_rotated_states_have_the_dot_products_the_attention_uses(tiny_llama, recipe) -> None:
-    """Rotation preserves the energy of each pair, so sums of squares over pairs agree.
-
-    The squares of single columns before and after the rotation differ.
-    """
+def test_rotation_preserves_the_energy_of_each_pair(tiny_llama, recipe) -> None:
+    """Sums of squares over pairs agree; squares of single columns differ."""
     model = lrcore.load(str(tiny_llama))
     moments = lrcore.calibrate(model, recipe).moments(1)
     weight = decoder_layers(model.network)[1].self_attn.k_proj.weight.double()
@@ -75,7 +72,7 @@ def test_block_influence_is_one_minus_the_mean_cosine(model, recipe) -> None:
     assert len(calibration.block_influence) == calibration.layers
 
 
-def test_a_second_call_runs_nothing_and_every_ingredient_changes_the_key(
+def test_second_call_uses_the_cache_and_every_setting_changes_the_key(
     tiny_llama, tiny_opt, recipe, monkeypatch
 ) -> None:
     model = lrcore.load(str(tiny_llama))
@@ -96,7 +93,9 @@ def test_a_second_call_runs_nothing_and_every_ingredient_changes_the_key(
     assert lrcore.calibrate(model, recipe.with_(method="svd", ratio=0.5)).key == first.key
 
 
-def test_a_cancelled_pass_keeps_its_layers_and_goes_on(tiny_llama, recipe, monkeypatch) -> None:
+def test_cancelled_calibration_resumes_after_the_last_layer(
+    tiny_llama, recipe, monkeypatch
+) -> None:
     model, recipe = lrcore.load(str(tiny_llama)), recipe.with_(seed=77)
 
     def stop_at_two(stage: str, done: int, total: int) -> None:
@@ -117,24 +116,29 @@ def test_a_cancelled_pass_keeps_its_layers_and_goes_on(tiny_llama, recipe, monke
     assert calibration.moments(2).tokens == 6 * 32
 
 
-def test_one_pass_collects_the_union_of_all_needs() -> None:
+def test_one_pass_collects_the_needs_of_all_methods() -> None:
     from lrcore.layers.statistics import activation_needs
     from lrcore.methods import METHODS
 
     assert all(activation_needs(method.needs) <= all_needs() for method in METHODS.values())
 
 
-def test_windows_longer_than_the_context_are_refused(tiny_llama, recipe) -> None:
+def test_windows_longer_than_the_context_raise(tiny_llama, recipe) -> None:
     with pytest.raises(lrcore.InputError, match="128"):
         lrcore.calibrate(lrcore.load(str(tiny_llama)), recipe.with_(seq_len=200))
 
 
-def test_somebody_else_may_run_the_model_meanwhile(tiny_llama, story_file, monkeypatch, tmp_path):
-    """Hooks and replaced modules must not affect the network in other threads."""
+def test_model_can_run_in_other_code_during_calibration(
+    tiny_llama, story_file, monkeypatch, tmp_path
+):
+    """The hooks of a calibration do not change the outputs of the network."""
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     tokens, answers, observe = torch.arange(20).unsqueeze(0), [], Accumulator.observe
-    alone, quiet = model.network(tokens).logits, lrcore.calibrate(model, recipe).moments(1)
+    expected_logits, undisturbed = (
+        model.network(tokens).logits,
+        lrcore.calibrate(model, recipe).moments(1),
+    )
 
     def meanwhile(self: Accumulator, tap: str, x: torch.Tensor) -> None:
         observe(self, tap, x)
@@ -144,7 +148,9 @@ def test_somebody_else_may_run_the_model_meanwhile(tiny_llama, story_file, monke
 
     monkeypatch.setattr(Accumulator, "observe", meanwhile)
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
-    busy = lrcore.calibrate(model, recipe).moments(1)
+    disturbed = lrcore.calibrate(model, recipe).moments(1)
     assert len(answers) == 5
-    assert all(torch.equal(answer, alone) for answer in answers)
-    assert all(torch.equal(busy.values[need], value) for need, value in quiet.values.items())
+    assert all(torch.equal(answer, expected_logits) for answer in answers)
+    assert all(
+        torch.equal(disturbed.values[need], value) for need, value in undisturbed.values.items()
+    )

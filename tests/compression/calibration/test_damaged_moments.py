@@ -1,6 +1,4 @@
-"""Damaged files of moments are collected again: wrong shapes before work starts, wrong numbers on
-reading.
-"""
+"""Damaged moment files: wrong shapes are found at the start, wrong numbers on reading."""
 
 import gc
 
@@ -28,7 +26,7 @@ NOT_FINITE = {
     "NaN in a sample": ("mlp_in.sample", lambda x: x.fill_(torch.nan)),
     "NaN in an influence": ("block.influence", lambda x: x.fill_(torch.nan)),
 }
-OTHERWISE = {
+WRONG_SHAPES = {
     "a second moment of another size": ("attn_in.second", lambda x: x[:-1].clone()),
     "a second moment of two dimensions": ("attn_in.second", lambda x: x[None]),
     "squares of another width": ("attn_in.square", lambda x: x[:-1].clone()),
@@ -59,10 +57,10 @@ def damage(file, name, change):
     save_file(valid_tensors, file, {"tokens": "32"})
 
 
-def all_of(calibration):
-    """Return all statistics of the layer, and the values that other code reads from the file."""
+def all_statistics(calibration):
+    """Return all statistics of the layer and its influence."""
     values = calibration.moments(LAYER).values
-    read = {need: values[need].clone() for need in sorted(values)}  # of a file that changes
+    read = {need: values[need].clone() for need in sorted(values)}
     return read | calibration.influence
 
 
@@ -72,19 +70,19 @@ def assert_equal(actual, expected):
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected[need])), need
 
 
-@pytest.mark.parametrize("case", NOT_FINITE | OTHERWISE)
-def test_what_is_damaged_before_a_calibration_is_collected_again(case, recipe, model):
+@pytest.mark.parametrize("case", NOT_FINITE | WRONG_SHAPES)
+def test_file_damaged_before_a_calibration_is_collected_again(case, recipe, model):
     calibration = lrcore.calibrate(model, recipe)
-    right, file = all_of(calibration), layer_file(calibration.folder, LAYER)
+    right, file = all_statistics(calibration), layer_file(calibration.folder, LAYER)
     content = file.read_bytes()
-    damage(file, *(NOT_FINITE | OTHERWISE)[case])
-    assert_equal(all_of(lrcore.calibrate(model, recipe)), right)
+    damage(file, *(NOT_FINITE | WRONG_SHAPES)[case])
+    assert_equal(all_statistics(lrcore.calibrate(model, recipe)), right)
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize("case", [*NOT_FINITE, "cut", "gone", "another file"])
-def test_what_is_damaged_in_the_meantime_is_collected_again(case, recipe, model):
-    right = all_of(lrcore.calibrate(model, recipe))
+def test_file_damaged_after_a_calibration_is_collected_again(case, recipe, model):
+    right = all_statistics(lrcore.calibrate(model, recipe))
     calibration = lrcore.calibrate(model, recipe)
     file = layer_file(calibration.folder, LAYER)
     content = file.read_bytes()
@@ -94,11 +92,11 @@ def test_what_is_damaged_in_the_meantime_is_collected_again(case, recipe, model)
         file.unlink()
     else:
         file.write_bytes(content[:-5] if case == "cut" else b"\xff" * 99)
-    assert_equal(all_of(calibration), right)
+    assert_equal(all_statistics(calibration), right)
     assert file.read_bytes() == content
 
 
-def test_without_the_model_it_is_said_and_the_same_again_collects_it(recipe):
+def test_damaged_file_without_the_model_raises_and_the_next_run_collects_it(recipe):
     calibration = lrcore.calibrate(lrcore.load(recipe.model), recipe)
     gc.collect()
     file = layer_file(calibration.folder, LAYER)
@@ -107,35 +105,37 @@ def test_without_the_model_it_is_said_and_the_same_again_collects_it(recipe):
     with pytest.raises(
         InputError, match=r"is damaged or missing\. Run the same command again"
     ) as raised:
-        all_of(calibration)
+        all_statistics(calibration)
     assert "\n" not in str(raised.value)
     lrcore.calibrate(lrcore.load(recipe.model), recipe)
     assert file.read_bytes() == content
 
 
-def test_another_process_that_is_sent_a_calibration_collects_it_again(recipe, model):
+def test_calibration_sent_to_another_process_is_collected_again_there(recipe, model):
     calibration = lrcore.calibrate(model, recipe)
-    right = all_of(calibration)
+    right = all_statistics(calibration)
     sent = unpack(pack((model, lrcore.calibrate(model, recipe))))[1]
     damage(layer_file(calibration.folder, LAYER), *NOT_FINITE["NaN in a mean"])
-    assert_equal(all_of(sent), right)
+    assert_equal(all_statistics(sent), right)
 
 
-def test_further_statistics_and_gradients_are_collected_again(recipe, model):
+def test_damaged_extra_statistics_and_gradients_are_collected_again(recipe, model):
     calibration = add_statistics(model, lrcore.calibrate(model, recipe), ANGLE_NEEDS)
     calibration = with_gradients(model, calibration, ("fisher", "slope"))
-    right = all_of(calibration)
+    right = all_statistics(calibration)
     folders = (calibration.extra, *calibration.gradients)
     files = [layer_file(folder, LAYER) for folder in folders]
     content = [file.read_bytes() for file in files]
     changes = (".".join(BLOCK_ANGLE), "q.fisher", "down.slope")
     for file, name in zip(files, changes, strict=True):
         damage(file, name, lambda x: x.fill_(torch.nan))
-    assert_equal(all_of(calibration), right)
+    assert_equal(all_statistics(calibration), right)
     assert [file.read_bytes() for file in files] == content
     for file, name in zip(files[1:], changes[1:], strict=True):
         damage(file, name, lambda x: x[:-1].clone())
-    assert_equal(all_of(with_gradients(model, calibration, ("fisher", "slope"), silent)), right)
+    assert_equal(
+        all_statistics(with_gradients(model, calibration, ("fisher", "slope"), silent)), right
+    )
     assert [file.read_bytes() for file in files] == content
 
 
@@ -149,7 +149,7 @@ def test_further_statistics_and_gradients_are_collected_again(recipe, model):
     ],
     ids=["NaN", "another shape", "another dtype", "missing"],
 )
-def test_spectra_that_are_damaged_are_measured_again(change, recipe, model, tmp_path):
+def test_damaged_spectra_are_measured_again(change, recipe, model, tmp_path):
     calibration = lrcore.calibrate(model, recipe)
     table = lrcore.analyze(model, calibration).table(0.9)
     (folder,) = (tmp_path / "cache" / "spectra").iterdir()

@@ -1,4 +1,4 @@
-"""Gradients by layer, statistics of gradients, and the baselines FWSVD and Taylor scores."""
+"""Gradients and their statistics by layer, and the baselines FWSVD and Taylor scores."""
 
 from dataclasses import replace
 
@@ -33,8 +33,8 @@ def loss(network, window: torch.Tensor) -> float:
         ("qwen3", 1e-4),
     ],
 )
-def test_a_gradient_lies_as_the_layer_does(family: str, step: float) -> None:
-    """Compare with central differences along a random direction in each matrix.
+def test_gradients_equal_central_differences(family: str, step: float) -> None:
+    """Compare along a random direction in each matrix.
 
     Families with RMS norms compute them in float32, which limits the step from below; the kinks of
     ReLU limit it from above.
@@ -87,7 +87,7 @@ def test_statistics_are_means_over_windows(tiny_llama) -> None:
 
 
 def windows(network) -> list:
-    """Return copies of all gradients, because the next window overwrites the previous gradients."""
+    """Return copies of all gradients, because each window overwrites the previous gradients."""
     expected_parts = []
     for layers in window_gradients(network, TOKENS):
         expected_parts.append(
@@ -106,9 +106,9 @@ def windows(network) -> list:
 
 @pytest.mark.parametrize("name", ["q", "v", "o", "gate", "down"])
 @pytest.mark.parametrize("rank", [1, 4, 9])
-def test_fwsvd_is_the_printed_formula(name: str, rank: int) -> None:
-    """`svd(I W)` of the paper's W [in, out] with `I = diag(f)^{1/2}`, then `A = I^{-1} U S`,
-    `B = V^T`.
+def test_fwsvd_equals_the_formula_of_the_paper(name: str, rank: int) -> None:
+    """The paper computes `svd(I W)` of W [in, out] with `I = diag(f)^{1/2}`, then `A = I^{-1} U S`
+    and `B = V^T`.
     """
     case = toy(4, 2, "rotary", True, True)
     projection, fisher = case.layer.matrices()[name], case.moments.values[name, "fisher"]
@@ -123,15 +123,15 @@ def test_fwsvd_is_the_printed_formula(name: str, rank: int) -> None:
 
 def test_fwsvd_of_a_matrix_without_gradients_is_the_plain_svd() -> None:
     case = toy(4, 2, "rotary", True, True)
-    still = replace(
+    without_gradients = replace(
         case.moments,
         values={
             need: value * (need != ("o", "fisher")) for need, value in case.moments.values.items()
         },
     )
     plain, fisher = (
-        svd.factor(case.layer, still),
-        svd.factor(case.layer, still, svd.SvdOptions(weights="fisher")),
+        svd.factor(case.layer, without_gradients),
+        svd.factor(case.layer, without_gradients, svd.SvdOptions(weights="fisher")),
     )
     assert torch.equal(fisher["o"].up, plain["o"].up)
     assert not torch.allclose(fisher["v"].values, plain["v"].values)
@@ -139,7 +139,7 @@ def test_fwsvd_of_a_matrix_without_gradients_is_the_plain_svd() -> None:
 
 @pytest.mark.parametrize("kind", ["abs", "wanda", "taylor"])
 @pytest.mark.parametrize("gated", [False, True])
-def test_neurons_are_kept_by_the_scores_of_the_baselines(kind: str, gated: bool) -> None:
+def test_mlp_neurons_are_ranked_by_the_baseline_scores(kind: str, gated: bool) -> None:
     case = toy(4, 2, "rotary", True, gated)
     m, values = case.layer.mlp, case.moments.values
     scores = []
@@ -161,11 +161,11 @@ def test_neurons_are_kept_by_the_scores_of_the_baselines(kind: str, gated: bool)
     default = a3.factor(case.layer, case.moments)["mlp"]
     assert sorted(factor.values.tolist()) == sorted(
         default.values.tolist()
-    )  # the losses are those of A3, in another order
+    )  # the losses of A3, in a different order
 
 
-def test_a_score_by_taylor_predicts_what_a_neuron_is_worth(tiny_opt) -> None:
-    """First order: scaling a weight by 1 - t changes the loss by -t times the score, up to t^2."""
+def test_taylor_score_predicts_the_change_of_the_loss(tiny_opt) -> None:
+    """Scaling a weight by 1 - t changes the loss by -t times the score, up to t^2."""
     network = lrcore.load(str(tiny_opt), dtype="float64").network
     moments, layer, step = (
         collect(network, TOKENS, lambda *_: None, PASSES["vectors"])[1],
@@ -188,7 +188,7 @@ def test_a_score_by_taylor_predicts_what_a_neuron_is_worth(tiny_opt) -> None:
     "reader", [("svd", {"weights": "fisher"}), ("a3", {"mlp": "taylor"})], ids=["svd", "a3"]
 )
 @pytest.mark.parametrize("calibration", ["independent", "sequential"])
-def test_compress_collects_them_once_and_only_where_they_are_read(
+def test_compress_collects_gradients_once_and_only_if_read(
     tiny_llama, story_file, tmp_path, monkeypatch, reader: tuple[str, dict], calibration: str
 ) -> None:
     method, options = reader
@@ -218,7 +218,7 @@ def test_compress_collects_them_once_and_only_where_they_are_read(
         assert not torch.equal(plain.network(ids).logits, small.network(ids).logits)
 
 
-def test_gradients_work_inside_inference_mode_and_say_what_they_need(
+def test_gradients_work_in_inference_mode_and_raise_for_unsupported_models(
     tiny_llama, story_file
 ) -> None:
     model = lrcore.load(str(tiny_llama))

@@ -1,6 +1,6 @@
-"""Layouts equal the collected statistics, in families with different layers.
+"""Layouts of statistics equal the collected statistics for different layer types.
 
-Random models of all families: tests/fuzz/test_random_models.py.
+tests/fuzz/test_random_models.py tests all families on random models.
 """
 
 from types import SimpleNamespace
@@ -31,12 +31,16 @@ FAMILIES = (
     "llama4_text",
     "deepseek_v3",
 )
-UNSAID = {"q_rotated", "k_rotated", "attended_keys"}  # taps whose width no projection says
+UNKNOWN_WIDTHS = {
+    "q_rotated",
+    "k_rotated",
+    "attended_keys",
+}  # taps without a projection that gives their width
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_collected_of_a_layer_is_what_its_shapes_lead_to(family, tmp_path):
-    """Also checks the spectra of an analysis."""
+def test_collected_activations_match_the_layout(family, tmp_path):
+    """Also check the spectra of an analysis."""
     network = tiny(family)
     stream, needs = LayerStream(clone(network), TOKENS), all_needs()
     model = SimpleNamespace(network=network)
@@ -45,7 +49,7 @@ def test_what_is_collected_of_a_layer_is_what_its_shapes_lead_to(family, tmp_pat
         write_moments(moments, layer_file(tmp_path, index))
         layout = activation_layout(network, index, needs)
         assert is_kept(tmp_path, index, layout=layout)
-        assert {tap for tap, _ in moments.values.keys() - layout.keys()} <= UNSAID
+        assert {tap for tap, _ in moments.values.keys() - layout.keys()} <= UNKNOWN_WIDTHS
         calibration = SimpleNamespace(moments=lambda _, gradient_pass=moments: gradient_pass)
         values = layer_values(model, calibration, index)
         save_file(values, layer_file(tmp_path, index))
@@ -55,7 +59,7 @@ def test_what_is_collected_of_a_layer_is_what_its_shapes_lead_to(family, tmp_pat
 
 
 @pytest.mark.parametrize("family", ["gpt2", "deepseek_v3"])
-def test_what_is_collected_of_gradients_is_what_the_shapes_lead_to(family, tmp_path):
+def test_collected_gradients_match_the_layout(family, tmp_path):
     network = tiny(family)
     for name, gradient_pass in PASSES.items():
         for index, moments in enumerate(collect(network, TOKENS, silent, gradient_pass)):

@@ -1,4 +1,4 @@
-"""Curvatures of the outputs of all projections, compared with loops over the tokens."""
+"""Curvatures of the outputs of projections, compared with loops over the tokens."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from lrcore.system.progress import silent
 
 TOKENS = torch.randint(3, 250, (3, 17), generator=torch.Generator().manual_seed(0))
 # grouped queries; fused qkv, stacked and by group; permuted pairs; fused gate and up; latents with
-# experts; keys and values of an earlier layer; experts
+# experts; shared keys and values; experts
 FAMILIES = ("llama", "gpt2", "falcon", "gptj", "phi3", "deepseek_v3", "gemma3n_text", "mixtral")
 
 
@@ -29,9 +29,10 @@ def doubled(projection: Linear, factor: float) -> Linear:
     return Linear(factor * projection.weight, projection.bias)
 
 
-def separated(network):
-    """Return the same network with a module per matrix, in the layout of `read_layer`: all weights
-    are doubled and halved again.
+def with_separate_modules(network):
+    """Return a copy with one module per matrix, in the layout of `read_layer`.
+
+    Doubling and halving all weights writes every layer twice without changing it.
     """
     copy = clone(network)
     for factor in (2.0, 0.5):
@@ -66,7 +67,7 @@ def modules_of(network) -> dict[tuple[int, str], torch.nn.Module]:
 
 
 def output_gradients(network, window: torch.Tensor, kind, number: int) -> dict:
-    """Return the gradient [tokens, out] of the loss of a window by each output."""
+    """Return the gradient [tokens, out] of a window's loss with respect to each output."""
     added: dict[tuple[int, str], torch.Tensor] = {}
 
     def add(slot):
@@ -90,8 +91,8 @@ def output_gradients(network, window: torch.Tensor, kind, number: int) -> dict:
     }
 
 
-def limited(norms: list[float], is_sampled: bool) -> list[float]:
-    """Return norms at most three times their median, or within a tenth and ten times their mean."""
+def clipped(norms: list[float], is_sampled: bool) -> list[float]:
+    """Clip norms to three times their median, or to 0.1 to 10 times their mean."""
     nonzero = sorted(norm for norm in norms if norm > 0)
     if is_sampled:
         median = nonzero[(len(nonzero) - 1) // 2] if nonzero else 0.0
@@ -100,7 +101,7 @@ def limited(norms: list[float], is_sampled: bool) -> list[float]:
     return [min(max(norm, 0.1 * mean), 10 * mean) if norm > 0 else 0.0 for norm in norms]
 
 
-def by_tokens(network, kind, slot) -> torch.Tensor:
+def token_curvature(network, kind, slot) -> torch.Tensor:
     """Return the curvature of an output as a sum over tokens."""
     margin = 0 if kind.is_sampled or ":" in slot[1] else 2
     total = None
@@ -112,7 +113,7 @@ def by_tokens(network, kind, slot) -> torch.Tensor:
         inner = slopes[margin : len(slopes) - margin]
         norms = [float(slope.norm()) for slope in inner]
         for slope, norm, target_norm in zip(
-            inner, norms, limited(norms, kind.is_sampled), strict=True
+            inner, norms, clipped(norms, kind.is_sampled), strict=True
         ):
             if norm > 0:
                 total = total + torch.outer(slope, slope) * (target_norm / norm) ** 2
@@ -121,21 +122,21 @@ def by_tokens(network, kind, slot) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["sampled", "text"])
-def test_the_curvature_is_the_mean_over_tokens(family: str, name: str) -> None:
+def test_curvature_is_the_mean_over_tokens(family: str, name: str) -> None:
     network = tiny(family)
     collected = list(collect(network, TOKENS, silent, PASSES[name]))
     assert not any(module._forward_hooks for module in network.modules())
-    reference, kind = separated(network), {"sampled": SAMPLED, "text": TEXT}[name]
+    reference, kind = with_separate_modules(network), {"sampled": SAMPLED, "text": TEXT}[name]
     for index, moments in enumerate(collected):
         names = {matrix for matrix, _ in moments.values}
         assert names == {matrix for layer, matrix in modules_of(reference) if layer == index}
         for matrix in sorted(names)[:: 1 if family == "llama" else 3]:
             value = moments.values[matrix, kind.statistic]
-            expected = by_tokens(reference, kind, (index, matrix))
+            expected = token_curvature(reference, kind, (index, matrix))
             assert torch.allclose(value.float(), expected, rtol=1e-3, atol=1e-4 * expected.max())
 
 
-def test_gradients_are_limited_by_their_median_or_mean() -> None:
+def test_gradient_norms_are_clipped_by_median_or_mean() -> None:
     norms = torch.tensor([0.0, 1.0, 2.0, 3.0, 100.0])
     shortened = norms * output_curvature.up_to_medians(norms)
     assert shortened.tolist() == pytest.approx([0, 1, 2, 3, 6])
@@ -148,7 +149,7 @@ def test_gradients_are_limited_by_their_median_or_mean() -> None:
         assert not len(limit(torch.zeros(0)))
 
 
-def test_drawn_tokens_follow_the_predictions() -> None:
+def test_sampled_tokens_follow_the_predictions() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0]).expand(20000, 3)
     ids = torch.zeros(20000, dtype=torch.long)
     sampled_ids = next_tokens(logits, ids, SAMPLED, 0)
@@ -159,33 +160,31 @@ def test_drawn_tokens_follow_the_predictions() -> None:
     assert next_tokens(logits[:3], torch.tensor([4, 5, 6]), TEXT, 0).tolist() == [5, 6, -100]
 
 
-def test_an_expert_has_the_curvature_of_its_tokens_relative_to_their_squared_weights() -> None:
-    """The sum over experts of share times `tr(dW^T R dW C)` then compares with that of a dense
-    matrix.
-    """
+def test_curvature_of_an_expert_is_normalized_by_its_squared_weights() -> None:
+    """The sum over experts of share times `tr(dW^T R dW C)` then compares with a dense matrix."""
     network, tokens = tiny("mixtral"), TOKENS
     needs = frozenset({("mlp_in", "second"), ("mlp_hidden", "second")})
     moments = LayerStream(clone(network), tokens).run(0, needs)
     curvature = next(iter(collect(network, tokens, silent, PASSES["sampled"])))
     joined = Moments({**moments.values, **curvature.values}, moments.tokens)
-    layer, reference = read_layer(network, 0), separated(network)
+    layer, reference = read_layer(network, 0), with_separate_modules(network)
     for number in range(4):
         expert = expert_moments(layer, joined, number)
         weights = moments.values["routing", "square"][number]
         for name in ("gate", "up", "down"):
-            expected = by_tokens(reference, SAMPLED, (0, expert_tap(name, number))) / weights
+            expected = token_curvature(reference, SAMPLED, (0, expert_tap(name, number))) / weights
             value = expert.values[name, SAMPLED.statistic]
             assert torch.allclose(value.float(), expected.float(), rtol=1e-3, atol=1e-6)
 
 
-def test_an_expert_that_no_token_reaches_has_none() -> None:
+def test_expert_without_tokens_has_zero_curvature() -> None:
     collected = list(collect(tiny("mixtral"), TOKENS[:1, :1], silent, PASSES["sampled"]))
     sums = [float(v.abs().sum()) for (name, _), v in collected[0].values.items() if ":" in name]
     assert len(sums) == 12
     assert sorted(sums)[:6] == [0.0] * 6
 
 
-def test_curvatures_are_collected_once_and_read_back(
+def test_curvatures_are_collected_once_and_cached(
     tiny_llama, story_file, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
@@ -210,7 +209,7 @@ def test_curvatures_are_collected_once_and_read_back(
             assert not torch.allclose(projection.weight, plain[name].weight)
 
 
-def test_sums_larger_than_what_is_free_are_refused_before_the_first_pass(monkeypatch) -> None:
+def test_sums_larger_than_free_memory_raise_before_the_first_pass(monkeypatch) -> None:
     network, done = tiny("llama"), []
     monkeypatch.setattr(output_curvature, "hardware", lambda _: Hardware("CPU", "", 1, 1000))
     with pytest.raises(
@@ -220,7 +219,7 @@ def test_sums_larger_than_what_is_free_are_refused_before_the_first_pass(monkeyp
     assert not done
 
 
-def test_gradients_that_are_not_finite_are_refused() -> None:
+def test_non_finite_gradients_raise() -> None:
     network = tiny("llama")
     network.lm_head.weight[5, 3] = float("inf")
     with pytest.raises(InputError, match=r"of layer 0 are not finite \(text_curvature\)"):

@@ -11,8 +11,8 @@ from lrcore.compression.calibration.moment_files import MomentsFile, read_moment
 from lrcore.layers.statistics import Accumulator, Moments
 
 
-def seen(x: torch.Tensor) -> Moments:
-    """Return the moments of a batch [n, size] at a tap, with the mean."""
+def observed_moments(x: torch.Tensor) -> Moments:
+    """Return second moments and a mean of a batch x [n, size]."""
     accumulator = Accumulator({("attn_in", "second"), ("attn_in", "mean"), ("mlp_in", "second")})
     accumulator.observe("attn_in", x)
     accumulator.observe("mlp_in", x)
@@ -22,7 +22,7 @@ def seen(x: torch.Tensor) -> Moments:
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 100])
 @pytest.mark.parametrize("centered", [False, True])
-def test_what_is_packed_comes_back(size, centered):
+def test_unpack_reverses_pack(size, centered):
     x = torch.randn(200, size, dtype=torch.float64) + 3
     second, mean = x.mT @ x / len(x), x.mean(0) if centered else None
     numbers = pack(second, mean, torch.float64)
@@ -30,19 +30,19 @@ def test_what_is_packed_comes_back(size, centered):
     assert len(numbers) <= size * (size + 32) / 2
 
 
-def test_a_mean_of_a_thousand_sigma_leaves_the_variance_in_float32():
+def test_float32_keeps_the_variance_of_inputs_with_a_large_mean():
     x = torch.randn(4000, 40, dtype=torch.float64) + 1000
     second, mean = x.mT @ x / len(x), x.mean(0)
     back = unpack(pack(second, mean, torch.float32), mean, 40)
     covariance = second - torch.outer(mean, mean)
     error = (back - torch.outer(mean, mean) - covariance).abs().max()
     assert error < 1e-6
-    blunt = unpack(pack(second, None, torch.float32), None, 40)
-    assert (blunt - second).abs().max() > 1e-2
+    uncentered = unpack(pack(second, None, torch.float32), None, 40)
+    assert (uncentered - second).abs().max() > 1e-2
 
 
-def test_a_file_holds_a_quarter_of_the_numbers_and_gives_them_back(tmp_path):
-    moments = seen(torch.randn(500, 512) + 2)
+def test_file_takes_a_quarter_of_the_bytes_and_reads_back_the_moments(tmp_path):
+    moments = observed_moments(torch.randn(500, 512) + 2)
     write_moments(moments, tmp_path / "layer")
     assert (tmp_path / "layer").stat().st_size < 0.3 * 2 * 512 * 512 * 8
     read, moments_file = read_moments(tmp_path / "layer"), MomentsFile.at(tmp_path / "layer")
@@ -57,7 +57,7 @@ def test_a_file_holds_a_quarter_of_the_numbers_and_gives_them_back(tmp_path):
     assert torch.allclose(exact.second("mlp_in"), moments.second("mlp_in"), rtol=1e-15, atol=0)
 
 
-def test_a_large_statistic_is_held_only_while_somebody_holds_it(tmp_path, monkeypatch):
+def test_large_statistics_are_cached_only_while_referenced(tmp_path, monkeypatch):
     monkeypatch.setattr(moment_files, "MAX_CACHED_BYTES", 100)
     x = torch.randn(40, 6, dtype=torch.float64)
     second, mean = x.mT @ x / 40, x.mean(0)

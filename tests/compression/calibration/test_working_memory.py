@@ -19,15 +19,15 @@ from lrcore.system.hardware import Hardware
 from lrcore.system.tensor_files import memory_of
 
 WINDOWS, LENGTH = 8, 32
-MOST, LEAST = 1.5, 0.6  # times what is measured that an estimate may be
-# Methods whose estimate only says what they take at least: they decompose heads of attention, or
-# parts of moments.
-FLOORS = ("a3", "clover", "care", "mha2mla", "transmla")
+MAX_RATIO, MIN_RATIO = 1.5, 0.6  # bounds of estimated / measured bytes
+# Methods with estimates that are only lower bounds: they decompose attention heads or parts of
+# moments.
+LOWER_BOUNDS_ONLY = ("a3", "clover", "care", "mha2mla", "transmla")
 
 
 @pytest.fixture(scope="module")
 def wide(tiny_llama, story_file, tmp_path_factory):
-    """A model with an MLP eight times as wide as the stream, and the calibration."""
+    """Return a model with an MLP eight times as wide as the stream, its recipe and calibration."""
     config = LlamaConfig.from_pretrained(tiny_llama)
     config.hidden_size, config.intermediate_size, config.head_dim = 64, 512, 16
     config.num_hidden_layers = 2
@@ -41,8 +41,8 @@ def wide(tiny_llama, story_file, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """The profiler supports a single thread."""
+def _single_thread():
+    """Use one thread, because the profiler records only one."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,13 +57,13 @@ def peak(work) -> tuple:
         event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
     ]
     held = peak_bytes = 0
-    for event in sorted(events, key=lambda one: one.start_ns()):
+    for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak_bytes = max(peak_bytes, held)
     return out, peak_bytes
 
 
-def test_calibrating_takes_what_is_estimated(wide, tmp_path, monkeypatch):
+def test_peak_memory_of_calibration_matches_the_estimate(wide, tmp_path, monkeypatch):
     model, recipe, _ = wide
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     _, peak_bytes = peak(lambda: lrcore.calibrate(model, recipe))
@@ -73,19 +73,19 @@ def test_calibrating_takes_what_is_estimated(wide, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_factorising_takes_about_what_is_estimated(wide, name):
+def test_peak_memory_of_factorization_matches_the_estimate(wide, name):
     model, _, calibration = wide
     row = METHODS[name]
-    lrcore.factorize(model, calibration, name)  # what it measures besides is in the cache then
+    lrcore.factorize(model, calibration, name)  # cache all other measurements first
     made, peak_bytes = peak(lambda: lrcore.factorize(model, calibration, name))
     factor_bytes = sum(sum(memory_of(factors).values()) for factors in made.layers)
     need = factor_memory(model.network, row, row.choose({})).total
-    assert need < MOST * (peak_bytes - factor_bytes)
-    if name not in FLOORS:
-        assert need > LEAST * (peak_bytes - factor_bytes)
+    assert need < MAX_RATIO * (peak_bytes - factor_bytes)
+    if name not in LOWER_BOUNDS_ONLY:
+        assert need > MIN_RATIO * (peak_bytes - factor_bytes)
 
 
-def test_a_method_that_reads_wider_moments_is_estimated_to_take_more(wide):
+def test_methods_that_read_wider_moments_have_larger_estimates(wide):
     model, *_ = wide
 
     def moments(name: str) -> int:
@@ -98,35 +98,35 @@ def test_a_method_that_reads_wider_moments_is_estimated_to_take_more(wide):
 
 
 @pytest.mark.parametrize("version", ["own limit", "group of version 2"])
-def test_a_calibration_larger_than_what_is_free_is_refused_before_a_layer_is_run(
+def test_calibration_larger_than_free_memory_raises_before_the_first_layer(
     wide, tmp_path, monkeypatch, version
 ):
     model, recipe, _ = wide
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     need = calibration_memory(model.network, WINDOWS, LENGTH, all_needs())
     with monkeypatch.context() as patch:
-        limit(patch, tmp_path, version, need.total - 1)
+        limit_free_bytes(patch, tmp_path, version, need.total - 1)
         with pytest.raises(ResourceError, match=r"^Hidden states of 8 windows .* second moments"):
             lrcore.calibrate(model, recipe)
     assert not [*(tmp_path / "cache").rglob("*.safetensors")]
-    limit(monkeypatch, tmp_path, version, need.total)
+    limit_free_bytes(monkeypatch, tmp_path, version, need.total)
     assert lrcore.calibrate(model, recipe).layers == 2
 
 
-def test_what_is_calibrated_already_is_not_refused(wide, tmp_path, monkeypatch):
+def test_cached_calibration_is_returned_even_without_free_memory(wide, tmp_path, monkeypatch):
     model, recipe, limits = wide
     monkeypatch.setattr(working_memory, "hardware", lambda device: Hardware("CPU", "", 1, 1))
     assert lrcore.calibrate(model, recipe).key == limits.key
 
 
 @pytest.mark.parametrize("version", ["own limit", "group of version 2"])
-def test_decompositions_larger_than_what_is_free_are_refused_before_the_first(
+def test_factorization_larger_than_free_memory_raises_before_the_first_layer(
     wide, tmp_path, monkeypatch, version
 ):
     model, _, calibration = wide
     row = METHODS["svd_llm"]
     need = factor_memory(model.network, row, row.choose({}))
-    limit(monkeypatch, tmp_path, version, need.total - 1)
+    limit_free_bytes(monkeypatch, tmp_path, version, need.total - 1)
     done = []
     with pytest.raises(ResourceError, match=r"^The decompositions of a layer by svd_llm, .* free"):
         lrcore.factorize(model, calibration, "svd_llm", lambda *at: done.append(at))
@@ -134,8 +134,8 @@ def test_decompositions_larger_than_what_is_free_are_refused_before_the_first(
     assert lrcore.factorize(model, calibration, "svd").layers
 
 
-def limit(patch, folder, version: str, free: int) -> None:
-    """Limit the free bytes, by the limit of the process or by the files of a control group."""
+def limit_free_bytes(patch, folder, version: str, free: int) -> None:
+    """Set the free bytes by a limit of the process or by the files of a control group."""
     if version == "own limit":
         patch.setattr(memory, "_limits", lambda: iter([(free, 10 * free)]))
         return

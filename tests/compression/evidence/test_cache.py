@@ -1,4 +1,4 @@
-"""Cache keys of measurements are stable, so existing measurements are found."""
+"""Cache keys of measurements, which must not change between versions."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from lrcore.recipes.recipe import Recipe
 from lrcore.system.files import cache_folder
 
 
-def test_keys_of_measurements_stay_what_they_were() -> None:
+def test_cache_keys_of_measurements_are_stable() -> None:
     spectrum = SimpleNamespace(cost=SimpleNamespace(full=8))
     factors = SimpleNamespace(
         calibration=SimpleNamespace(key="0123abcd"),

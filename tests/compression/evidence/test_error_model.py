@@ -1,4 +1,4 @@
-"""The error model is that of the model's measured losses, and comes from disk the second time."""
+"""The error model: its growth rates, its references and its cache."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from lrcore.ranks.evidence import ErrorModel
 from lrcore.system.progress import silent
 
 
-def test_the_growth_of_the_best_plan_is_chosen_and_reaches_the_model(
+def test_growth_with_the_lowest_divergence_is_chosen_and_used_by_compress(
     tiny_llama, story_file, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
@@ -34,7 +34,7 @@ def test_the_growth_of_the_best_plan_is_chosen_and_reaches_the_model(
         network = compress_layers(model, TRUNCATED, factors, ranks, silent)
         return float(DensePredictions(model.network, tokens).compared(network)[0].mean())
 
-    # the reference of a slot: a tenth of its price, with all other slots dense
+    # reference of a slot: a tenth of its parameters, with all other slots dense
     dense = {slot: s.cost.full for slot, s in factors.spectra.items()}
     assert measured.references.keys() == dense.keys()
     for slot in ((0, "q"), (1, "down")):
@@ -43,7 +43,7 @@ def test_the_growth_of_the_best_plan_is_chosen_and_reaches_the_model(
         expected = divergence(windows.probing, dense | {slot: probe.rank})
         assert probe.increase == pytest.approx(expected, rel=1e-3)
 
-    # no other growth has a plan with less divergence
+    # no other growth gives a plan with a lower divergence
     def divergence_of_plan(alpha: float, gamma: float) -> float:
         tried = ErrorModel(measured.references, measured.layers, alpha, gamma)
         budget = factors.evidence.measurements["error_model"].budget

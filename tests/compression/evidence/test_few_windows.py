@@ -1,4 +1,4 @@
-"""Means estimated from a few windows equal the means of all windows if window costs are known."""
+"""Means estimated from a few windows with known costs."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def changes(count: int, noise: float) -> list[torch.Tensor]:
     return [*(sizes[:, None] * costs * (1 + noise * spread))]
 
 
-def test_without_noise_eight_windows_say_what_all_do() -> None:
+def test_without_noise_eight_windows_give_the_mean_of_all() -> None:
     costs = window_costs(changes(4, 0.0))
     for change in changes(9, 0.0):
         mean, error = mean_and_error(change[:8], costs)
@@ -24,7 +24,7 @@ def test_without_noise_eight_windows_say_what_all_do() -> None:
         assert 0 < error < mean
 
 
-def test_with_noise_the_estimate_lies_within_its_errors() -> None:
+def test_with_noise_the_estimates_lie_within_their_errors() -> None:
     all_changes = changes(60, 0.5)
     costs = window_costs(all_changes[::6])
     off = []
@@ -42,5 +42,5 @@ def test_all_windows_give_the_plain_mean_and_error() -> None:
     assert mean_and_error(change[:1], costs)[1] == mean_and_error(change[:1], costs)[0]
 
 
-def test_changes_that_cost_nothing_say_nothing_of_the_windows() -> None:
+def test_zero_changes_give_equal_window_costs() -> None:
     assert torch.equal(window_costs([torch.zeros(32)]), torch.ones(32))

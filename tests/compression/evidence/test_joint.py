@@ -1,4 +1,4 @@
-"""Joint losses of slots are measured, and predictions refer to the evaluated text."""
+"""Joint losses of several slots, and predictions for the evaluated text."""
 
 import json
 from dataclasses import astuple, replace
@@ -33,7 +33,7 @@ def plain_losses(network, tokens) -> torch.Tensor:
     return torch.stack(losses)
 
 
-def test_a_joint_measurement_is_that_of_the_model_that_compress_makes(case) -> None:
+def test_joint_measurement_equals_the_model_made_by_compress(case) -> None:
     model, recipe, factors = case
     tokens = factors.calibration.unseen_tokens
     dense = plain_losses(model.network, tokens)
@@ -68,13 +68,15 @@ def test_a_joint_measurement_is_that_of_the_model_that_compress_makes(case) -> N
     assert measurement.tokens == tokens[:, 1:].numel()
 
 
-def test_a_plan_is_measured_with_a_refit_on_few_of_many_tokens(case, monkeypatch) -> None:
+def test_plans_with_refit_are_measured_on_a_subset_of_the_tokens(case, monkeypatch) -> None:
     """`compress` uses all windows for the same plan."""
     model, recipe, factors = case
     complete, tokens = factors.evidence.get("probes").interaction, factors.calibration.tokens
     expected = joint.tokens_run(factors, recipe)
     monkeypatch.setattr(joint, "REFIT_TOKENS", 2 * tokens.shape[1] + 1)
-    assert joint.cached_interaction(model, factors, recipe) is None  # other than that of all tokens
+    assert (
+        joint.cached_interaction(model, factors, recipe) is None
+    )  # the cache holds only the result for all tokens
     few = joint.measure_interaction(model, factors, recipe, lambda *_: None)
     assert expected - joint.tokens_run(factors, recipe) == 3 * joint.REFIT * tokens[2:].numel()
     assert [measurement.summed for measurement in few.joint] == [
@@ -90,7 +92,7 @@ def test_a_plan_is_measured_with_a_refit_on_few_of_many_tokens(case, monkeypatch
     ).rise == pytest.approx(rise, abs=1e-5)
 
 
-def test_a_plan_that_removes_nothing_has_the_dense_perplexity_of_the_evaluated_text(case) -> None:
+def test_plan_at_full_ranks_predicts_the_dense_perplexity(case) -> None:
     model, recipe, factors = case
     plan = lrcore.allocate(factors, recipe)
     complete = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
@@ -100,14 +102,14 @@ def test_a_plan_that_removes_nothing_has_the_dense_perplexity_of_the_evaluated_t
     assert summary["predicted_low"] < summary["predicted_perplexity"] < summary["predicted_high"]
 
 
-def test_the_joint_measurements_come_from_disk(case, monkeypatch) -> None:
+def test_joint_measurements_are_read_from_the_cache(case, monkeypatch) -> None:
     model, recipe, factors = case
     monkeypatch.setattr(joint, "_measure_plans", None)
     reloaded = lrcore.prepare(model, recipe.with_(ratio=0.4)).evidence.get("probes").interaction
     assert reloaded == factors.evidence.get("probes").interaction
 
 
-def test_another_policy_is_predicted_from_the_plan_of_uniform_ranks(case) -> None:
+def test_other_policies_are_predicted_from_the_uniform_plan(case) -> None:
     _, recipe, factors = case
     uniform = lrcore.allocate(factors, recipe.with_(policy="uniform", ratio=0.3))
     predicted, interaction = uniform.predicted, factors.evidence.get("probes").interaction
@@ -120,14 +122,14 @@ def test_another_policy_is_predicted_from_the_plan_of_uniform_ranks(case) -> Non
     )
 
 
-def test_other_passes_than_those_measured_are_predicted_without_an_interval(case) -> None:
+def test_refit_settings_that_were_not_measured_have_no_interval(case) -> None:
     _, recipe, factors = case
     predicted = lrcore.allocate(factors, recipe.with_(refit="off")).predicted
     assert (predicted.low, predicted.high) == (None, None)
     assert predicted.perplexity > 1
 
 
-def test_a_text_without_a_readable_test_split_is_predicted_for_the_calibration_text(
+def test_prediction_uses_the_calibration_text_if_the_test_split_is_unreadable(
     case, monkeypatch
 ) -> None:
     model, recipe, factors = case
@@ -142,7 +144,7 @@ def test_a_text_without_a_readable_test_split_is_predicted_for_the_calibration_t
     assert "calibration text" in interaction.target.name
 
 
-def test_allocate_gives_the_curve_of_the_prediction(case) -> None:
+def test_predicted_curve_contains_the_prediction_of_allocate(case) -> None:
     _, recipe, factors = case
     points = lrcore.predicted_curve(factors, recipe)
     values = [point.perplexity for point in points]
@@ -154,10 +156,10 @@ def test_allocate_gives_the_curve_of_the_prediction(case) -> None:
     assert lrcore.predicted_curve(bare, recipe.with_(policy="uniform")) == ()
 
 
-def test_the_command_predicts_uniform_ranks_where_probes_are_kept_and_says_where_none_are(
+def test_allocate_command_uses_cached_probes_or_explains_the_missing_prediction(
     case, tiny_llama, story_file, capsys, monkeypatch
 ) -> None:
-    """The fixture has cached probes of method fused."""
+    """Only method fused has cached probes."""
     text = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
     arguments = ["allocate", str(tiny_llama), *text, "--ratio", "0.3"]
     main([*arguments, "--method", "fused", "--json"])
@@ -172,9 +174,7 @@ def test_the_command_predicts_uniform_ranks_where_probes_are_kept_and_says_where
     assert "No prediction of the perplexity: these ranks" in capsys.readouterr().out
 
 
-def test_probes_are_kept_for_policies_that_need_none_and_nothing_is_measured_for_them(
-    case, monkeypatch
-) -> None:
+def test_cached_probes_are_used_without_measuring_for_other_policies(case, monkeypatch) -> None:
     model, recipe, factors = case
     monkeypatch.setattr(joint, "_measure_plans", None)
     bare = replace(factors, evidence=replace(factors.evidence, measurements={}))
@@ -182,5 +182,5 @@ def test_probes_are_kept_for_policies_that_need_none_and_nothing_is_measured_for
     cached, measured = with_probes.evidence.get("probes"), factors.evidence.get("probes")
     assert (cached.points, cached.interaction) == (measured.points, measured.interaction)
     assert with_cached_probes(model, with_probes, recipe) is with_probes
-    never = recipe.with_(refit="off")  # no joint measurement by these passes
+    never = recipe.with_(refit="off")  # joint losses were not measured without a refit
     assert with_cached_probes(model, bare, never) is bare

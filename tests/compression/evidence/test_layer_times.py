@@ -1,4 +1,4 @@
-"""Budgets of latency: layers are timed once, and plans use ranks that save time."""
+"""Latency budgets: layers are timed once, and plans use ranks that save time."""
 
 import json
 
@@ -29,7 +29,7 @@ def case(tiny_llama, story_file, tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A fake clock: a layer takes as many microseconds as the MLP has parameters."""
+    """Replace the clock: a layer takes one microsecond per parameter of its MLP."""
     requests = []
 
     def seconds(layer, hidden, call, repeats) -> float:
@@ -40,7 +40,7 @@ def clock(monkeypatch):
     return requests
 
 
-def test_ranks_are_lost_only_where_that_saves_time(case, clock) -> None:
+def test_ranks_are_reduced_only_where_this_saves_time(case, clock) -> None:
     model, recipe = case
     factors = lrcore.prepare(model, recipe)
     plan = lrcore.allocate(factors, recipe)
@@ -59,11 +59,11 @@ def test_ranks_are_lost_only_where_that_saves_time(case, clock) -> None:
     assert restored == small.account
 
 
-def test_layers_of_one_kind_are_timed_once_and_the_times_kept(case, clock) -> None:
+def test_equal_layers_are_timed_once_and_cached(case, clock) -> None:
     model, recipe = case
     factors = lrcore.prepare(model, recipe)
     slots, turns = 3, 2 * latency.ROUNDS + 3
-    assert len(clock) <= turns * (1 + slots * latency.RANKS)  # three layers, one kind
+    assert len(clock) <= turns * (1 + slots * latency.RANKS)  # three layers of equal shape
     clock.clear()
     reloaded = lrcore.prepare(model, recipe)
     assert clock == []
@@ -72,7 +72,7 @@ def test_layers_of_one_kind_are_timed_once_and_the_times_kept(case, clock) -> No
     assert clock
 
 
-def test_times_serve_every_policy_of_the_budget(case, clock) -> None:
+def test_all_policies_of_the_budget_use_the_times(case, clock) -> None:
     model, recipe = case
     factors = lrcore.prepare(model, recipe)
     for policy in ("softmax", "greedy", "marginal"):
@@ -80,17 +80,17 @@ def test_times_serve_every_policy_of_the_budget(case, clock) -> None:
         assert plan.account.achieved >= 0.2 - 1e-9
 
 
-def test_without_times_there_is_no_plan_and_none_for_offloaded_layers(case) -> None:
+def test_missing_times_and_offloaded_layers_raise(case) -> None:
     model, recipe = case
     calibration = lrcore.calibrate(model, recipe)
     with pytest.raises(lrcore.InputError, match="'latency' was not measured yet"):
         lrcore.allocate(lrcore.factorize(model, calibration, "a3"), recipe)
-    away = lrcore.load(model.name, offload=True)
+    offloaded = lrcore.load(model.name, offload=True)
     with pytest.raises(lrcore.InputError, match="cannot be measured with offloaded layers"):
-        lrcore.prepare(away, recipe)
+        lrcore.prepare(offloaded, recipe)
 
 
-def test_a_real_clock_gives_seconds_that_rise_with_the_rank(case) -> None:
+def test_measured_seconds_increase_with_the_rank(case) -> None:
     model, recipe = case
     factors = lrcore.prepare(model, recipe.with_(ratio=0.01))
     latency_times = factors.evidence.get("latency")
@@ -99,7 +99,9 @@ def test_a_real_clock_gives_seconds_that_rise_with_the_rank(case) -> None:
         assert list(times.seconds) == sorted(times.seconds)
 
 
-def test_the_command_line_counts_time(case, clock, tiny_llama, story_file, capsys) -> None:
+def test_command_line_supports_the_latency_budget(
+    case, clock, tiny_llama, story_file, capsys
+) -> None:
     flags = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
     arguments = ["allocate", str(tiny_llama), *flags, "--ratio", "0.2"]
     assert main([*arguments, "--budget", "latency", "--json"]) == 0
@@ -108,7 +110,7 @@ def test_the_command_line_counts_time(case, clock, tiny_llama, story_file, capsy
     assert summary["latency"] < summary["dense_latency"]
 
 
-def test_the_page_knows_factors_with_times_from_those_without() -> None:
+def test_factor_keys_depend_on_the_latency_budget() -> None:
     recipe = lrcore.Recipe(model="a", budget="latency", policy="softmax", ratio=0.3)
     assert factor_key(recipe) != factor_key(recipe.with_(budget="params"))
     assert without_measurements(recipe).budget == "auto"

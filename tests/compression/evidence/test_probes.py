@@ -1,4 +1,4 @@
-"""Probes are divergences from the dense model, and lead to the best plan."""
+"""Probes: divergences from the dense model, and plans made from them."""
 
 from dataclasses import replace
 from itertools import product
@@ -49,7 +49,7 @@ def truncated(model, factors, slot, rank):
     return network
 
 
-def test_probes_equal_the_divergences_of_whole_forward_passes(case) -> None:
+def test_probes_equal_the_divergences_of_full_forward_passes(case) -> None:
     model, _, factors = case
     tokens = factors.calibration.tokens
     dense = log_probabilities(model.network, tokens)
@@ -65,8 +65,8 @@ def test_probes_equal_the_divergences_of_whole_forward_passes(case) -> None:
     assert torch.equal(log_probabilities(model.network, tokens), dense)
 
 
-def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> None:
-    """On a sample, the loss falls about as often as it rises if the change is noise."""
+def test_slot_with_a_lower_loss_after_truncation_still_has_a_positive_cost(case) -> None:
+    """On few tokens, a noisy change lowers the loss about as often as it raises it."""
     model, _, factors = case
     tokens = factors.calibration.tokens
     before = plain_loss(model.network, tokens)
@@ -83,22 +83,23 @@ def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> 
         assert float(probes.curves[slot].at([probe.rank])) > 0.5 * probe.increase
 
 
-def test_slots_are_probed_on_windows_that_the_moments_have_not_seen(case) -> None:
+def test_probes_use_windows_outside_the_calibration(case) -> None:
     model, _, factors = case
     moment_tokens = factors.calibration.tokens
     probe_windows = select_windows(factors.calibration)
     assert probe_windows.is_held_out
     windows = probe_windows.probing
-    assert windows.shape == (MIN_UNSEEN / 2, moment_tokens.shape[1])  # there are 6 of the moments
+    assert windows.shape == (MIN_UNSEEN / 2, moment_tokens.shape[1])  # the moments use 6 windows
     assert lrcore.probe(model, factors).evidence.get("probes").held_out
     seen = {tuple(row) for row in moment_tokens.unfold(1, 8, 1).flatten(0, 1).tolist()}
     assert not all(tuple(row[:8]) in seen for row in windows.tolist())
 
 
-def test_the_tail_of_a_file_that_is_measured_on_is_not_probed(
-    tiny_llama, story_text, tmp_path
-) -> None:
-    model, tail = lrcore.load(str(tiny_llama)), "zq9 " * 1020  # nearly the 4,096 characters
+def test_probes_skip_the_test_split_of_a_file(tiny_llama, story_text, tmp_path) -> None:
+    model, tail = (
+        lrcore.load(str(tiny_llama)),
+        "zq9 " * 1020,
+    )  # nearly the 4,096 characters of the split
     long = tmp_path / "long.txt"
     long.write_text(f"{story_text} {story_text} {story_text}\n{tail}")
     recipe = lrcore.Recipe(data=str(long), samples=32, seq_len=32, sampling="first")
@@ -110,7 +111,7 @@ def test_the_tail_of_a_file_that_is_measured_on_is_not_probed(
     assert not any("zq9" in model.tokenizer.decode(row) for row in windows)
 
 
-def test_a_text_without_further_windows_is_probed_on_the_calibration_and_says_so(
+def test_short_texts_are_probed_on_the_calibration_with_a_notice(
     tiny_llama, story_file, tmp_path
 ) -> None:
     model = lrcore.load(str(tiny_llama))
@@ -128,7 +129,7 @@ def test_a_text_without_further_windows_is_probed_on_the_calibration_and_says_so
 
 
 @pytest.mark.parametrize("max_bytes", [2**28, 0])
-def test_one_pass_gives_divergences_and_losses(case, max_bytes) -> None:
+def test_one_pass_returns_divergences_and_losses(case, max_bytes) -> None:
     model, recipe, factors = case
     tokens = factors.calibration.tokens
     dense = DensePredictions(model.network, tokens, max_bytes)
@@ -140,7 +141,7 @@ def test_one_pass_gives_divergences_and_losses(case, max_bytes) -> None:
     assert torch.equal(dense.losses(), window_losses(model.network, tokens))
 
 
-def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
+def test_stored_and_recomputed_dense_predictions_agree(case) -> None:
     model, _, factors = case
     stored = DensePredictions(model.network, factors.calibration.tokens)
     recomputed = DensePredictions(model.network, factors.calibration.tokens, max_bytes=0)
@@ -150,7 +151,7 @@ def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
     assert recomputed.mean_loss() == pytest.approx(stored.mean_loss(), abs=1e-6)
 
 
-def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
+def test_second_probe_uses_the_cache(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.probe(model, factors)
     monkeypatch.setattr(Probing, "_measure", lambda *_: pytest.fail("the cache was not used"))
@@ -162,7 +163,7 @@ def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
     assert lrcore.allocate(recomputed, recipe).summary()["predicted_perplexity"] > 1
 
 
-def test_a_cancelled_probing_goes_on_where_it_was(case, monkeypatch) -> None:
+def test_cancelled_probing_resumes_at_the_same_layer(case, monkeypatch) -> None:
     model, recipe, _ = case
     factors = lrcore.factorize(model, lrcore.calibrate(model, recipe.with_(samples=5)), "a3")
     measured: list[int] = []
@@ -185,7 +186,7 @@ def test_a_cancelled_probing_goes_on_where_it_was(case, monkeypatch) -> None:
     assert measured == [0, 1, *range(1, len(factors.layers))]
 
 
-def test_the_policy_needs_probes_and_compress_makes_them(case) -> None:
+def test_allocate_requires_probes_and_compress_makes_them(case) -> None:
     model, recipe, factors = case
     with pytest.raises(lrcore.InputError, match="probe"):
         lrcore.allocate(factors, recipe)
@@ -194,7 +195,7 @@ def test_the_policy_needs_probes_and_compress_makes_them(case) -> None:
     assert small.account.to_dict()["predicted_perplexity"] is not None
 
 
-def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
+def test_plan_is_optimal_up_to_one_step_of_the_budget() -> None:
     g = torch.Generator().manual_seed(2)
     spectra, increases = {}, {}
     for layer in range(3):
@@ -228,8 +229,8 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
         result = [ranks[slot] for slot in spectra]
         combinations = list(product(range(1, 7), repeat=3))
         assert price(result) <= budget.limit
-        # a multiplier finds the plans on the convex hull; between two of them it may miss by less
-        # than the largest single step
+        # a multiplier finds plans on the convex hull; between two of them it misses the optimum by
+        # less than the largest step
         step = max(s.cost.per_rank for s in spectra.values())
         assert (
             loss(result)
@@ -237,7 +238,7 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
         )
 
 
-def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> None:
+def test_predicted_perplexity_at_full_ranks_is_the_dense_perplexity(case) -> None:
     model, recipe, factors = case
     probed = lrcore.probe(model, factors)
     plan = lrcore.allocate(probed, recipe)
@@ -249,7 +250,7 @@ def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> 
 
 
 def test_large_models_are_probed_on_fewer_windows(case) -> None:
-    """The work is limited to ten calibrations, or to a minimum that suffices for small models."""
+    """The work is at most that of ten calibrations, with a minimum for small models."""
     _, _, factors = case
     windows = torch.zeros(32, 128, dtype=torch.long)
     assert max_windows(factors, windows) >= 32

@@ -1,4 +1,4 @@
-"""The search finds shares that are at least as good as uniform, and the plan meets the budget."""
+"""The search for shares of layers."""
 
 import pytest
 
@@ -9,13 +9,13 @@ from lrcore.compression.evidence.search import best_shares, moved
 from lrcore.compression.solve.allocate import allocate
 
 
-def test_the_search_goes_downhill_and_is_never_worse_than_equal_shares() -> None:
+def test_search_lowers_the_loss_and_is_never_worse_than_equal_shares() -> None:
     best = (0.9, 0.5, 0.7, 0.7)
     calls = []
 
     def loss(shares) -> float:
         calls.append(shares)
-        even = sum(shares) / len(shares)  # what a budget does: shares count relative to their mean
+        even = sum(shares) / len(shares)  # as in a budget, shares count relative to their mean
         return sum(
             (share - even + 0.7 - goal) ** 2 for share, goal in zip(shares, best, strict=True)
         )
@@ -35,12 +35,12 @@ def test_the_search_goes_downhill_and_is_never_worse_than_equal_shares() -> None
     )
 
 
-def test_moves_stay_within_their_range() -> None:
+def test_moves_stay_within_the_valid_range() -> None:
     assert moved((0.9, 0.1, 0.5), [0], [1], 0.2) == (1.0, 0.05, 0.5)
 
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
-def test_mix_is_no_worse_than_uniform_on_the_calibration_tokens_and_comes_from_disk(
+def test_mix_is_no_worse_than_uniform_and_uses_the_cache(
     tiny_llama, story_file, method: str, monkeypatch
 ) -> None:
     model = lrcore.load(str(tiny_llama))

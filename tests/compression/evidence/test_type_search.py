@@ -1,4 +1,4 @@
-"""The search for shares of matrix types starts from equal shares and meets the budget."""
+"""The search for shares of matrix types."""
 
 import builtins
 
@@ -13,7 +13,7 @@ from lrcore.ranks.policies import find_policy
 from lrcore.ranks.policies.bolaco import BolacoOptions, slot_types
 
 
-def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
+def test_search_lowers_the_loss_from_equal_weights(monkeypatch) -> None:
     monkeypatch.setattr(type_search, "RUNS", 25)
     goal, tried = {"down": 0.9, "o": 0.25, "qk": 0.5}, []
 
@@ -26,12 +26,12 @@ def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
     assert tried[0] == dict.fromkeys(goal, 1.0)
     assert all(0.2 <= weight <= 1 for weights in tried for weight in weights.values())
     assert loss(best) == min(map(loss, tried[:25])) < 0.1 * loss(tried[0])
-    # what is tried after the random plans is better than they are
+    # plans tried after the random plans are better
     later, random = tried[18:25], tried[1 : type_search.RANDOM_RUNS]
     assert sum(map(loss, later)) / len(later) < 0.5 * sum(map(loss, random)) / len(random)
 
 
-def test_types_keep_one_share_no_worse_than_equal_ones_and_come_from_disk(
+def test_types_have_one_share_each_and_are_no_worse_than_equal_weights(
     tiny_llama, story_file, monkeypatch
 ) -> None:
     monkeypatch.setattr(type_search, "RUNS", 12)
@@ -51,11 +51,13 @@ def test_types_keep_one_share_no_worse_than_equal_ones_and_come_from_disk(
     assert len({(types[slot], round(share, 9)) for slot, share in targets.items()}) == 5
     loss = plan_loss(model, plain, recipe, "type_weights")
     assert loss(weights) <= loss(dict.fromkeys(weights, 1.0)) + 1e-9
-    monkeypatch.setattr(type_search, "best_weights", lambda *_: pytest.fail("nothing was kept"))
+    monkeypatch.setattr(
+        type_search, "best_weights", lambda *_: pytest.fail("the cache was not used")
+    )
     assert lrcore.allocate(lrcore.prepare(model, recipe), recipe).ranks == plan.ranks
 
 
-def test_queries_and_keys_are_one_type_and_groups_have_their_own() -> None:
+def test_queries_and_keys_share_a_type_within_each_group() -> None:
     slots = [(layer, name) for layer in range(6) for name in ("q", "k", "o")]
     types = slot_types(slots, 1)
     assert [types[3, name] for name in ("q", "k", "o")] == ["qk", "qk", "o"]
@@ -63,7 +65,7 @@ def test_queries_and_keys_are_one_type_and_groups_have_their_own() -> None:
     assert [types[layer, "k"] for layer in range(6)] == [f"qk.{n}" for n in (0, 0, 1, 2, 2, 3)]
 
 
-def test_every_group_of_layers_has_shares_of_its_own(tiny_llama, story_file, monkeypatch) -> None:
+def test_every_group_of_layers_has_separate_shares(tiny_llama, story_file, monkeypatch) -> None:
     monkeypatch.setattr(type_search, "RUNS", 11)
     model, options = lrcore.load(str(tiny_llama)), {"groups": 3}
     recipe = lrcore.Recipe(
@@ -75,7 +77,7 @@ def test_every_group_of_layers_has_shares_of_its_own(tiny_llama, story_file, mon
     assert lrcore.allocate(factors, recipe).summary()["achieved"] >= 0.3
 
 
-def test_without_optuna_one_sentence_says_what_to_install(monkeypatch) -> None:
+def test_missing_optuna_raises_with_the_file_to_install(monkeypatch) -> None:
     real = builtins.__import__
 
     def without(name, *more_arguments):

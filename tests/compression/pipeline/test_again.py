@@ -1,4 +1,4 @@
-"""Compression of compressed models: an exact account, or a refusal before any work starts."""
+"""Compression of compressed models: exact sizes, or an error before the work starts."""
 
 from dataclasses import replace
 from itertools import product
@@ -15,14 +15,14 @@ from lrcore.models.structure import compressed_structures
 from lrcore.recipes.history import Healed
 
 METHODS = ("a3", "modegpt", "fused", "svd", "svd_llm", "latentllm", "care")
-MORE = {
+EXTRA_MODELS = {
     "summed": ("a3", {"ov": "overall"}),
     "palu": ("care", {"group": 1}),
     "joint": ("care", {"joint": True}),
     "qkv": ("latentllm", {"attention": "joint_qkv"}),
 }
 TOKENS = torch.arange(3, 23).unsqueeze(0)
-SENTENCES = {
+ERRORS = {
     ("care", "latentllm"): "cannot make smaller",
     ("palu", "latentllm"): "cannot make smaller",
     **{("joint", method): "share a latent" for method in METHODS},
@@ -37,9 +37,9 @@ def recipe(tiny_llama, story_file):
 
 @pytest.fixture(scope="module")
 def first(tiny_llama, recipe):
-    """Models compressed once, by name."""
+    """Return models compressed once, by name."""
     dense = lrcore.load(str(tiny_llama))
-    rows = {name: (name, {}) for name in METHODS} | MORE
+    rows = {name: (name, {}) for name in METHODS} | EXTRA_MODELS
     return {
         name: lrcore.compress(dense, recipe.with_(method=method, options=options))
         for name, (method, options) in rows.items()
@@ -51,14 +51,14 @@ def logits(model):
         return model.network(TOKENS).logits
 
 
-@pytest.mark.parametrize("before", [*METHODS, *MORE])
-def test_a_compressed_model_is_compressed_again(before, first, recipe, tmp_path) -> None:
+@pytest.mark.parametrize("before", [*METHODS, *EXTRA_MODELS])
+def test_compressed_models_are_compressed_again_or_raise(before, first, recipe, tmp_path) -> None:
     model = first[before]
     for method in METHODS:
         requested = recipe.with_(method=method)
-        if (before, method) in SENTENCES:
+        if (before, method) in ERRORS:
             for step in (lrcore.compress, lrcore.prepare):
-                with pytest.raises(lrcore.InputError, match=SENTENCES[before, method]):
+                with pytest.raises(lrcore.InputError, match=ERRORS[before, method]):
                     step(model, requested)
             continue
         small = lrcore.compress(model, requested)
@@ -80,8 +80,8 @@ def test_a_compressed_model_is_compressed_again(before, first, recipe, tmp_path)
         assert not small.history[-1].stock.qualifies, method
 
 
-def test_pairs_of_rotary_columns_stay_those_that_they_were(first, recipe) -> None:
-    """Pairs that are retained twice are rotated by the angles of their original pair."""
+def test_rotary_pairs_keep_their_original_angles(first, recipe) -> None:
+    """Pairs retained twice rotate by the angles of their original pairs."""
     for method in ("a3", "modegpt", "fused"):
         model = first[method]
         small = lrcore.compress(model, recipe.with_(method=method, refit="off", ratio=0.4))
@@ -102,7 +102,7 @@ def test_pairs_of_rotary_columns_stay_those_that_they_were(first, recipe) -> Non
         assert narrowed
 
 
-def test_at_full_rank_a_compressed_model_stays_as_it_is(first, recipe) -> None:
+def test_full_ranks_leave_a_compressed_model_unchanged(first, recipe) -> None:
     for before, method in product(("modegpt", "svd", "care"), ("a3", "svd_llm", "care")):
         model = first[before]
         factors = lrcore.prepare(model, recipe.with_(method=method))
@@ -113,7 +113,7 @@ def test_at_full_rank_a_compressed_model_stays_as_it_is(first, recipe) -> None:
         assert torch.equal(network(TOKENS).logits, logits(model))
 
 
-def test_heads_without_rotary_and_their_bounds(tiny_opt, story_file) -> None:
+def test_models_without_rotary_embeddings_are_compressed_again(tiny_opt, story_file) -> None:
     recipe = lrcore.Recipe(
         str(tiny_opt), data=str(story_file), samples=2, seq_len=24, ratio=0.2, method="modegpt"
     )
@@ -125,8 +125,8 @@ def test_heads_without_rotary_and_their_bounds(tiny_opt, story_file) -> None:
         assert torch.isfinite(logits(small)).all()
 
 
-def test_options_that_read_more_of_the_layers(first, recipe) -> None:
-    for before, method, options, sentence in (
+def test_options_that_read_more_of_a_compressed_layer_work_or_raise(first, recipe) -> None:
+    for before, method, options, error in (
         ("svd", "svd", {"weights": "fisher"}, "gradients"),
         ("care", "a3", {"mlp": "taylor"}, "gradients"),
         ("summed", "latentllm", {"vo": "joint"}, "sums its heads"),
@@ -136,16 +136,16 @@ def test_options_that_read_more_of_the_layers(first, recipe) -> None:
         ("modegpt", "a3", {"ov": "overall"}, None),
     ):
         requested = recipe.with_(method=method, options=options)
-        if sentence is None:
+        if error is None:
             small = lrcore.compress(first[before], requested)
             assert small.account.model.parameters == small.size.parameters
             assert torch.isfinite(logits(small)).all()
         else:
-            with pytest.raises(lrcore.InputError, match=sentence):
+            with pytest.raises(lrcore.InputError, match=error):
                 lrcore.prepare(first[before], requested)
 
 
-def test_after_other_steps(tiny_llama, first, recipe) -> None:
+def test_models_of_other_steps_are_compressed_or_refused(tiny_llama, first, recipe) -> None:
     dense, second_recipe = lrcore.load(str(tiny_llama)), recipe.with_(method="modegpt")
     for quantized in (lrcore.quantize(dense, bits=4), lrcore.quantize(first["a3"], bits=8)):
         with pytest.raises(lrcore.InputError, match="then quantize"):
@@ -161,10 +161,10 @@ def test_after_other_steps(tiny_llama, first, recipe) -> None:
         assert torch.isfinite(logits(small)).all()
 
 
-def test_what_may_follow_is_told_by_the_layers_where_no_report_tells(
+def test_steps_allowed_by_the_layers_equal_those_allowed_by_the_history(
     tiny_llama, first, recipe
 ) -> None:
-    """As for an export that transformers has saved again, or a model in memory."""
+    """Models in memory, or exports saved again by transformers, have no history."""
     dense = lrcore.load(str(tiny_llama))
     made = {
         "pairs": first["svd_llm"],
@@ -176,21 +176,22 @@ def test_what_may_follow_is_told_by_the_layers_where_no_report_tells(
         "sliced": lrcore.slice_hidden(dense, recipe),
     }
     for name, model in made.items():
-        alone = replace(model, history=())
+        without_history = replace(model, history=())
         assert not compressed_structures(dense.network) & STEP_OF_STRUCTURE.keys()
         for step in STEP_RULES.keys() - {Healed}:
             forms = compressed_structures(model.network)
             conflicts, explained = (
-                step_conflict(step, checked.history, "this", forms) for checked in (alone, model)
+                step_conflict(step, checked.history, "this", forms)
+                for checked in (without_history, model)
             )
             assert (conflicts is None) == (explained is None), (name, step, conflicts, explained)
         with pytest.raises(lrcore.InputError, match=r"sliced, and a second basis|would be lost"):
-            lrcore.slice_hidden(alone, recipe)
+            lrcore.slice_hidden(without_history, recipe)
         with pytest.raises(lrcore.InputError, match=r"dense model|would be lost"):
-            lrcore.drop_layers(alone, [0])
+            lrcore.drop_layers(without_history, [0])
 
 
-def test_pivots_are_refused_where_latents_are_cached(first, recipe) -> None:
+def test_pivots_raise_for_models_with_cached_latents(first, recipe) -> None:
     requested = recipe.with_(method="svd_llm", options={"stored": "pivots"})
     with pytest.raises(lrcore.InputError, match="stored=pairs"):
         lrcore.compress(first["care"], requested)

@@ -1,4 +1,4 @@
-"""Plans of `probed` are measured against uniform ranks before use."""
+"""Plans of policy `probed`, measured against uniform ranks before use."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def case(tiny_opt, story_file):
 
 
 def misled(factors):
-    """Factors with probes by which all of an MLP is free and the remaining slots are expensive."""
+    """Return factors with probes by which one MLP is free and all other slots are expensive."""
     probes = factors.evidence.get("probes")
     curves = {
         slot: LossCurve(
@@ -35,7 +35,7 @@ def misled(factors):
     return factors.with_measurement("probes", replace(probes, curves=curves))
 
 
-def test_the_ranks_of_the_policy_are_given_where_they_do_not_hurt(case) -> None:
+def test_ranks_of_the_policy_are_used_if_they_do_not_hurt(case) -> None:
     model, recipe, factors = case
     plan = lrcore.choose_plan(model, factors, recipe)
     assert plan.ranks == lrcore.allocate(factors, recipe).ranks
@@ -46,7 +46,7 @@ def test_the_ranks_of_the_policy_are_given_where_they_do_not_hurt(case) -> None:
     assert plan.account.planned.uniform_notice("probed") == ""
 
 
-def test_ranks_that_hurt_are_exchanged_for_uniform_ones_and_the_plan_says_so(case) -> None:
+def test_harmful_ranks_are_replaced_by_uniform_ranks_with_a_notice(case) -> None:
     model, recipe, factors = case
     wrong = misled(factors)
     uniform = lrcore.allocate(wrong, recipe.with_(policy="uniform")).ranks
@@ -60,15 +60,13 @@ def test_ranks_that_hurt_are_exchanged_for_uniform_ones_and_the_plan_says_so(cas
     assert "The ranks are uniform: those of policy 'probed'" in notice
 
 
-def test_plans_are_measured_on_windows_that_neither_moments_nor_probes_have_seen(
-    case, monkeypatch
-) -> None:
+def test_plans_are_measured_on_windows_unseen_by_moments_and_probes(case, monkeypatch) -> None:
     model, recipe, factors = case
     measured = []
     monkeypatch.setattr(settling, "read_as", lambda *_: None)
     divergences = settling._divergences
     monkeypatch.setattr(
-        settling, "_divergences", lambda *given: (measured.append(given[2]), divergences(*given))[1]
+        settling, "_divergences", lambda *args: (measured.append(args[2]), divergences(*args))[1]
     )
     comparison = lrcore.choose_plan(model, factors, recipe).against_uniform
     windows = select_windows(factors.calibration)
@@ -84,7 +82,7 @@ def test_plans_are_measured_on_windows_that_neither_moments_nor_probes_have_seen
     [(64, True, True, 32, 32), (33, True, True, 17, 16), (31, True, False, 31, 31),
      (15, False, False, 32, 32)],
 )  # fmt: skip
-def test_windows_are_shared_where_the_text_has_too_few(
+def test_short_texts_use_the_same_windows_for_probing_and_checking(
     aside, held_out, apart, probed, checked
 ) -> None:
     calibration = SimpleNamespace(
@@ -97,7 +95,7 @@ def test_windows_are_shared_where_the_text_has_too_few(
         assert not set(windows.probing[:, 0].tolist()) & set(windows.checking[:, 0].tolist())
 
 
-def test_what_was_measured_of_a_plan_is_kept(case, monkeypatch) -> None:
+def test_measurement_of_a_plan_is_cached(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.choose_plan(model, factors, recipe).against_uniform
     monkeypatch.setattr(settling, "_divergences", None)
@@ -113,7 +111,7 @@ def test_uniform_ranks_are_not_measured_against_themselves(case, monkeypatch) ->
     assert plan.against_uniform is None
 
 
-def test_other_policies_and_plans_made_by_hand_are_given_as_they_are(case) -> None:
+def test_other_policies_and_manual_plans_are_used_unchanged(case) -> None:
     model, recipe, factors = case
     plan = lrcore.choose_plan(model, factors, recipe.with_(policy="sensitivity"))
     assert plan.against_uniform is None
@@ -126,14 +124,14 @@ def test_other_policies_and_plans_made_by_hand_are_given_as_they_are(case) -> No
     )
 
 
-def test_a_difference_within_two_standard_errors_does_not_count() -> None:
+def test_differences_within_two_standard_errors_are_ignored() -> None:
     assert not AgainstUniform(0.012, 0.010, 0.0011).hurts
     assert AgainstUniform(0.012, 0.010, 0.0009).hurts
     assert not AgainstUniform(0.012, 0.010, float("inf")).hurts
 
 
-def test_ranks_that_uniform_ones_cannot_replace_are_given(tiny_opt, story_file) -> None:
-    """Uniform ranks need narrowed heads, which cannot shrink in multiples of 8 here."""
+def test_policy_ranks_are_used_if_uniform_ranks_are_impossible(tiny_opt, story_file) -> None:
+    """Uniform ranks require narrower heads, which cannot shrink in multiples of 8 here."""
     model = lrcore.load(str(tiny_opt))
     data = {"data": str(story_file), "samples": 2, "seq_len": 32}
     recipe = lrcore.Recipe(method="fused", policy="probed", ratio=0.5, rank_multiple=8, **data)
@@ -146,7 +144,7 @@ def test_ranks_that_uniform_ones_cannot_replace_are_given(tiny_opt, story_file) 
     assert plan.against_uniform is None
 
 
-def test_a_plan_of_one_calibration_window_is_measured_on_several(tiny_opt, story_file) -> None:
+def test_plan_of_one_calibration_window_is_measured_on_several(tiny_opt, story_file) -> None:
     model = lrcore.load(str(tiny_opt))
     data = {"data": str(story_file), "samples": 1, "seq_len": 32}
     recipe = lrcore.Recipe(method="a3", policy="probed", ratio=0.3, **data)

@@ -1,4 +1,4 @@
-"""The complete pipeline on tiny models: factorize once, allocate often, compress in both modes."""
+"""The pipeline on tiny models: factorize once, allocate often, compress in both modes."""
 
 from functools import cache
 
@@ -25,15 +25,15 @@ def recipe(story_file):
 
 @pytest.fixture(scope="module")
 def prepared(model, recipe):
-    """Return the factors of the model by a method, for many policies."""
+    """Return a cached function from a method to the factors of the model."""
     return cache(lambda method: lrcore.prepare(model, recipe.with_(method=method)))
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - SAME))
 @pytest.mark.parametrize("mode", ["independent", "sequential"])
-def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: str) -> None:
-    # one latent of keys and values has no more ranks than half of the cache of OPT
+def test_model_size_equals_the_plan(model, recipe, method: str, mode: str) -> None:
+    # CARE's latent of keys and values has at most half the cache of OPT
     ratio = 0.6 if METHODS[method].components == ("kv",) else 0.35
     recipe = recipe.with_(method=method, ratio=ratio, calibration_mode=mode)
     small = lrcore.compress(model, recipe)
@@ -44,7 +44,7 @@ def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: s
     assert size.decoder_linear == summary["decoder_parameters"]
     assert size.kv_bytes == summary["kv_bytes_per_token"]
     assert summary["dense_kv_bytes_per_token"] == measure(model.network).kv_bytes
-    # the budget is what may remain; tiny layers have coarse steps
+    # tiny layers have coarse steps
     assert ratio <= summary["achieved"] < ratio + 0.1
     tokens = torch.arange(3, 43).unsqueeze(0)
     assert torch.isfinite(small.network(tokens).logits).all()
@@ -54,7 +54,7 @@ def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: s
 
 
 @pytest.mark.parametrize("budget", ["params", "all_params", "kv"])
-def test_achieved_is_at_least_the_ratio_asked_in_the_unit_asked(model, recipe, budget: str) -> None:
+def test_achieved_ratio_meets_the_requested_ratio_in_its_unit(model, recipe, budget: str) -> None:
     recipe = recipe.with_(ratio=0.3, budget=budget)
     factors = lrcore.factorize(model, lrcore.calibrate(model, recipe), "modegpt")
     summary = lrcore.allocate(factors, recipe).summary()
@@ -62,7 +62,7 @@ def test_achieved_is_at_least_the_ratio_asked_in_the_unit_asked(model, recipe, b
     assert 0.3 - 1e-9 <= summary["achieved"] < 0.42
 
 
-def test_the_share_that_a_layer_keeps_is_that_of_its_parameters(model, recipe) -> None:
+def test_kept_share_of_a_layer_is_its_share_of_parameters(model, recipe) -> None:
     plan = lrcore.allocate(
         lrcore.prepare(model, recipe.with_(policy="softmax", ratio=0.3)),
         recipe.with_(policy="softmax", ratio=0.3),
@@ -73,19 +73,19 @@ def test_the_share_that_a_layer_keeps_is_that_of_its_parameters(model, recipe) -
     )
 
 
-def test_allocation_decomposes_nothing(tiny_llama, recipe, monkeypatch) -> None:
+def test_allocation_makes_no_decompositions(tiny_llama, recipe, monkeypatch) -> None:
     model = lrcore.load(str(tiny_llama))
     factors = lrcore.factorize(model, lrcore.calibrate(model, recipe), "a3")
     for name in ("eigh", "svd", "qr", "cholesky", "cholesky_ex", "svdvals"):
         monkeypatch.setattr(
-            torch.linalg, name, lambda *_, **__: pytest.fail("a slider move decomposed something")
+            torch.linalg, name, lambda *_, **__: pytest.fail("allocation decomposed a matrix")
         )
     for ratio in (0.2, 0.5):
         plan = lrcore.allocate(factors, recipe.with_(ratio=ratio, policy="softmax"))
         lrcore.compress(model, recipe.with_(ratio=ratio), factors, plan)
 
 
-def test_sequential_solves_later_layers_on_what_compressed_ones_give(tiny_llama, recipe) -> None:
+def test_sequential_mode_solves_later_layers_on_compressed_inputs(tiny_llama, recipe) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = recipe.with_(method="svd_llm", ratio=0.4)
     first, second = (
@@ -97,13 +97,13 @@ def test_sequential_solves_later_layers_on_what_compressed_ones_give(tiny_llama,
         return network.model.layers[layer].mlp.down_proj.up.weight
 
     assert not torch.allclose(down(first, 2), down(second, 2), atol=1e-4)
-    # within the very first layer both see the same dense input to attention
+    # in the first layer both modes see the same dense input of the attention
     assert torch.allclose(
         *(n.model.layers[0].self_attn.q_proj.down.weight.abs() for n in (first, second)), atol=1e-4
     )
 
 
-def test_ranks_set_by_hand_reach_the_model_and_bad_ones_are_named(tiny_llama, recipe) -> None:
+def test_rank_overrides_reach_the_model_and_invalid_ones_raise(tiny_llama, recipe) -> None:
     model = lrcore.load(str(tiny_llama))
     small = lrcore.compress(model, recipe.with_(ratio=0.4, rank_overrides={"1.mlp": 40, "0.qk": 8}))
     assert small.network.model.layers[1].mlp.up_proj.out_features == 40
@@ -116,7 +116,7 @@ def test_ranks_set_by_hand_reach_the_model_and_bad_ones_are_named(tiny_llama, re
             lrcore.compress(model, recipe.with_(rank_overrides=overrides))
 
 
-def test_unknown_method_and_policy_come_with_a_suggestion(tiny_llama, recipe) -> None:
+def test_unknown_methods_and_policies_raise_with_a_suggestion(tiny_llama, recipe) -> None:
     model = lrcore.load(str(tiny_llama))
     with pytest.raises(lrcore.InputError, match="Did you mean 'modegpt'"):
         lrcore.compress(model, recipe.with_(method="modgpt"))
@@ -124,10 +124,8 @@ def test_unknown_method_and_policy_come_with_a_suggestion(tiny_llama, recipe) ->
         lrcore.compress(model, recipe.with_(policy="sofmax"))
 
 
-def test_a_float64_model_at_nearly_full_rank_maps_reproduces_the_dense_logits(
-    tiny_opt, recipe
-) -> None:
-    """All maps applied at full width (no slot skipped): W^ = T^{-1} T W up to rounding."""
+def test_full_width_maps_reproduce_the_dense_logits_in_float64(tiny_opt, recipe) -> None:
+    """Apply all maps at full width: W^ = T^{-1} T W up to rounding."""
     from dataclasses import replace
 
     from lrcore.models.layers import clone, read_layer, write_layer
@@ -154,7 +152,7 @@ def test_a_float64_model_at_nearly_full_rank_maps_reproduces_the_dense_logits(
 
 
 @pytest.mark.parametrize("policy", ["softmax", "softmax_dual", "energy", "marginal"])
-def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_where_all_are_named(
+def test_component_ratios_hold_and_replace_the_overall_ratio_if_all_are_set(
     prepared, recipe, policy: str
 ) -> None:
     for method in ("svd_llm", "modegpt"):
@@ -177,7 +175,7 @@ def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_wh
         assert uniform_plan["achieved"] == uniform_plan["requested"] >= 0.4
 
 
-def test_policies_read_the_influence_of_both_halves_of_a_layer(model, recipe) -> None:
+def test_influences_of_attention_and_mlp_equal_mean_cosines(model, recipe) -> None:
     result = lrcore.calibrate(model, recipe).influence
     assert all(len(result[part]) == len(result["block"]) for part in ("attention", "mlp"))
     with torch.inference_mode():

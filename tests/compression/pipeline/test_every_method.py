@@ -17,7 +17,7 @@ WINDOWS = torch.arange(64).view(2, 32)
 
 @pytest.fixture(scope="module", params=["demo-llama", "demo-opt", "stories260K"])
 def subject(request):
-    """A model, a recipe, and the ratios; only the smallest of three models uses all ratios."""
+    """Return a model, a recipe and ratios; only the smallest model uses all ratios."""
     if request.param != "stories260K":
         recipe = lrcore.Recipe(model=request.param, samples=8, seq_len=128)
         return lrcore.load(recipe.model), recipe, ENDS
@@ -31,12 +31,12 @@ def subject(request):
 
 @pytest.mark.parametrize("method", STRUCTURES)
 @torch.inference_mode()
-def test_ten_to_fifty_percent_and_back_from_disk(subject, method, tmp_path):
+def test_ratios_from_10_to_50_percent_shrink_the_model_and_reload(subject, method, tmp_path):
     model, base, ratios = subject
     base = base.with_(method=method)
     factors = lrcore.factorize(model, lrcore.calibrate(model, base), method)
     sizes = []
-    for ratio in ratios:  # from disk the ends of the range: those between have the same tensors
+    for ratio in ratios:  # save only the ends of the range; the rest have the same tensors
         small = lrcore.compress(model, base.with_(ratio=ratio), factors)
         assert small.account.to_dict()["achieved"] >= ratio - 1e-9
         logits = small.network(WINDOWS).logits

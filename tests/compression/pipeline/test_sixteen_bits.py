@@ -1,4 +1,4 @@
-"""Models of 16 and 64 bits: no overflow, and no file with non-finite numbers."""
+"""Models in 16 and 64 bits: no overflow, and no files with non-finite numbers."""
 
 from dataclasses import replace
 
@@ -16,12 +16,12 @@ from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.model_size import count_account
 from lrcore.models.stream import LayerStream
 
-LOUD = 30.0  # times the last norm's weights: squares of the MLP's activations overflow in float16
+LOUD = 30.0  # scale of norm weights: squares of the MLP's activations overflow in float16
 
 
 @pytest.fixture(scope="module")
 def loud_folder(tmp_path_factory, tiny_llama):
-    """A Llama with activations of the size found in large models."""
+    """Save a Llama with activations as large as in large models."""
     model = lrcore.load(str(tiny_llama))
     for layer in model.network.model.layers:
         layer.input_layernorm.weight.data *= LOUD
@@ -34,7 +34,9 @@ def loud_folder(tmp_path_factory, tiny_llama):
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - SAME))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_method_gives_finite_weights(loud_folder, story_file, tmp_path, method, dtype):
+def test_every_method_gives_finite_weights_in_16_bits(
+    loud_folder, story_file, tmp_path, method, dtype
+):
     recipe = lrcore.Recipe(
         str(loud_folder), dtype=dtype, data=str(story_file), samples=4, seq_len=64, method=method
     )
@@ -46,7 +48,7 @@ def test_every_method_gives_finite_weights(loud_folder, story_file, tmp_path, me
 
 
 @pytest.mark.parametrize("method", ["a3", "care"])
-def test_a_family_with_rotary_tables_of_thirty_two_bits(tmp_path, tiny_llama, story_file, method):
+def test_model_with_float32_rotary_tables_keeps_its_dtype(tmp_path, tiny_llama, story_file, method):
     """OLMo 2 returns cosines in float32; queries and keys keep the model's dtype."""
     folder = family_folder("olmo2", tiny_llama, tmp_path / "olmo2")
     model = lrcore.load(str(folder), dtype="bfloat16")
@@ -57,10 +59,8 @@ def test_a_family_with_rotary_tables_of_thirty_two_bits(tmp_path, tiny_llama, st
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_the_account_counts_routers_that_stay_in_thirty_two_bits(
-    tmp_path, tiny_llama, story_file, dtype
-):
-    """Ernie keeps routers in float32 with any dtype of the model."""
+def test_account_counts_routers_in_float32(tmp_path, tiny_llama, story_file, dtype):
+    """Ernie keeps its routers in float32, in any dtype of the model."""
     folder = family_folder("ernie4_5_moe", tiny_llama, tmp_path / "ernie")
     model = lrcore.load(str(folder), dtype=dtype)
     data = {"data": str(story_file), "samples": 2, "seq_len": 16}
@@ -73,7 +73,7 @@ def test_the_account_counts_routers_that_stay_in_thirty_two_bits(
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_experts_of_sixty_four_bits(tmp_path, tiny_llama, story_file, family):
+def test_experts_in_float64_are_compressed_and_evaluated(tmp_path, tiny_llama, story_file, family):
     """PyTorch's grouped matrix product of experts does not support float64."""
     folder = family_folder(family, tiny_llama, tmp_path / family)
     model = lrcore.load(str(folder), dtype="float64")
@@ -85,7 +85,9 @@ def test_experts_of_sixty_four_bits(tmp_path, tiny_llama, story_file, family):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_experts_whose_rows_begin_anywhere(tmp_path, tiny_llama, story_file, dtype):
+def test_experts_with_unaligned_rows_are_compressed_and_evaluated(
+    tmp_path, tiny_llama, story_file, dtype
+):
     """PyTorch's grouped matrix product needs rows aligned to 16 bytes."""
     folder = tmp_path / "odd"
     noisy("mixtral", CONFIGS["mixtral"] | {"intermediate_size": 21}).save_pretrained(folder)
@@ -99,7 +101,7 @@ def test_experts_whose_rows_begin_anywhere(tmp_path, tiny_llama, story_file, dty
 
 @pytest.fixture(scope="module")
 def cancelling(tmp_path_factory, tiny_llama):
-    """An OPT with pairs of canceling neurons in the first MLP; one overflows in float16."""
+    """Save an OPT with pairs of canceling neurons in its first MLP; one overflows in float16."""
     network = noisy("opt", CONFIGS["opt"] | {"ffn_dim": 60})
     first = network.model.decoder.layers[0]
     first.fc1.bias.data.fill_(1500.0)
@@ -116,7 +118,7 @@ def recipe_of(folder, story_file, **changes):
     return lrcore.Recipe(str(folder), dtype="float16", method="a3", **data, **changes)
 
 
-def test_a_refit_of_a_model_that_overflows_says_so(cancelling, story_file):
+def test_refit_of_an_overflowing_model_raises(cancelling, story_file):
     recipe = recipe_of(cancelling, story_file, refit="on", ratio=0.1, rank_overrides={"0.mlp": 31})
     model = lrcore.load(recipe.model, dtype=recipe.dtype)
     with pytest.raises(InputError, match=r"compressed model are not finite in layer 1.*float32"):
@@ -124,7 +126,7 @@ def test_a_refit_of_a_model_that_overflows_says_so(cancelling, story_file):
 
 
 @pytest.mark.parametrize("policy", ["probed", "mix"])
-def test_ranks_at_which_a_model_overflows_are_not_taken(cancelling, story_file, policy):
+def test_policies_avoid_ranks_at_which_the_model_overflows(cancelling, story_file, policy):
     recipe = recipe_of(cancelling, story_file, policy=policy, ratio=0.3)
     model = lrcore.load(recipe.model, dtype=recipe.dtype)
     small = lrcore.compress(model, recipe)
@@ -132,20 +134,20 @@ def test_ranks_at_which_a_model_overflows_are_not_taken(cancelling, story_file, 
     assert lrcore.evaluate(small, **data).nonfinite == 0
 
 
-def test_losses_that_are_no_numbers_are_larger_than_any_other(cancelling, story_file):
+def test_non_finite_losses_become_the_largest_loss(cancelling, story_file):
     recipe = recipe_of(cancelling, story_file, ratio=0.1, rank_overrides={"0.mlp": 31})
     model = lrcore.load(recipe.model, dtype=recipe.dtype)
     small = lrcore.compress(model, recipe)
     tokens = lrcore.calibrate(model, recipe).tokens
     dense, hidden = DensePredictions(model.network, tokens), LayerStream(model.network, tokens)
-    wild = torch.full((4,), NON_FINITE_LOSS, dtype=torch.float64)
+    non_finite = torch.full((4,), NON_FINITE_LOSS, dtype=torch.float64)
     with torch.inference_mode():
-        assert torch.equal(dense.divergences(small.network, 0, hidden.hidden), wild)
-        assert torch.equal(window_losses(small.network, tokens), wild)
+        assert torch.equal(dense.divergences(small.network, 0, hidden.hidden), non_finite)
+        assert torch.equal(window_losses(small.network, tokens), non_finite)
         assert mean_loss(small.network, 0, hidden.hidden, [tokens]) == NON_FINITE_LOSS
 
 
-def test_activations_that_are_not_finite_are_named(tiny_llama, story_file):
+def test_non_finite_activations_raise_with_their_layer(tiny_llama, story_file):
     model = lrcore.load(str(tiny_llama))
     model.network.model.layers[1].input_layernorm.weight.data[3] = torch.inf
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=32)
@@ -154,7 +156,7 @@ def test_activations_that_are_not_finite_are_named(tiny_llama, story_file):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_weights_that_are_not_finite_are_not_written(tiny_llama, tmp_path, offload):
+def test_non_finite_weights_are_not_saved(tiny_llama, tmp_path, offload):
     model = lrcore.load(str(tiny_llama), offload=offload)
     folder = lrcore.save(model, tmp_path / "model")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

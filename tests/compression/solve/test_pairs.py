@@ -1,4 +1,4 @@
-"""Refit of both factors of pairs: the reduced-rank regression, and excluded pairs."""
+"""Refit of both factors of a pair by reduced-rank regression."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def random_tensor(*shape, seed=0):
 
 
 def sums(bias):
-    """Return rows, the dense projection that was factored, and the sums."""
+    """Return rows x and y, their weights, the factored dense projection, and the regression."""
     x = random_tensor(300, IN, seed=1) @ random_tensor(IN, IN, seed=2) + 0.5
     dense = Linear(random_tensor(OUT, IN, seed=3), random_tensor(OUT, seed=4) if bias else None)
     y = x @ dense.weight.mT + random_tensor(300, OUT, seed=5)
@@ -51,7 +51,7 @@ def pair(dense, form):
 
 
 def augmented(x, y, weights, dense):
-    """Return rows for plain least squares with the ridge, and rows of the metric."""
+    """Return the rows of least squares with the ridge, and the rows of the metric."""
     if dense.bias is not None:
         x, y = (rows_ - (weights @ rows_) / weights.sum() for rows_ in (x, y))
     x, y = (weights.sqrt()[:, None] * rows_ for rows_ in (x, y))
@@ -62,14 +62,14 @@ def augmented(x, y, weights, dense):
 
 
 def cut(weight, rows):
-    """Return the truncation of Eckart and Young in the metric of rows."""
+    """Return the Eckart-Young truncation of the weight in the metric of the rows."""
     _, _, right = torch.linalg.svd(rows @ weight.mT, full_matrices=False)
     return right[:RANK].mT @ right[:RANK] @ weight
 
 
 @pytest.mark.parametrize("form", ["plain", "identity"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_pair_is_the_reduced_rank_regression_on_the_rows(bias, form):
+def test_pair_equals_the_reduced_rank_regression_on_the_rows(bias, form):
     x, y, weights, dense, fit = sums(bias)
     old = pair(dense, form)
     new = refit_pair(old, fit, dense)
@@ -88,7 +88,7 @@ def test_a_pair_is_the_reduced_rank_regression_on_the_rows(bias, form):
     assert new_error < old_error
 
 
-def test_a_pair_of_a_dense_layer_that_loses_nothing_is_that_of_its_weights():
+def test_pair_of_an_exact_fit_is_the_truncated_weight():
     """If y = W x, the result is W truncated in the metric of the inputs."""
     x, _, weights, dense, _ = sums(bias=False)
     fit = Regression()
@@ -98,7 +98,7 @@ def test_a_pair_of_a_dense_layer_that_loses_nothing_is_that_of_its_weights():
     assert torch.allclose(new.weight, cut(dense.weight, metric), atol=1e-6)
 
 
-def test_what_stands_alone_is_solved_again_and_nothing_else(monkeypatch):
+def test_only_independent_pairs_can_be_refit(monkeypatch):
     layer = read_layer(tiny("llama"), 0)
     dense = layer.matrices()
 
@@ -121,7 +121,7 @@ def test_what_stands_alone_is_solved_again_and_nothing_else(monkeypatch):
         replace(up, down=quantize(up.down, 8, 4)),
     ):
         assert not can_refit_pair(small.with_matrices(up=changed), "up", dense["up"])
-    fewer = replace(up, up=up.up[:-1])  # a neuron is gone
+    fewer = replace(up, up=up.up[:-1])  # one neuron less
     narrow = small.with_matrices(up=fewer)
     assert not can_refit_pair(narrow, "up", dense["up"])
     monkeypatch.setattr(pairs, "MAX_SIDE", min(dense["up"].weight.shape) - 1)
@@ -130,7 +130,7 @@ def test_what_stands_alone_is_solved_again_and_nothing_else(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["tiny_llama", "tiny_opt"])
 @pytest.mark.parametrize("method", ["svd_llm", "latentllm"])
-def test_pairs_that_are_solved_again_bring_the_residual_stream_nearer(
+def test_refit_of_both_factors_lowers_the_error_of_the_residual_stream(
     kind, method, request, story_file, monkeypatch
 ):
     requested = lrcore.Recipe(
@@ -145,7 +145,7 @@ def test_pairs_that_are_solved_again_bring_the_residual_stream_nearer(
     model = lrcore.load(requested.model, dtype="float64")
     tokens = lrcore.calibrate(model, requested).tokens
     refit_both = lrcore.compress(model, requested)
-    monkeypatch.setattr(pairs, "INDEPENDENT", ())  # the up factors alone
+    monkeypatch.setattr(pairs, "INDEPENDENT", ())  # refit the up factors only
     refit_up = lrcore.compress(model, requested)
     assert refit_both.size == refit_up.size
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The residual-corrected refit: the ridge solution, and the effect on a compressed model."""
+"""The residual-corrected refit: its ridge solution and its effect on compressed models."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from lrcore.recipes.history import Compressed
 
 
 def slow_ridge(x, y, start, ridge, bias):
-    """Solve least squares on the rows, with a row per input for the ridge towards `start`."""
+    """Solve least squares on the rows, with one row per input for the ridge toward `start`."""
     if bias:
         mean_x, mean_y = x.mean(0), y.mean(0)
         x, y = x - mean_x, y - mean_y
@@ -59,7 +59,7 @@ def rows(bias: bool):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("ridge", [0.1, 1.0])
-def test_the_ridge_solution_is_that_of_least_squares_on_the_rows(bias, ridge):
+def test_ridge_solution_equals_least_squares_on_the_rows(bias, ridge):
     x, y, start, fit = rows(bias)
     got, (weight, shift) = fit.solve(start, ridge), slow_ridge(x, y, start.weight, ridge, bias)
     assert torch.allclose(got.weight, weight, atol=1e-6)
@@ -68,7 +68,7 @@ def test_the_ridge_solution_is_that_of_least_squares_on_the_rows(bias, ridge):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_refit_with_biases_sees_inputs_with_a_mean_of_1000_sigma(dtype):
+def test_refit_with_biases_is_accurate_for_inputs_with_a_large_mean(dtype):
     x, y, start, _ = rows(bias=True)
     x, y = (x + 1000).to(dtype), (y + 50).to(dtype)
     fit = Regression()
@@ -78,7 +78,7 @@ def test_a_refit_with_biases_sees_inputs_with_a_mean_of_1000_sigma(dtype):
     assert torch.allclose(fit.solve(start, 0.1).weight, weight, atol=1e-4)
 
 
-def test_what_reads_one_input_is_solved_once_as_each_would_be_by_its_rows(monkeypatch):
+def test_projections_with_the_same_input_share_one_solution(monkeypatch):
     g = torch.Generator().manual_seed(3)
     dense_input = torch.randn(300, 12, generator=g, dtype=torch.float64) + 2.0
     x = dense_input + 0.5 * torch.randn(300, 12, generator=g, dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_what_reads_one_input_is_solved_once_as_each_would_be_by_its_rows(monkey
     monkeypatch.setattr(
         Regression,
         "solution",
-        lambda self, *given: solutions.append(given) or solution(self, *given),
+        lambda self, *args: solutions.append(args) or solution(self, *args),
     )
     readers = Readers(fit)
     for out, bias in ((3, False), (7, True), (5, False), (4, True)):
@@ -106,7 +106,7 @@ def test_what_reads_one_input_is_solved_once_as_each_would_be_by_its_rows(monkey
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_weights_of_tokens_are_those_of_weighted_least_squares(bias):
+def test_token_weights_give_weighted_least_squares(bias):
     x, y, start, _ = rows(bias)
     weights = torch.rand(200, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     fit = Regression()
@@ -122,7 +122,7 @@ def test_weights_of_tokens_are_those_of_weighted_least_squares(bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_what_a_projection_gives_is_regressed_without_its_rows(bias):
+def test_regression_through_a_projection_equals_regression_on_its_outputs(bias):
     x, y, _, fit = rows(bias)
     g = torch.Generator().manual_seed(7)
     shift = torch.randn(5, generator=g, dtype=torch.float64) if bias else None
@@ -135,7 +135,7 @@ def test_what_a_projection_gives_is_regressed_without_its_rows(bias):
     assert not bias or torch.allclose(got.bias, expected.bias)
 
 
-def test_tokens_count_by_the_size_of_the_stream_and_small_ones_not_too_much():
+def test_token_weights_are_inverse_squares_up_to_a_maximum():
     stream = torch.ones(2, 8, 4)
     stream[0, 0], stream[0, 2], stream[1, 3], stream[1, 4] = 1000.0, 2.0, 1e-6, 0.0
     squares = mean_squares(stream)
@@ -146,7 +146,7 @@ def test_tokens_count_by_the_size_of_the_stream_and_small_ones_not_too_much():
     assert token_weights(torch.zeros(1, 2), torch.tensor(0.0)).tolist() == [[1.0, 1.0]]
 
 
-def test_a_factored_projection_keeps_its_down_factor():
+def test_refit_keeps_the_down_factor():
     x, y, start, fit = rows(bias=True)
     down = torch.randn(4, 12, dtype=torch.float64)
     old = LowRank(down, torch.randn(6, 4, dtype=torch.float64), start.bias)
@@ -157,7 +157,7 @@ def test_a_factored_projection_keeps_its_down_factor():
     assert torch.allclose(new.bias, shift, atol=1e-6)
 
 
-def test_an_identity_in_the_up_factor_stays_and_so_do_codes_and_sparse_terms():
+def test_refit_keeps_identity_rows_codes_and_sparse_terms():
     x, y, start, fit = rows(bias=True)
     g = torch.Generator().manual_seed(9)
     down = torch.randn(4, 12, generator=g, dtype=torch.float64)
@@ -200,8 +200,8 @@ def stream_error(model, small, tokens):
     return float(((hidden[0] - hidden[1]) ** 2).mean())
 
 
-def brought_nearer(requested):
-    """Return models without and with a refit: of the same size, the second with a lower loss."""
+def check_refit_lowers_the_error(requested):
+    """Return models without and with a refit; check that it lowers the error at equal size."""
     model = lrcore.load(requested.model, dtype="float64")
     tokens = lrcore.calibrate(model, requested).tokens
     plain, refit = (lrcore.compress(model, requested.with_(refit=word)) for word in ("off", "on"))
@@ -223,18 +223,16 @@ def brought_nearer(requested):
         ("latentllm", {"sparse": 0.05}),
     ],
 )
-def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
+def test_refit_lowers_the_error_of_the_residual_stream_at_the_same_size(
     kind, method, options, request, story_file
 ):
     requested = recipe(request.getfixturevalue(kind), story_file, method=method, options=options)
-    plain, refit = brought_nearer(requested)
+    plain, refit = check_refit_lowers_the_error(requested)
     assert refit.step(Compressed).calibration["refit"]
     assert not plain.step(Compressed).calibration["refit"]
 
 
-def test_what_multiplies_the_output_of_a_component_is_counted(
-    tiny_llama, story_file, tmp_path, monkeypatch
-):
+def test_refit_accounts_for_the_residual_multiplier(tiny_llama, story_file, tmp_path, monkeypatch):
     folder = family_folder("granite", tiny_llama, tmp_path)
     requested = recipe(folder, story_file, method="svd_llm", refit="on")
     model = lrcore.load(requested.model, dtype="float64")
@@ -251,11 +249,11 @@ def test_what_multiplies_the_output_of_a_component_is_counted(
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "olmo2", "glm4", "exaone4"])
 @pytest.mark.parametrize("method", ["fused", "svd_llm"])
-def test_where_a_component_is_normed_before_it_is_added_the_stream_comes_nearer(
+def test_refit_lowers_the_error_if_components_are_normed_before_the_addition(
     family, method, tiny_llama, story_file, tmp_path
 ):
     folder = family_folder(family, tiny_llama, tmp_path)
-    brought_nearer(recipe(folder, story_file, method=method))
+    check_refit_lowers_the_error(recipe(folder, story_file, method=method))
 
 
 def root_mean_square_norm(gain):
@@ -264,7 +262,7 @@ def root_mean_square_norm(gain):
     return norm
 
 
-def test_what_an_rms_norm_has_to_be_given_is_normed_to_what_is_wanted():
+def test_pre_norm_target_gives_the_target_after_the_norm():
     g = torch.Generator().manual_seed(3)
     dense_out, target_out = torch.randn(2, 2, 5, 8, generator=g, dtype=torch.float64)
     norm = root_mean_square_norm(torch.rand(8, generator=g, dtype=torch.float64) + 0.5)
@@ -274,7 +272,7 @@ def test_what_an_rms_norm_has_to_be_given_is_normed_to_what_is_wanted():
     assert torch.equal(pre_norm_target(norm, norm(dense_out), dense_out), dense_out)
 
 
-def test_what_a_norm_takes_away_stays_as_it_is():
+def test_pre_norm_target_ignores_channels_with_zero_gain():
     norm = root_mean_square_norm(torch.tensor([1.0, 0.0, 1e-5, 1.0], dtype=torch.float64))
     dense_out = torch.ones(1, 3, 4, dtype=torch.float64)
     moved = pre_norm_target(norm, norm(dense_out) + 1, dense_out) - dense_out
@@ -283,7 +281,7 @@ def test_what_a_norm_takes_away_stays_as_it_is():
     assert torch.allclose(moved[..., [0, 3]], torch.ones(1, 3, 2).double(), rtol=1e-3)
 
 
-def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
+def test_layers_at_full_rank_are_not_refit(tiny_opt, story_file):
     requested = recipe(tiny_opt, story_file, refit="on", ratio=0.01)
     model = lrcore.load(requested.model, dtype="float64")
     factors = lrcore.prepare(model, requested)
@@ -295,7 +293,7 @@ def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
         assert torch.allclose(model.network(tokens).logits, small.network(tokens).logits, atol=1e-9)
 
 
-def test_auto_is_what_the_method_does_where_the_family_can():
+def test_refit_auto_follows_the_method_if_the_family_supports_it():
     network = tiny("llama")
     for name, row in METHODS.items():
         assert has_refit(lrcore.Recipe(method=name), network) == row.refit
@@ -318,7 +316,7 @@ def test_first_tokens_are_drawn_from_the_calibration_windows():
 
 
 @pytest.mark.parametrize("kind", ["tiny_llama", "tiny_opt"])
-def test_first_tokens_of_other_windows_are_fitted_as_well(kind, request, story_file, monkeypatch):
+def test_refit_also_fits_first_tokens_of_other_windows(kind, request, story_file, monkeypatch):
     requested = recipe(request.getfixturevalue(kind), story_file, samples=4, seq_len=64)
     model = lrcore.load(requested.model, dtype="float64")
     other_tokens = lrcore.calibrate(model, requested.with_(samples=64, seq_len=8, seed=5)).tokens
@@ -333,7 +331,7 @@ def test_first_tokens_of_other_windows_are_fitted_as_well(kind, request, story_f
 
 
 @pytest.mark.parametrize("kind", ["tiny_llama", "tiny_opt"])
-def test_projections_that_read_the_stream_make_up_for_what_was_lost_before_them(
+def test_refit_of_projections_that_read_the_stream_lowers_the_error(
     kind, request, story_file, monkeypatch
 ):
     requested = recipe(request.getfixturevalue(kind), story_file, method="a3", refit="on")

@@ -1,4 +1,4 @@
-"""Compressed models do not depend on the number of threads."""
+"""Reproducibility of compressed models with different numbers of threads."""
 
 from copy import deepcopy
 
@@ -9,8 +9,8 @@ from tiny_models import CONFIGS, copy_tokenizer, noisy
 import lrcore
 from lrcore.methods import METHODS
 
-# So wide that products are shared between threads, in one layer; three threads add up in another
-# order than one where even numbers of them do not.
+# Wide enough that threads share the products of a layer. Three threads add in a different order
+# than one; even numbers of threads may not.
 WIDE = {
     **CONFIGS["llama"],
     "hidden_size": 128,
@@ -31,7 +31,7 @@ def wide(tmp_path_factory, tiny_llama) -> lrcore.LoadedModel:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_threads_change_no_more_than_a_millionth_and_the_same_number_not_a_bit(
+def test_thread_counts_change_at_most_a_millionth_and_equal_counts_nothing(
     wide, story_file, tmp_path, monkeypatch, method
 ) -> None:
     recipe = lrcore.Recipe(data=str(story_file), samples=8, seq_len=64, method=method, ratio=0.1)
@@ -39,7 +39,7 @@ def test_threads_change_no_more_than_a_millionth_and_the_same_number_not_a_bit(
     try:
         for number, count in enumerate(COUNTS):
             torch.set_num_threads(count)
-            # calibrations are kept on disk: every one of these is a new one
+            # use a new cache, so that the calibration runs again
             monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / str(number)))
             made.append(lrcore.compress(wide, recipe))
     finally:
@@ -48,7 +48,7 @@ def test_threads_change_no_more_than_a_millionth_and_the_same_number_not_a_bit(
     assert all(torch.equal(value, repeated[name]) for name, value in last.items())
     assert len({model.fingerprint for model in made}) == 1
     with torch.inference_mode():
-        # of the weights alone, which may be those of the same product in other bases
+        # compare logits in float64, because equal products can have different bases
         reference, *remaining = (deepcopy(m.network).double()(TOKENS).logits for m in made[:-1])
     for output in remaining:
         assert float((reference - output).abs().max()) <= 1e-6 * float(reference.abs().max())

@@ -1,4 +1,4 @@
-"""The number of calibration tokens that a recipe needs, and messages about fewer."""
+"""Calibration tokens that a recipe needs, and messages if there are fewer."""
 
 import pytest
 
@@ -30,11 +30,11 @@ def dense():
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else None,
 )
-def test_a_recipe_needs_as_many_tokens_as_inputs_that_it_solves(settings, needed, dense):
+def test_tokens_needed_equal_the_widest_solved_input(settings, needed, dense):
     assert tokens_needed(dense.network, lrcore.Recipe(**settings)) == needed
 
 
-def test_offloaded_layers_are_not_read(dense):
+def test_tokens_needed_do_not_read_offloaded_layers(dense):
     offloaded = lrcore.load("demo-llama", offload=True)
     for method in METHODS:
         recipe = lrcore.Recipe(method=method)
@@ -44,7 +44,7 @@ def test_offloaded_layers_are_not_read(dense):
 @pytest.mark.parametrize(
     ("method", "samples", "needed"), [("svd_llm", 2, 48), ("svd_llm", 3, 0), ("svd", 1, 0)]
 )
-def test_a_run_says_how_many_tokens_it_lacks(method, samples, needed, tiny_llama):
+def test_history_reports_missing_calibration_tokens(method, samples, needed, tiny_llama):
     dense = lrcore.load(str(tiny_llama))
     assert dense.network.config.intermediate_size == 48
     recipe = lrcore.Recipe(str(tiny_llama), method=method, samples=samples, seq_len=16, refit="off")
@@ -58,7 +58,7 @@ def test_a_run_says_how_many_tokens_it_lacks(method, samples, needed, tiny_llama
         assert not sentence
 
 
-def test_the_command_says_it(tiny_llama, tmp_path, capsys):
+def test_commands_report_missing_calibration_tokens(tiny_llama, tmp_path, capsys):
     command = ["compress", str(tiny_llama), "--method", "svd_llm", "--samples", "1"]
     assert main([*command, "--seq-len", "16", "--out", str(tmp_path / "small")]) == 0
     assert "The calibration has 16 tokens" in capsys.readouterr().out

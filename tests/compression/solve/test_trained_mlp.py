@@ -1,4 +1,4 @@
-"""Training of an MLP towards the targets of the refit: steps, exclusions, compressed models."""
+"""Training of an MLP toward the targets of the refit."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ def plain(gated=True, bias=False, dtype=torch.float64):
 
 
 def factored():
-    """Return an MLP with factored gate and up, up with an identity block, and dense down."""
+    """Return an MLP with factored gate and up, an identity block in up, and dense down."""
     block = IdentityColumns(
         random_tensor(1, 4, WIDTH - 4, seed=4), torch.arange(WIDTH).flip(0).view(1, -1)
     )
@@ -59,7 +59,7 @@ def outputs(mlp, x):
 
 
 def batches(dtype=torch.float64, noise=0.3):
-    """Return outputs of a second MLP of the same shape, unequal token weights, two batches."""
+    """Return two batches of outputs of a second MLP, with unequal token weights."""
     x = random_tensor(TOKENS, WIDTH, seed=20, dtype=dtype)
     y = outputs(plain(dtype=dtype), x) + noise * random_tensor(TOKENS, WIDTH, seed=21, dtype=dtype)
     weights = random_tensor(TOKENS, seed=22, dtype=dtype).abs()
@@ -74,7 +74,7 @@ def loss(mlp, seen):
     return float(sum(losses.sum() for losses in token_losses))
 
 
-def slowly(mlp, seen):
+def train_slowly(mlp, seen):
     """Train by the documented steps, written out."""
     x, y, weights = (
         torch.cat([getattr(tensor, name) for tensor in seen]) for name in ("x", "y", "weights")
@@ -105,10 +105,12 @@ def slowly(mlp, seen):
     return tensors
 
 
-def test_the_steps_are_those_that_are_documented():
+def test_training_follows_the_documented_steps():
     mlp, seen = perturbed(plain()), batches()
     got = trained_mlp(mlp, seen)
-    for trained, expected in zip((got.gate, got.up, got.down), slowly(mlp, seen), strict=True):
+    for trained, expected in zip(
+        (got.gate, got.up, got.down), train_slowly(mlp, seen), strict=True
+    ):
         assert torch.allclose(trained.weight, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -122,7 +124,7 @@ def perturbed(mlp):
 
 
 @pytest.mark.parametrize("make", [plain, lambda: plain(False), lambda: plain(bias=True), factored])
-def test_the_loss_falls_and_all_shapes_stay(make):
+def test_training_lowers_the_loss_and_keeps_all_shapes(make):
     mlp, seen = make(), batches()
     got = trained_mlp(mlp, seen)
     assert loss(got, seen) < 0.95 * loss(mlp, seen)
@@ -134,7 +136,7 @@ def test_the_loss_falls_and_all_shapes_stay(make):
     assert got.activation == mlp.activation
 
 
-def test_what_is_given_stays_as_it_is_and_the_result_is_the_same_again():
+def test_training_is_reproducible_and_leaves_its_input_unchanged():
     mlp, seen = perturbed(plain()), batches()
     copies = [first.weight.clone() for first in mlp.matrices().values()]
     first, second = trained_mlp(mlp, seen), trained_mlp(mlp, seen)
@@ -143,7 +145,7 @@ def test_what_is_given_stays_as_it_is_and_the_result_is_the_same_again():
         assert torch.equal(first.matrices()[name].weight, second.matrices()[name].weight)
 
 
-def test_an_identity_block_stays_one():
+def test_identity_block_stays_an_identity():
     before, after = factored().up.down, trained_mlp(factored(), batches()).up.down
     assert torch.equal(after.order, before.order)
     block = (dense(before) == 0).sum(0) == 3
@@ -152,7 +154,7 @@ def test_an_identity_block_stays_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_sixteen_bits_are_trained_in_float32_and_stay(dtype):
+def test_16_bit_weights_are_trained_in_float32_and_keep_their_dtype(dtype):
     mlp, seen = perturbed(plain(dtype=torch.float32)), batches(dtype)
     gateless = MLP(
         *(Linear(p.weight.to(dtype)) for p in (mlp.up, mlp.down, mlp.gate)), activation="silu"
@@ -170,7 +172,7 @@ def test_sixteen_bits_are_trained_in_float32_and_stay(dtype):
     assert loss(widened(got), wide) < loss(widened(gateless), wide)
 
 
-def test_what_cannot_be_better_stays():
+def test_mlp_that_cannot_improve_is_returned_unchanged():
     mlp = plain()
     exact = [TokenSample(sample.x, outputs(mlp, sample.x), sample.weights) for sample in batches()]
     assert trained_mlp(mlp, exact) is mlp
@@ -178,7 +180,7 @@ def test_what_cannot_be_better_stays():
     assert trained_mlp(mlp, infinite) is mlp
 
 
-def test_of_many_tokens_some_are_taken_evenly(monkeypatch):
+def test_large_batches_are_subsampled_evenly(monkeypatch):
     x, y, weights = (
         random_tensor(2, 15, WIDTH),
         random_tensor(2, 15, WIDTH, seed=1),
@@ -193,7 +195,7 @@ def test_of_many_tokens_some_are_taken_evenly(monkeypatch):
     assert torch.equal(subset.weights, weights.flatten()[::3])
 
 
-def test_quantised_and_sparse_numbers_are_not_trained():
+def test_quantized_and_sparse_weights_cannot_be_trained():
     mlp = plain()
     up = Stored(quantize(mlp.up.weight.float(), 8, 8))
     assert can_train(mlp)
@@ -214,13 +216,13 @@ def test_quantised_and_sparse_numbers_are_not_trained():
     )
 
 
-# ---- as a part of the refit
+# ---- training within the refit
 
 
 @pytest.mark.parametrize(
     "family", [name for name, row in ARCHITECTURES.items() if not row.has_further_updates]
 )
-def test_what_is_trained_is_the_mlp_of_the_family(family):
+def test_trained_module_equals_the_mlp_of_the_family(family):
     network = tiny(family)
     layer = read_layer(network, 0)
     if not can_train(layer.mlp):
@@ -238,7 +240,7 @@ def test_what_is_trained_is_the_mlp_of_the_family(family):
 
 
 def stream_error(model, small, tokens):
-    """Return the mean squared error of the last layer's output, with the refit's weights."""
+    """Return the mean squared error of the last layer's output, before the final norm."""
     last = [
         compared.network(tokens, output_hidden_states=True).hidden_states[-2]
         for compared in (model, small)
@@ -248,7 +250,7 @@ def stream_error(model, small, tokens):
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2", "falcon", "phi3", "gemma2", "olmo2"])
 @pytest.mark.parametrize("method", ["fused", "svd_llm"])
-def test_training_brings_the_residual_stream_nearer_at_the_same_size(
+def test_training_lowers_the_error_of_the_residual_stream_at_the_same_size(
     family, method, tiny_llama, tmp_path, story_file
 ):
     requested = lrcore.Recipe(
@@ -270,7 +272,7 @@ def test_training_brings_the_residual_stream_nearer_at_the_same_size(
     assert trained.step(Compressed).calibration["refit"]
 
 
-def test_the_key_of_what_is_kept_follows_the_training(monkeypatch):
+def test_refit_key_depends_on_the_training_settings(monkeypatch):
     recipe = lrcore.Recipe(method="a3", refit="trained")
     assert recipe.trains
     assert not recipe.with_(refit="on").trains

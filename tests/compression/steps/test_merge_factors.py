@@ -1,4 +1,4 @@
-"""Merging of factors: equal outputs and a correct account."""
+"""Merging of factors into matrices: equal outputs and a correct account."""
 
 import copy
 from dataclasses import replace
@@ -41,7 +41,7 @@ def projections(model):
 
 @pytest.fixture
 def dense_is_faster(monkeypatch):
-    """Pretend that matrices take less time than factors."""
+    """Replace measured times: matrices are faster than factors."""
 
     def seconds(modules, inputs):
         assert len(modules) == len(inputs)
@@ -51,7 +51,7 @@ def dense_is_faster(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_merged_computes_the_same_and_comes_back_bit_for_bit(
+def test_merged_model_computes_the_same_and_reloads(
     method, dense_is_faster, tiny_llama, story_file, tmp_path
 ):
     small = compressed(tiny_llama, story_file, method)
@@ -70,7 +70,7 @@ def test_what_is_merged_computes_the_same_and_comes_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.6])
-def test_identity_blocks_are_filled_in_where_factors_have_fewer_numbers_than_the_matrix(
+def test_identity_blocks_are_filled_in_if_the_factors_stay_smaller_than_the_matrix(
     ratio, monkeypatch, tiny_llama, story_file, tmp_path
 ):
     def seconds(modules, inputs):
@@ -88,7 +88,7 @@ def test_identity_blocks_are_filled_in_where_factors_have_fewer_numbers_than_the
             assert isinstance(after.down, torch.Tensor)
             assert isinstance(after.up, torch.Tensor)
             fewer += 1
-        else:  # not even tried
+        else:  # not measured
             assert (type(after.down), type(after.up)) == (type(before.down), type(before.up))
     assert fewer
     lrcore.save(made, tmp_path / "made")
@@ -97,7 +97,7 @@ def test_identity_blocks_are_filled_in_where_factors_have_fewer_numbers_than_the
     assert back.account == made.account
 
 
-def test_a_factor_that_projections_share_stays_one_when_it_is_filled_in():
+def test_shared_factor_stays_shared_if_filled_in():
     free_columns, order = torch.randn(1, 3, 9), torch.randperm(12, dtype=torch.int32)[None]
     down = IdentityColumns(free_columns, order)
     fill_in = merging._FillIn()
@@ -110,7 +110,7 @@ def test_a_factor_that_projections_share_stays_one_when_it_is_filled_in():
     torch.testing.assert_close(q.down, dense(down))
 
 
-def test_factors_that_are_faster_stay(monkeypatch, tiny_llama, story_file):
+def test_faster_factors_are_not_merged(monkeypatch, tiny_llama, story_file):
     monkeypatch.setattr(
         merging,
         "_seconds",
@@ -120,8 +120,8 @@ def test_factors_that_are_faster_stay(monkeypatch, tiny_llama, story_file):
     assert lrcore.merge_factors(small) is small
 
 
-def test_the_faster_of_both_is_taken_for_each_projection(monkeypatch, tiny_llama, story_file):
-    """The median over turns decides: a single slow turn has no effect."""
+def test_faster_form_is_chosen_per_projection(monkeypatch, tiny_llama, story_file):
+    """The median over rounds decides: a single slow round has no effect."""
     turns = []
 
     def seconds(modules, inputs):
@@ -139,7 +139,7 @@ def test_the_faster_of_both_is_taken_for_each_projection(monkeypatch, tiny_llama
     assert len(set(kinds)) == 2
 
 
-def test_projections_alike_are_decided_together(monkeypatch, tiny_llama, story_file):
+def test_projections_of_equal_shape_have_the_same_form(monkeypatch, tiny_llama, story_file):
     """A wrong time of a single layer has no effect."""
 
     def seconds(modules, inputs):
@@ -150,22 +150,20 @@ def test_projections_alike_are_decided_together(monkeypatch, tiny_llama, story_f
     monkeypatch.setattr(merging, "_seconds", seconds)
     small = compressed(tiny_llama, story_file, "svd_llm")
     made = lrcore.merge_factors(small)
-    alike = {}
+    kinds_by_shape = {}
     for (_, before), (_, after) in zip(projections(small), projections(made), strict=True):
-        alike.setdefault((before.up.shape, before.down.shape), []).append(type(after))
-    assert max(map(len, alike.values())) >= 2
-    assert all(len(set(kinds)) == 1 for kinds in alike.values())
+        kinds_by_shape.setdefault((before.up.shape, before.down.shape), []).append(type(after))
+    assert max(map(len, kinds_by_shape.values())) >= 2
+    assert all(len(set(kinds)) == 1 for kinds in kinds_by_shape.values())
 
 
-def test_quantised_and_sparse_parts_stay(dense_is_faster, tiny_llama, story_file):
+def test_quantized_and_sparse_factors_are_not_merged(dense_is_faster, tiny_llama, story_file):
     small = compressed(tiny_llama, story_file, "svd_llm")
     for model in (lrcore.quantize(small, 8, group=16), lrcore.sparsify(small, small.recipe)):
         assert lrcore.merge_factors(model) is model
 
 
-def test_bases_that_layers_share_are_merged_and_saved(
-    dense_is_faster, tiny_llama, story_file, tmp_path
-):
+def test_shared_bases_are_merged_and_saved(dense_is_faster, tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, ratio=0.3)
     shared = lrcore.share_bases(lrcore.load(str(tiny_llama)), recipe=recipe)
     made = lrcore.merge_factors(shared)
@@ -177,7 +175,7 @@ def test_bases_that_layers_share_are_merged_and_saved(
 @pytest.mark.parametrize(
     "family", ["gpt2", "opt", "qwen3_moe", "deepseek_v3", "gemma3_text", "mistral"]
 )
-def test_other_families(family, dense_is_faster, tiny_llama, story_file, tmp_path):
+def test_other_families_are_merged(family, dense_is_faster, tiny_llama, story_file, tmp_path):
     folder = family_folder(family, tiny_llama, tmp_path / "model")
     small = compressed(folder, story_file, "svd_llm")
     made = lrcore.merge_factors(small)
@@ -186,7 +184,7 @@ def test_other_families(family, dense_is_faster, tiny_llama, story_file, tmp_pat
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "latentllm"])
-def test_in_16_bits_a_matrix_is_as_exact_as_its_factors(
+def test_merged_bfloat16_matrices_are_as_accurate_as_their_factors(
     method, dense_is_faster, tiny_llama, story_file
 ):
     recipe = lrcore.Recipe(
@@ -202,7 +200,7 @@ def test_in_16_bits_a_matrix_is_as_exact_as_its_factors(
     assert 0 < merged_error < 1.5 * error
 
 
-def test_real_times_are_taken_and_generation_goes_on(tiny_llama, story_file):
+def test_merging_with_measured_times_keeps_the_generated_text(tiny_llama, story_file):
     small = compressed(tiny_llama, story_file, "latentllm")
     made = lrcore.merge_factors(small, tokens=3)
     torch.testing.assert_close(logits(made), logits(small), rtol=1e-4, atol=1e-4)
@@ -210,14 +208,12 @@ def test_real_times_are_taken_and_generation_goes_on(tiny_llama, story_file):
     assert text == lrcore.generate(small, "Once", max_new_tokens=4)
 
 
-def test_a_dense_model_has_nothing_to_merge(tiny_llama):
+def test_dense_model_is_returned_unchanged(tiny_llama):
     model = lrcore.load(str(tiny_llama))
     assert lrcore.merge_factors(model) is model
 
 
-def test_memory_that_does_not_suffice_is_said_before_it_is_taken(
-    monkeypatch, tiny_llama, story_file
-):
+def test_too_little_memory_raises_before_the_allocation(monkeypatch, tiny_llama, story_file):
     small = compressed(tiny_llama, story_file, "svd_llm")
     need = sum(p.weight.numel() for _, p in projections(small)) * 4
     monkeypatch.setattr(merging, "free_memory", lambda: need - 1)
@@ -227,7 +223,7 @@ def test_memory_that_does_not_suffice_is_said_before_it_is_taken(
     lrcore.merge_factors(small)
 
 
-def test_what_cannot_be_done_is_said(tiny_llama):
+def test_invalid_tokens_and_offloaded_models_raise(tiny_llama):
     with pytest.raises(lrcore.InputError, match="tokens must be a whole number"):
         lrcore.merge_factors(lrcore.load(str(tiny_llama)), tokens=0)
     with pytest.raises(lrcore.InputError, match="without offload"):

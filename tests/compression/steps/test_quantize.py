@@ -1,4 +1,4 @@
-"""Quantized models: fewer bytes, equal after saving, close to the original."""
+"""Quantized models: sizes, accuracy, saving and export."""
 
 import json
 
@@ -41,16 +41,14 @@ def compressed(folder, data, method, **changes):
     ("bits", "method"),
     [*((bits, method) for bits in (8, 4) for method in METHODS), (3, "a3"), (2, "a3")],
 )
-def test_a_compressed_model_is_quantised_and_comes_back_bit_for_bit(
+def test_compressed_model_is_quantized_and_reloads_bit_for_bit(
     method, bits, tiny_llama, story_file, tmp_path
 ):
     small = compressed(tiny_llama, story_file, method)
     before = logits(small)
     made = lrcore.quantize(small, bits, group=16)
     assert torch.equal(logits(small), before)
-    assert (
-        made.size.parameters == small.size.parameters
-    )  # codes count as the numbers they stand for
+    assert made.size.parameters == small.size.parameters  # codes count as parameters
     assert made.size.kv_values == small.size.kv_values
     scale = float(before.std())
     assert float((logits(made) - before).abs().mean()) < {8: 0.03, 4: 0.5}.get(bits, 1.5) * scale
@@ -70,7 +68,7 @@ def test_a_compressed_model_is_quantised_and_comes_back_bit_for_bit(
     )
 
 
-def test_every_matrix_is_what_the_codes_of_it_alone_say(tiny_llama_bias):
+def test_codes_depend_only_on_their_matrix(tiny_llama_bias):
     model = lrcore.load(str(tiny_llama_bias))
     made = lrcore.quantize(model, 4, group=32)
     for index in range(3):
@@ -95,7 +93,7 @@ def test_every_matrix_is_what_the_codes_of_it_alone_say(tiny_llama_bias):
     )
 
 
-def test_a_latent_that_keys_and_values_share_stays_one(tiny_llama, story_file):
+def test_latent_shared_by_keys_and_values_stays_shared(tiny_llama, story_file):
     small = compressed(tiny_llama, story_file, "care", options={"joint": True})
     made = lrcore.quantize(small, 8, group=16)
     k, v = (read_layer(made.network, 0).matrices()[name].down for name in "kv")
@@ -105,7 +103,7 @@ def test_a_latent_that_keys_and_values_share_stays_one(tiny_llama, story_file):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_every_family_is_quantised_and_read_back(family, tiny_llama, tmp_path):
+def test_every_family_is_quantized_and_reloaded(family, tiny_llama, tmp_path):
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
     made = lrcore.quantize(model, 8, group=16)
     scale = float(logits(model).std())
@@ -128,7 +126,7 @@ assert torch.isfinite(half(torch.arange(3, 9)[None]).logits).all()
 """
 
 
-def test_an_export_of_codes_loads_elsewhere_bit_for_bit(tiny_llama, story_file, tmp_path):
+def test_exported_codes_load_without_this_project(tiny_llama, story_file, tmp_path):
     made = lrcore.quantize(compressed(tiny_llama, story_file, "a3"), 4, group=16)
     lrcore.export(made, tmp_path / "out")
     elsewhere(ELSEWHERE, str(tmp_path / "out"), str(tmp_path / "logits.pt"), cwd=tmp_path)
@@ -140,7 +138,7 @@ def test_an_export_of_codes_loads_elsewhere_bit_for_bit(tiny_llama, story_file, 
     assert torch.allclose(logits(lrcore.load(str(plain))), logits(made), atol=1e-4)
 
 
-def test_the_command_quantises_a_folder_and_evaluate_and_compare_read_it(
+def test_quantize_command_writes_a_folder_that_compare_reads(
     tiny_llama, story_file, tmp_path, capsys
 ):
     from lrcore.cli import main

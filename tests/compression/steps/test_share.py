@@ -1,4 +1,4 @@
-"""Basis Sharing: a common basis for neighboring layers, exact counts, also after loading."""
+"""Basis Sharing: common bases of neighboring layers, sizes, saving and export."""
 
 import pytest
 import torch
@@ -31,10 +31,10 @@ def recipe(story_file):
     return lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, ratio=0.3)
 
 
-def test_a_group_has_the_best_common_basis_of_its_rank(model, recipe) -> None:
-    """No other product of the rank is nearer in the metric of the summed moments.
+def test_group_has_the_best_common_basis_of_its_rank(model, recipe) -> None:
+    """No product of the same rank is closer in the metric of the summed moments.
 
-    `S [W_l, W_l+1]` with `S S^T = S_l + S_l+1`, and the rank of the paper.
+    Compare with the SVD of `S [W_l, W_l+1]`, where `S S^T = S_l + S_l+1`, at the rank of the paper.
     """
     made = lrcore.share_bases(model, recipe, 2)
     calibration = calibrate(model, recipe)
@@ -55,15 +55,19 @@ def test_a_group_has_the_best_common_basis_of_its_rank(model, recipe) -> None:
             assert float(error) == pytest.approx(float(least_error), rel=1e-3)
 
 
-def test_shared_bases_are_one_module_stored_and_counted_once(model, recipe, tmp_path) -> None:
+def test_shared_bases_are_stored_and_counted_once(model, recipe, tmp_path) -> None:
     made = lrcore.share_bases(model, recipe, 2)
     total = len(decoder_layers(made.network))
     first, second = (read_layer(made.network, i).matrices() for i in range(2))
     assert first["q"].down.data_ptr() == second["q"].down.data_ptr()
     assert first["o"].down.data_ptr() != second["o"].down.data_ptr()
-    alone = sum(read_layer(made.network, i).parameters for i in range(total))
+    separate_parameters = sum(read_layer(made.network, i).parameters for i in range(total))
     twice = sum(first[name].down.numel() for name in SHARED if name in first)
-    assert made.size.decoder_linear == alone - twice == made.account.model.decoder_parameters
+    assert (
+        made.size.decoder_linear
+        == separate_parameters - twice
+        == made.account.model.decoder_parameters
+    )
     assert made.size.decoder_linear == shared_size(model, 0.3, 2)
     assert made.size.decoder_linear <= 0.7 * model.size.decoder_linear
     gone = model.size.parameters - made.size.parameters
@@ -82,20 +86,20 @@ def test_shared_bases_are_one_module_stored_and_counted_once(model, recipe, tmp_
     assert reloaded.size == made.size
 
 
-def test_an_export_loads_where_this_project_is_not_installed(model, recipe, tmp_path) -> None:
+def test_export_loads_without_this_project(model, recipe, tmp_path) -> None:
     made = lrcore.share_bases(model, recipe, 3)
     folder = lrcore.export(made, tmp_path / "out")
     (result,) = loaded_elsewhere([folder], tmp_path)
     assert torch.equal(result, made.network(THERE).logits.detach())
 
 
-def test_groups_are_neighbours_of_one_shape(model) -> None:
+def test_groups_are_neighboring_layers(model) -> None:
     total = len(decoder_layers(model.network))
     assert list(layer_groups(model.network, 2)) == [[0, 1], *([[2]] if total == 3 else [])]
     assert list(layer_groups(model.network, 1)) == [[i] for i in range(total)]
 
 
-def test_what_may_not_come_before_or_after_says_why(model, recipe, tmp_path, capsys) -> None:
+def test_unsupported_steps_before_or_after_sharing_raise(model, recipe, tmp_path, capsys) -> None:
     made = lrcore.share_bases(model, recipe)
     for step in (
         lambda: lrcore.compress(made, recipe.with_(method="svd")),
@@ -116,7 +120,7 @@ def test_what_may_not_come_before_or_after_says_why(model, recipe, tmp_path, cap
     assert torch.allclose(logits(lrcore.load(str(plain))), logits(made), atol=1e-5)
 
 
-def test_a_row_of_a_sweep_shares(tiny_llama, recipe, tmp_path) -> None:
+def test_sharing_can_be_a_row_of_a_sweep(tiny_llama, recipe, tmp_path) -> None:
     dense = lrcore.load(str(tiny_llama))
     settings = [lrcore.EvaluationSettings(recipe.data, 1, 16)]
     sweep = lrcore.Sweep(recipe, rows=[{"share": {"group": [1, 3]}}], evaluations=settings)
@@ -128,7 +132,7 @@ def test_a_row_of_a_sweep_shares(tiny_llama, recipe, tmp_path) -> None:
     assert rows[1].achieved >= 0.3 - 1e-9
 
 
-def test_the_command_writes_it(tiny_llama, recipe, tmp_path, capsys) -> None:
+def test_share_command_equals_the_function(tiny_llama, recipe, tmp_path, capsys) -> None:
     flags = ["--data", recipe.data, "--samples", "6", "--seq-len", "32", "--ratio", "0.3"]
     assert main(["share", str(tiny_llama), str(tmp_path / "out"), *flags, "--group", "3"]) == 0
     assert "removed" in capsys.readouterr().out

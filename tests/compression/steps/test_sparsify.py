@@ -1,4 +1,4 @@
-"""Sparse models: 2:4 patterns, bytes of masks, saving and loading."""
+"""Sparse models: 2:4 patterns, bytes of masks, saving and export."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ def recipe(tiny_llama, story_file):
 
 
 @pytest.mark.parametrize("criterion", ["sparsegpt", "wanda", "pruner_zero"])
-def test_two_of_every_four_weights_are_kept_and_come_back_bit_for_bit(criterion, recipe, tmp_path):
+def test_two_of_every_four_weights_are_kept_and_reload_bit_for_bit(criterion, recipe, tmp_path):
     model = lrcore.load(recipe.model)
     made = lrcore.sparsify(model, recipe, criterion)
     numbers = 0
@@ -43,7 +43,7 @@ def test_two_of_every_four_weights_are_kept_and_come_back_bit_for_bit(criterion,
             assert ((p.weight.reshape(-1, 4) != 0).sum(1) == 2).all()
             numbers += p.weight.numel()
     assert model.size.parameters - made.size.parameters == numbers // 2
-    # of 32 bits each a half goes, and every weight costs one bit of a mask
+    # half of the 32-bit weights are removed, and each weight takes one bit of a mask
     assert model.size.stored - made.size.stored == numbers // 2 * 4 - numbers // 8
     assert made.account.removed_params == pytest.approx(0.5)
     assert made.size.kv_values == model.size.kv_values
@@ -61,7 +61,7 @@ def test_two_of_every_four_weights_are_kept_and_come_back_bit_for_bit(criterion,
     assert torch.allclose(logits(lrcore.load(str(plain.path))), logits(made), atol=1e-5)
 
 
-def test_each_layer_reads_what_the_sparse_ones_before_it_give(recipe):
+def test_each_layer_reads_the_outputs_of_the_sparse_layers_before_it(recipe):
     model = lrcore.load(recipe.model)
     seen = []
 
@@ -77,7 +77,7 @@ def test_each_layer_reads_what_the_sparse_ones_before_it_give(recipe):
 
 
 def test_pruner_zero_reads_the_gradients_of_the_dense_model(recipe):
-    """The root of the mean squared gradient of each window's loss, computed separately."""
+    """Compute the root mean square of each window's gradient separately."""
     model = lrcore.load(recipe.model)
     windows = make_calibration_windows(model, recipe)
     network = copy.deepcopy(model.network).requires_grad_(True)
@@ -95,7 +95,7 @@ def test_pruner_zero_reads_the_gradients_of_the_dense_model(recipe):
         lrcore.sparsify(small, recipe, "pruner_zero")
 
 
-def test_factors_are_sparse_and_may_be_healed_with_their_masks(recipe):
+def test_sparse_factors_are_healed_within_their_masks(recipe):
     model = lrcore.load(recipe.model)
     small = lrcore.compress(model, recipe.with_(method="svd", ratio=0.4, rank_multiple=4))
     made = lrcore.sparsify(small, recipe)
@@ -110,7 +110,7 @@ def test_factors_are_sparse_and_may_be_healed_with_their_masks(recipe):
 
 
 @pytest.mark.parametrize("step", ["compress", "quantize", "sparsify", "prune_layers"])
-def test_what_would_lose_the_masks_is_refused_in_one_sentence(step, recipe):
+def test_steps_that_would_lose_the_masks_raise(step, recipe):
     made = lrcore.sparsify(lrcore.load(recipe.model), recipe, "wanda")
     steps = {
         "compress": lambda: lrcore.compress(made, recipe),
@@ -122,7 +122,7 @@ def test_what_would_lose_the_masks_is_refused_in_one_sentence(step, recipe):
         steps[step]()
 
 
-def test_gptq_reads_its_text_and_is_as_small_as_hqq(recipe, tmp_path):
+def test_gptq_reads_calibration_text_and_is_as_small_as_hqq(recipe, tmp_path):
     model = lrcore.load(recipe.model)
     made = lrcore.quantize(model, 3, 16, quantizer="gptq", recipe=recipe)
     assert made.step(Quantized).method == "gptq"
@@ -136,7 +136,7 @@ def test_gptq_reads_its_text_and_is_as_small_as_hqq(recipe, tmp_path):
     assert read_layer(low.network, 0).matrices()["q"].down.bits == 4
 
 
-def test_the_commands_write_folders_that_evaluate_reads(recipe, tmp_path, capsys):
+def test_commands_write_folders_that_evaluate_reads(recipe, tmp_path, capsys):
     text = ["--data", recipe.data, "--samples", "4", "--seq-len", "32", "--json"]
     assert main(["sparsify", recipe.model, str(tmp_path / "a"), "--criterion", "wanda", *text]) == 0
     assert json.loads(capsys.readouterr().out)["sparsified"]["criterion"] == "wanda"
@@ -146,7 +146,7 @@ def test_the_commands_write_folders_that_evaluate_reads(recipe, tmp_path, capsys
     assert main(["evaluate", str(tmp_path / "a"), "--data", recipe.data, "--samples", "2"]) == 0
 
 
-def test_they_are_rows_of_a_sweep(recipe):
+def test_sparsify_and_quantize_can_be_rows_of_a_sweep(recipe):
     rows = ["sparsify", {"sparsify": {"criterion": "wanda"}}, {"quantize": {"bits": 2}}]
     rows += [{"quantize": {"quantizer": ["hqq", "gptq"], "bits": 4}}]
     sweep = replace(lrcore.Sweep(recipe, rows=rows), seeds=(0, 1))
@@ -162,7 +162,7 @@ def test_they_are_rows_of_a_sweep(recipe):
 
 
 @pytest.mark.parametrize("criterion", ["sparsegpt", "wanda", "pruner_zero", "shrinkage"])
-def test_a_share_of_all_weights_is_kept_and_comes_back_bit_for_bit(criterion, recipe, tmp_path):
+def test_unstructured_density_is_met_and_reloads_bit_for_bit(criterion, recipe, tmp_path):
     model = lrcore.load(recipe.model)
     made = lrcore.sparsify(model, recipe, criterion, pattern="unstructured", density=0.3)
     numbers = nonzero = bits = 0
@@ -183,7 +183,7 @@ def test_a_share_of_all_weights_is_kept_and_comes_back_bit_for_bit(criterion, re
     assert torch.equal(logits(lrcore.load(str(out))), logits(made))
 
 
-def test_shrinkage_never_loses_more_than_what_it_begins_with_and_finds_what_is_sparse():
+def test_shrinkage_improves_on_its_start_and_recovers_sparse_weights():
     torch.manual_seed(2)
     mixed = torch.randn(24, 40, dtype=torch.float64)
     moment = mixed @ mixed.T / 40
@@ -193,8 +193,8 @@ def test_shrinkage_never_loses_more_than_what_it_begins_with_and_finds_what_is_s
         lost = dense(form) - weight
         return float((lost @ moment * lost).sum())
 
-    begins = weight * moment.diagonal().sqrt()
-    entries = begins.abs() >= begins.abs().flatten().topk(192).values[-1]
+    start = weight * moment.diagonal().sqrt()
+    entries = start.abs() >= start.abs().flatten().topk(192).values[-1]
     made = shrunk(weight, moment, 0.5)
     assert made.parameters == 192
     assert error(made) < 0.8 * error(masked(weight, entries))
@@ -202,7 +202,7 @@ def test_shrinkage_never_loses_more_than_what_it_begins_with_and_finds_what_is_s
     assert error(shrunk(weight, moment, 0.5)) < 1e-20
 
 
-def test_what_makes_no_sense_together_is_refused():
+def test_invalid_combinations_raise():
     for settings in (
         {"criterion": "shrinkage"},
         {"density": 0.3},

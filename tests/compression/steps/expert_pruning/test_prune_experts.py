@@ -1,4 +1,4 @@
-"""Pruning and merging of experts: selection, and results in memory, on disk and elsewhere."""
+"""Pruning and merging of experts: selection, results, saving and export."""
 
 import copy
 import itertools
@@ -31,7 +31,7 @@ from lrcore.recipes.history import DROPPED, ExpertsPruned
 from lrcore.system.errors import InputError
 from lrcore.system.progress import silent
 
-FAMILIES = [  # but for those with groups of experts
+FAMILIES = [  # without families that group their experts
     name for name, row in ARCHITECTURES.items() if row.experts and "n_group" not in CONFIGS[name]
 ]
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
@@ -46,8 +46,8 @@ def close(a, b) -> bool:
     return torch.allclose(a, b, atol=1e-5 * float(b.abs().max()))
 
 
-def without(network, retained):
-    """Return a network with only these experts."""
+def keep_experts(network, retained):
+    """Return a copy of the network with only the retained experts."""
     small = clone(network)
     for index in range(len(decoder_layers(small))):
         mixture = mixture_of(small, index)
@@ -58,10 +58,10 @@ def without(network, retained):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_network_with_fewer_experts_is_one_of_its_family(family, tmp_path):
+def test_network_with_fewer_experts_loads_as_its_family(family, tmp_path):
     network, retained = tiny(family), [0, 2, 3]
     before = logits(network)
-    small = without(network, retained)
+    small = keep_experts(network, retained)
     with ExitStack() as stack:
         for index in range(len(decoder_layers(network))):
             if (mixture := mixture_of(network, index)) is not None:
@@ -69,7 +69,7 @@ def test_a_network_with_fewer_experts_is_one_of_its_family(family, tmp_path):
         tried = logits(network)
     assert close(logits(small), tried)
     assert not close(logits(small), before)
-    assert torch.equal(logits(network), before)  # the one given is untouched
+    assert torch.equal(logits(network), before)  # the original network is unchanged
     assert (expert_count(network), expert_count(small)) == (4, 3)
     small.save_pretrained(tmp_path)
     back = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +82,7 @@ def test_a_network_with_fewer_experts_is_one_of_its_family(family, tmp_path):
     assert torch.allclose(remaining_logits, logits(small)[:, 20:], atol=1e-4)
 
 
-def test_tried_without_experts_a_network_is_what_it_was_afterwards():
+def test_routing_around_experts_is_undone_on_exit():
     network = tiny("mixtral")
     before, mixture = logits(network), mixture_of(network, 1)
     with route_to(mixture, [1, 3], mixture.rows()):
@@ -97,8 +97,8 @@ def requested(tiny_llama, story_file, tmp_path_factory):
     return lrcore.load(str(folder)), recipe
 
 
-def test_by_activation_the_experts_go_that_add_least(requested):
-    """Compare with a mean over tokens, computed by the module of each layer."""
+def test_activation_criterion_prunes_experts_with_the_smallest_outputs(requested):
+    """Compare with a mean over tokens, computed with the inputs of each layer's experts."""
     model, recipe = requested
     tokens, seen = lrcore.calibrate(model, recipe).tokens, {}
     handles = [
@@ -124,7 +124,7 @@ def test_by_activation_the_experts_go_that_add_least(requested):
     assert step.calibration["fingerprint"]
 
 
-def test_by_loss_each_step_takes_the_expert_without_which_the_loss_is_least(requested):
+def test_loss_criterion_prunes_the_expert_with_the_lowest_loss_in_each_step(requested):
     model, recipe = requested
     tokens = lrcore.calibrate(model, recipe).tokens
 
@@ -153,7 +153,7 @@ def test_by_loss_each_step_takes_the_expert_without_which_the_loss_is_least(requ
     )
 
 
-def test_merging_is_chosen_where_its_loss_is_less(requested, tiny_llama, tmp_path):
+def test_experts_are_merged_if_this_lowers_the_loss(requested, tiny_llama, tmp_path):
     """Two experts are equal up to the order of neurons, with equal rows in the router.
 
     Merging them does not change the model.
@@ -191,7 +191,7 @@ def test_merging_is_chosen_where_its_loss_is_less(requested, tiny_llama, tmp_pat
     assert all(into == DROPPED or into != number for _, number, into in step.pruned)
 
 
-def test_of_two_experts_alike_but_for_the_order_the_mean_is_the_same():
+def test_merging_aligns_the_neurons_of_permuted_experts():
     generator = torch.Generator().manual_seed(2)
     gate, up, down = (torch.randn(12, 8, generator=generator) for _ in range(3))
     order = torch.randperm(12, generator=generator)
@@ -206,7 +206,7 @@ def test_of_two_experts_alike_but_for_the_order_the_mean_is_the_same():
     assert torch.allclose(outputs(source, x), outputs(target, x), atol=1e-4)
 
 
-def test_neurons_are_matched_largest_product_first():
+def test_neurons_are_matched_by_largest_product_first():
     generator = torch.Generator().manual_seed(3)
     rows, targets = torch.randn(2, 9, 4, generator=generator)
     products, expected = rows @ targets.mT, {}
@@ -217,7 +217,7 @@ def test_neurons_are_matched_largest_product_first():
     assert match_neurons(rows, targets).tolist() == [expected[target] for target in range(9)]
 
 
-def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(requested, tmp_path):
+def test_pruned_model_is_saved_compressed_and_exported(requested, tmp_path):
     model, recipe = requested
     small = lrcore.prune_experts(model, recipe, ExpertPruning(1))
     expert = 3 * 32 * 48 + 32  # its matrices and its row of the router
@@ -240,7 +240,7 @@ def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(reques
     assert "1 of 4 routed experts were removed" in card
 
 
-def test_the_command_writes_what_the_word_makes(requested, tmp_path, capsys):
+def test_prune_experts_command_equals_the_function(requested, tmp_path, capsys):
     model, recipe = requested
     words = (
         f"--data {recipe.data} --samples 4 --seq-len 32 --experts 1 --criterion loss --merge --json"
@@ -253,7 +253,7 @@ def test_the_command_writes_what_the_word_makes(requested, tmp_path, capsys):
     assert close(logits(lrcore.load(output["out"]).network), logits(made.network))
 
 
-def test_it_is_a_step_of_a_chain(requested):
+def test_prune_experts_is_a_step_of_a_chain(requested):
     model, recipe = requested
     step = TRANSFORMS["prune-experts"].step("prune-experts", {"experts": 1}, recipe)
     assert (str(step.label), step.settings) == (
@@ -265,7 +265,7 @@ def test_it_is_a_step_of_a_chain(requested):
     assert made.history == direct.history
 
 
-def test_what_cannot_be_is_refused_in_words(requested, tiny_llama):
+def test_invalid_pruning_raises(requested, tiny_llama):
     model, recipe = requested
     for pruning, words in (
         (ExpertPruning(3), "Drop at most 2"),

@@ -1,4 +1,4 @@
-"""The loss of healing compared with the definition; steps and resumption of the descent."""
+"""Distillation loss of healing, and steps and resumption of its optimizer."""
 
 import math
 
@@ -24,7 +24,7 @@ def by_hand(student, teacher, targets, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_the_terms_are_those_of_the_paper_with_their_gradient(temperature) -> None:
+def test_loss_terms_and_gradients_follow_the_paper(temperature) -> None:
     student, teacher = (
         torch.randn(2, 5, 7).double().requires_grad_(True),
         torch.randn(2, 5, 7).double() * 2,
@@ -40,14 +40,14 @@ def test_the_terms_are_those_of_the_paper_with_their_gradient(temperature) -> No
     assert torch.allclose(student.grad, by_rule, atol=1e-12)
 
 
-def test_the_dense_model_itself_has_no_divergence_and_without_a_teacher_there_is_none() -> None:
+def test_divergence_is_zero_for_equal_models_and_without_a_teacher() -> None:
     student, targets = torch.randn(1, 5, 7), torch.randint(7, (1, 5))
     assert terms(student, student.clone(), targets, 2.0)[1].item() == pytest.approx(0.0, abs=1e-6)
     assert terms(student, None, targets, 2.0)[1].item() == 0.0
     assert terms(student.bfloat16(), student.bfloat16(), targets, 2.0)[0].dtype == torch.float32
 
 
-def test_the_pace_rises_to_one_and_falls() -> None:
+def test_learning_rate_rises_to_its_maximum_and_falls() -> None:
     for steps in (1, 2, 15, 200, 5000):
         result = [learning_rate_share(step, steps) for step in range(steps)]
         top = result.index(max(result))
@@ -72,7 +72,7 @@ def silent(*_):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_is_adam_with_cut_gradients_on_masters_of_32_bits(dtype) -> None:
+def test_steps_are_adam_with_clipped_gradients_on_float32_masters(dtype) -> None:
     start, target = torch.randn(6).to(dtype), torch.randn(6)
     parameter = nn.Parameter(start.clone())
     Descent([parameter], 0.01, 30).run(toward(target, parameter, pieces=3), 0.0, silent)
@@ -90,7 +90,7 @@ def test_a_step_is_adam_with_cut_gradients_on_masters_of_32_bits(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_stopped_goes_on_to_the_same_numbers(dtype, tmp_path) -> None:
+def test_interrupted_descent_resumes_to_the_same_numbers(dtype, tmp_path) -> None:
     start, target = torch.randn(6).to(dtype), torch.randn(6)
     uninterrupted = nn.Parameter(start.clone())
     losses = Descent([uninterrupted], 0.01, 120).run(toward(target, uninterrupted), 0.0, silent)
@@ -115,7 +115,7 @@ def test_what_was_stopped_goes_on_to_the_same_numbers(dtype, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_it(value) -> None:
+def test_non_finite_loss_raises(value) -> None:
     parameter = nn.Parameter(torch.ones(3))
 
     def compute():

@@ -1,4 +1,4 @@
-"""Healed models: checkpoints, exports, and messages for models that cannot be healed."""
+"""Healed models: checkpoints, exports, and errors for models that cannot be healed."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ with torch.inference_mode():
 
 @pytest.fixture
 def dense_of(tiny_llama, tmp_path):
-    """Return a folder with a dense tiny model of a family and the tokenizer of the tiny Llama."""
+    """Return a function that saves a tiny model of a family with the tiny Llama's tokenizer."""
 
     def make(family):
         tiny(family).save_pretrained(tmp_path / family)
@@ -41,7 +41,7 @@ def dense_of(tiny_llama, tmp_path):
     return make
 
 
-def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_path) -> None:
+def test_healed_model_is_saved_and_exported(small_of, tiny_llama, tmp_path) -> None:
     care = small_of(tiny_llama, "care", policy="waterfill")
     healed = lrcore.heal(care, **QUICK, rotary_channel=4)
     assert not torch.allclose(logits(healed), logits(care), atol=1e-3)
@@ -68,7 +68,7 @@ def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_
     assert "### Healing" in (tmp_path / "out" / "README.md").read_text()
     elsewhere(ELSEWHERE, str(tmp_path / "out"), str(tmp_path / "logits.pt"), cwd=tmp_path)
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(healed))
-    healed_again = lrcore.heal(back, **QUICK)  # further, with the channel it has
+    healed_again = lrcore.heal(back, **QUICK)  # heal again, with the existing channel
     assert healed_again.size == back.size
     assert not torch.equal(
         read_layer(healed_again.network, 0).attention.channel.q,
@@ -92,12 +92,12 @@ def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_
         ({"lr": 1e30, "steps": 30}, "diverged"),
     ],
 )
-def test_settings_that_cannot_be(settings, message, care) -> None:
+def test_invalid_settings_raise(settings, message, care) -> None:
     with pytest.raises(lrcore.InputError, match=message):
         lrcore.heal(care, **QUICK | settings)
 
 
-WHOLE = {  # what changes a model as a whole, and what of it is trained where nothing is said
+WHOLE_MODEL_STEPS = {  # step, and the default of `train`
     "shorten": (lambda model, recipe: lrcore.prune_layers(model, recipe, 1), "all"),
     "slice-block": (lambda model, recipe: lrcore.slice_hidden(model, recipe, "block"), "factors"),
     "slice-one": (lambda model, recipe: lrcore.slice_hidden(model, recipe, "one"), "factors"),
@@ -110,8 +110,8 @@ WHOLE = {  # what changes a model as a whole, and what of it is trained where no
 }
 
 
-@pytest.mark.parametrize(("change", "trained"), WHOLE.values(), ids=WHOLE)
-def test_what_changed_a_model_as_a_whole_can_be_healed(
+@pytest.mark.parametrize(("change", "trained"), WHOLE_MODEL_STEPS.values(), ids=WHOLE_MODEL_STEPS)
+def test_models_of_other_steps_are_healed(
     change, trained, tiny_llama, story_file, tmp_path
 ) -> None:
     dense = lrcore.load(str(tiny_llama))
@@ -129,14 +129,14 @@ def test_what_changed_a_model_as_a_whole_can_be_healed(
     assert "### Healing" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_of_layers_that_moved_up_no_number_is_changed(tiny_llama, story_file) -> None:
+def test_training_factors_of_a_model_without_changed_numbers_raises(tiny_llama, story_file) -> None:
     dense = lrcore.load(str(tiny_llama))
     short = lrcore.drop_layers(dense, [0])
     with pytest.raises(lrcore.InputError, match="no number that compression changed"):
         lrcore.heal(short, str(story_file), teacher=dense, train="factors", **QUICK)
 
 
-def test_models_that_cannot_be_healed(small_of, tiny_llama, tiny_opt, tmp_path) -> None:
+def test_models_that_cannot_be_healed_raise(small_of, tiny_llama, tiny_opt, tmp_path) -> None:
     dense = lrcore.load(str(tiny_llama))
     with pytest.raises(lrcore.InputError, match="is not a compressed model"):
         lrcore.heal(dense, **QUICK)
@@ -151,9 +151,7 @@ def test_models_that_cannot_be_healed(small_of, tiny_llama, tiny_opt, tmp_path) 
         lrcore.heal(lrcore.load(str(tmp_path / "small"), offload=True), **QUICK)
 
 
-def test_the_teacher_is_the_model_it_was_made_of(
-    small_of, tiny_llama, tiny_llama_bias, tmp_path
-) -> None:
+def test_teacher_must_be_the_base_model(small_of, tiny_llama, tiny_llama_bias, tmp_path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "dense")
     small = small_of(folder, "care")
     assert find_teacher(small).fingerprint == small.base.fingerprint
@@ -168,7 +166,7 @@ def test_the_teacher_is_the_model_it_was_made_of(
         lrcore.heal(small, **QUICK)
 
 
-def test_the_command(care, story_file, tmp_path, capsys) -> None:
+def test_heal_command_equals_the_function(care, story_file, tmp_path, capsys) -> None:
     lrcore.save(care, tmp_path / "small")
     words = [
         "heal",
@@ -210,7 +208,7 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "healed",
         "small",
-    ]  # nothing is left of the state
+    ]  # the state file is removed
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "healing.last_loss" in printed
@@ -226,7 +224,7 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:
-    """A method per family; the loss falls only if gradients reach all parameters."""
+    """Use one method per family; the loss falls only if gradients reach all parameters."""
     methods = [name for name in ("care", "fused", "svd_llm") if name in structures_of(family)]
     method = methods[list(ARCHITECTURES).index(family) % len(methods)]
     small = small_of(dense_of(family), method)

@@ -1,4 +1,4 @@
-"""Healing: trained parameters, improvement, and resumption."""
+"""Healing: trained parameters, lower losses, and resumption."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def changed(before, after):
     }
 
 
-def test_the_first_losses_are_those_of_the_definition(care, tiny_llama) -> None:
+def test_first_losses_equal_the_definition(care, tiny_llama) -> None:
     output = lrcore.heal(care, **QUICK | {"steps": 1, "batch": 8}).step(Healed)
     model = lrcore.load(str(tiny_llama))
     windows = make_windows(load_texts(care.recipe.data), model.tokenizer, 8, 24, "random", 0).tokens
@@ -35,7 +35,7 @@ def test_the_first_losses_are_those_of_the_definition(care, tiny_llama) -> None:
     assert output.first_loss == pytest.approx(entropy + 4 * divergence, abs=1e-4)
 
 
-def test_of_care_the_latents_are_trained_and_nothing_else(small_of, tiny_llama_bias) -> None:
+def test_care_trains_only_the_latents(small_of, tiny_llama_bias) -> None:
     small = small_of(tiny_llama_bias, "care")
     before = {name: value.clone() for name, value in small.network.state_dict().items()}
     healed = lrcore.heal(small, **QUICK)
@@ -87,7 +87,7 @@ def test_of_care_the_latents_are_trained_and_nothing_else(small_of, tiny_llama_b
         ("latentllm", {"options": {"attention": "joint_qkv"}}, None),
     ],
 )
-def test_of_other_methods_what_compression_changed_is_trained(
+def test_other_methods_train_the_compressed_parts(
     method, changes, trained, small_of, tiny_llama
 ) -> None:
     small = small_of(tiny_llama, method, **changes)
@@ -97,7 +97,7 @@ def test_of_other_methods_what_compression_changed_is_trained(
     assert healed.step(Healed).cross_entropy[-1] < healed.step(Healed).cross_entropy[0]
 
 
-def test_all_parameters_where_that_is_asked_for(care) -> None:
+def test_train_all_trains_all_parameters(care) -> None:
     healed = lrcore.heal(care, **QUICK, train="all")
     assert {
         "model.embed_tokens.weight",
@@ -111,7 +111,7 @@ def test_all_parameters_where_that_is_asked_for(care) -> None:
     assert healed.step(Healed).trained_parameters == care.size.parameters == healed.size.parameters
 
 
-def test_healing_lowers_the_loss_on_text_it_has_not_seen() -> None:
+def test_healing_lowers_the_perplexity_of_the_test_split() -> None:
     model = lrcore.load("demo-llama")
     small = lrcore.compress(
         model, lrcore.Recipe("demo-llama", samples=8, seq_len=64, method="care", ratio=0.85)
@@ -135,7 +135,9 @@ def test_healing_lowers_the_loss_on_text_it_has_not_seen() -> None:
     assert result.perplexity == pytest.approx(output.perplexity_after, rel=1e-6)
 
 
-def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypatch) -> None:
+def test_healing_depends_on_the_seed_and_resumes_after_cancellation(
+    care, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr("lrcore.compression.steps.healing.distillation.EVERY", 2)
     settings, state = QUICK | {"steps": 9, "rotary_channel": 2}, tmp_path / "state.safetensors"
     uninterrupted = lrcore.heal(care, **settings)
@@ -159,12 +161,12 @@ def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypa
     assert resumed.step(Healed).cross_entropy == uninterrupted.step(Healed).cross_entropy
     different = lrcore.heal(
         care, **settings | {"seed": 1}, state=state
-    )  # another healing starts anew
+    )  # other settings start from the beginning
     assert not torch.equal(logits(different), logits(uninterrupted))
     assert torch.equal(logits(different), logits(lrcore.heal(care, **settings | {"seed": 1})))
 
 
-def test_sixteen_bits_are_healed_in_their_own_dtype(small_of, tiny_llama, tmp_path) -> None:
+def test_bfloat16_model_is_healed_in_its_dtype(small_of, tiny_llama, tmp_path) -> None:
     small = small_of(tiny_llama, "care")
     lrcore.save(small, tmp_path / "small")
     half = lrcore.load(str(tmp_path / "small"), dtype="bfloat16")
@@ -173,7 +175,7 @@ def test_sixteen_bits_are_healed_in_their_own_dtype(small_of, tiny_llama, tmp_pa
     assert healed.step(Healed).last_loss < healed.step(Healed).first_loss
 
 
-def test_a_file_that_is_trained_on_is_no_test(care, story_file, tmp_path) -> None:
+def test_training_file_is_not_used_as_test_text(care, story_file, tmp_path) -> None:
     assert lrcore.heal(care, **QUICK | {"test_samples": 2}).step(Healed).perplexity_after is None
     different = tmp_path / "other.txt"
     different.write_text(story_file.read_text()[500:])

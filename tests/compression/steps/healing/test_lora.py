@@ -1,4 +1,4 @@
-"""LoRA through PEFT: adapters start without effect, are trained, and are merged."""
+"""LoRA adapters by PEFT: their start, training and merging."""
 
 import sys
 from dataclasses import replace
@@ -22,7 +22,7 @@ def with_network(model, network):
 
 
 @pytest.mark.parametrize("method", ["svd", "care", "latentllm"])
-def test_adapters_start_at_nothing_and_merge_into_what_they_are_on(small_of, tiny_llama, method):
+def test_adapters_start_at_zero_and_merge_into_their_matrices(small_of, tiny_llama, method):
     small = small_of(tiny_llama, method)
     before = logits(small)
     network = clone(small.network)
@@ -42,7 +42,7 @@ def test_adapters_start_at_nothing_and_merge_into_what_they_are_on(small_of, tin
     assert not [name for name, _ in network.named_parameters() if "lora" in name]
     assert torch.allclose(logits(adapted), moved, atol=1e-4)
     assert not torch.allclose(moved, before, atol=1e-2)
-    assert torch.equal(logits(small), before)  # it shares its matrices with what was adapted
+    assert torch.equal(logits(small), before)  # the original model is unchanged
     assert adapted.size == small.size
     old, new = (dict(first.named_parameters()) for first in (small.network, network))
     added = [new[name] - old[name] for name in old if new[name] is not old[name]]
@@ -51,9 +51,7 @@ def test_adapters_start_at_nothing_and_merge_into_what_they_are_on(small_of, tin
     assert len(added) == len(expected)
 
 
-def test_beside_experts_the_dense_mlp_of_another_layer_gets_the_adapters(
-    small_of, tiny_llama, tmp_path
-):
+def test_lora_mlp_adapts_the_dense_mlp_of_a_model_with_experts(small_of, tiny_llama, tmp_path):
     small = small_of(family_folder("qwen3_moe", tiny_llama, tmp_path / "model"), "care")
     network, before = clone(small.network), logits(small)
     add_adapters(network, "lora_mlp", 2, 6, 0)
@@ -67,9 +65,7 @@ def test_beside_experts_the_dense_mlp_of_another_layer_gets_the_adapters(
     assert merged.size == small.size
 
 
-def test_a_healing_with_adapters_lowers_the_loss_and_is_a_checkpoint(
-    small_of, tiny_llama, tmp_path
-):
+def test_healing_with_adapters_lowers_the_loss_and_is_saved(small_of, tiny_llama, tmp_path):
     small = small_of(tiny_llama, "svd")
     settings = QUICK | {"steps": 8, "lr": 3e-3, "train": "lora_mlp", "lora_rank": 2, "beta": 0.0}
     healed = lrcore.heal(small, **settings)
@@ -85,7 +81,7 @@ def test_a_healing_with_adapters_lowers_the_loss_and_is_a_checkpoint(
     assert back.step(Healed) == step
 
 
-def test_without_peft_the_sentence_says_what_to_install(
+def test_missing_peft_names_the_file_to_install(
     small_of, tiny_llama, monkeypatch, tmp_path, capsys
 ):
     folder = lrcore.save(small_of(tiny_llama, "svd"), tmp_path / "small")
@@ -95,7 +91,7 @@ def test_without_peft_the_sentence_says_what_to_install(
     assert "requirements-lora.txt" in capsys.readouterr().err
 
 
-def test_what_is_no_matrix_in_numbers_has_no_adapter(small_of, tiny_llama):
+def test_sparse_matrices_cannot_have_adapters(small_of, tiny_llama):
     made = lrcore.sparsify(lrcore.load(str(tiny_llama)), small_of(tiny_llama, "svd").recipe)
     with pytest.raises(lrcore.InputError, match="No adapters can be added"):
         add_adapters(clone(made.network), "lora", 2, 4, 0)
@@ -104,10 +100,10 @@ def test_what_is_no_matrix_in_numbers_has_no_adapter(small_of, tiny_llama):
 @pytest.mark.parametrize(
     ("method", "train"), [("a3", "lora"), ("svd", "lora_mlp"), ("latentllm", "lora")]
 )
-def test_adapters_train_a_quantised_model_within_its_bits(
+def test_adapters_train_a_quantized_model_within_its_bits(
     small_of, tiny_llama, tmp_path, method, train
 ):
-    """Compressed, quantized, adapted: the sum of a matrix and an adapter is rounded."""
+    """After each step, the sum of a matrix and its adapter is rounded to the grid."""
     made = lrcore.quantize(small_of(tiny_llama, method), 4, group=16)
     settings = QUICK | {"steps": 8, "lr": 2e-2, "train": train, "lora_rank": 2, "beta": 0.0}
     healed = lrcore.heal(made, **settings)

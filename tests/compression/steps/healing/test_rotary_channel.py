@@ -1,4 +1,4 @@
-"""The decoupled rotary channel of a latent model (CARE, section 3.5), also after saving."""
+"""The decoupled rotary channel of latent models (CARE, section 3.5)."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,8 @@ FAMILIES = (
     "smollm3",
     "cohere",
 )
-# scaled angles, norms, softcap and windows, half a head rotated, layers without, pairs side by side
+# scaled angles; norms; softcap and windows; half a head rotated; layers without rotation;
+# interleaved pairs
 ELSEWHERE = """
 import importlib.util, json, sys
 import torch
@@ -65,7 +66,7 @@ def compressed(folder, data, **changes):
 
 
 def with_channel(model, size=4, trained=True):
-    """Return the model with rotary channels; trained: with nonzero W_K^R."""
+    """Return the model with rotary channels; `trained` sets nonzero W_K^R."""
     network = clone(model.network)
     add_rotary_channel(network, size)
     for index in range(len(decoder_layers(network)) if trained else 0):
@@ -114,7 +115,7 @@ def rotated(states, theta=10000.0):
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_the_attention_is_that_of_the_paper_but_for_the_scale(
+def test_attention_follows_the_paper_except_for_the_scale(
     size, tiny_llama_bias, story_file
 ) -> None:
     small = with_channel(compressed(tiny_llama_bias, story_file, dtype="float64"), size)
@@ -144,8 +145,10 @@ def test_the_attention_is_that_of_the_paper_but_for_the_scale(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-def test_a_channel_without_keys_changes_no_bit(family, folder_of, story_file) -> None:
-    """Heads of 16: products are summed in the same order with and without zeros at the end."""
+def test_channel_with_zero_keys_changes_no_bit_in_heads_of_16(
+    family, folder_of, story_file
+) -> None:
+    """In heads of 16, products are summed in the same order with and without zeros at the end."""
     small = compressed(folder_of(family), story_file)
     made = with_channel(small, trained=False)
     assert measure(made.network).parameters > measure(small.network).parameters
@@ -153,7 +156,9 @@ def test_a_channel_without_keys_changes_no_bit(family, folder_of, story_file) ->
     assert not torch.equal(logits(with_channel(small).network), logits(small.network))
 
 
-def test_in_heads_of_eight_it_changes_the_last_bits_at_most(tiny_llama, story_file) -> None:
+def test_channel_with_zero_keys_changes_at_most_rounding_in_heads_of_8(
+    tiny_llama, story_file
+) -> None:
     small = compressed(tiny_llama, story_file)
     assert torch.allclose(
         logits(with_channel(small, trained=False).network), logits(small.network), atol=1e-5
@@ -161,7 +166,7 @@ def test_in_heads_of_eight_it_changes_the_last_bits_at_most(tiny_llama, story_fi
 
 
 @pytest.mark.parametrize("options", [{}, {"joint": True}])
-def test_the_cache_holds_no_more_and_any_way_through_it_gives_the_same(
+def test_channel_needs_no_larger_cache_and_all_caches_give_the_same_logits(
     options, tiny_llama_bias, story_file
 ) -> None:
     small = compressed(tiny_llama_bias, story_file, options=options)
@@ -178,11 +183,11 @@ def test_the_cache_holds_no_more_and_any_way_through_it_gives_the_same(
     assert torch.allclose(result, all_logits, atol=2e-5)
 
 
-def test_rows_padded_on_the_left_give_the_logits_of_each_alone(tiny_llama, story_file) -> None:
+def test_left_padding_does_not_change_the_logits(tiny_llama, story_file) -> None:
     check_left_padded(with_channel(compressed(tiny_llama, story_file)).network, TOKENS)
 
 
-def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tmp_path) -> None:
+def test_channel_is_saved_and_exported_bit_for_bit(folder_of, story_file, tmp_path) -> None:
     models = {
         family: with_channel(compressed(folder_of(family), story_file), 4) for family in FAMILIES
     }
@@ -190,8 +195,8 @@ def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tm
         back = lrcore.load(str(lrcore.save(made, tmp_path / "saved" / family)))
         assert torch.equal(logits(back.network), logits(made.network))
         assert back.size == made.size
-        waiting = lrcore.load(str(tmp_path / "saved" / family), offload=True)
-        assert torch.equal(logits(waiting.network), logits(made.network))
+        offloaded = lrcore.load(str(tmp_path / "saved" / family), offload=True)
+        assert torch.equal(logits(offloaded.network), logits(made.network))
         half = lrcore.load(str(tmp_path / "saved" / family), dtype="bfloat16")
         assert {p.dtype for p in half.network.parameters()} == {torch.bfloat16}
         lrcore.export(made, tmp_path / "away" / family)
@@ -205,7 +210,7 @@ def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tm
         assert torch.equal(result, logits(made.network))
 
 
-def test_layers_without_rotary_positions_get_none(folder_of, story_file) -> None:
+def test_layers_without_rotary_positions_have_no_channel(folder_of, story_file) -> None:
     made = with_channel(compressed(folder_of("smollm3"), story_file))
     assert [read_layer(made.network, index).attention.channel is None for index in range(2)] == [
         False,
@@ -213,7 +218,7 @@ def test_layers_without_rotary_positions_get_none(folder_of, story_file) -> None
     ]
 
 
-def test_its_parameters_and_products_are_counted(tiny_llama, story_file) -> None:
+def test_parameters_and_flops_of_the_channel_are_counted(tiny_llama, story_file) -> None:
     small = compressed(tiny_llama, story_file)
     made = with_channel(small, 4)
     ranks = [read_layer(small.network, index).attention.k.rank for index in range(3)]
@@ -224,12 +229,12 @@ def test_its_parameters_and_products_are_counted(tiny_llama, story_file) -> None
         == added_parameters
     )
     cost = lrcore.measure_cost(made, 32)
-    # the formula leaves the token's product with itself out
+    # the formula leaves out the product of the token with itself
     assert cost.flops_decode == pytest.approx(cost.flops_formula, rel=0.01)
     assert cost.flops_formula > lrcore.measure_cost(small, 32).flops_formula
 
 
-def test_other_jobs_keep_it_or_refuse_it(tiny_llama, story_file) -> None:
+def test_other_steps_keep_the_channel_or_raise(tiny_llama, story_file) -> None:
     model, small = lrcore.load(str(tiny_llama)), compressed(tiny_llama, story_file)
     made = with_channel(small)
     codes = lrcore.quantize(made, 8, group=16)
@@ -259,13 +264,15 @@ def test_other_jobs_keep_it_or_refuse_it(tiny_llama, story_file) -> None:
         ("tiny_llama", "care", 10, "at most 8"),
     ],
 )
-def test_what_cannot_have_one_is_told(family, method, size, message, request, story_file) -> None:
+def test_models_without_rotary_latents_and_invalid_sizes_raise(
+    family, method, size, message, request, story_file
+) -> None:
     small = compressed(request.getfixturevalue(family), story_file, method=method)
     with pytest.raises(lrcore.InputError, match=message):
         add_rotary_channel(small.network, size)
 
 
-def test_a_second_one_is_refused(tiny_llama, story_file) -> None:
+def test_second_channel_raises(tiny_llama, story_file) -> None:
     made = with_channel(compressed(tiny_llama, story_file))
     with pytest.raises(lrcore.InputError, match="already"):
         add_rotary_channel(made.network, 4)

@@ -1,4 +1,4 @@
-"""Training of quantized factors through rounding (LatentLLM, appendix I.1)."""
+"""Straight-through training of quantized factors (LatentLLM, appendix I.1)."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def small(tiny_llama, story_file):
     )
 
 
-def test_it_begins_as_the_quantised_model_and_stores_the_same_again(small) -> None:
+def test_straight_through_model_starts_equal_and_restores_the_same_codes(small) -> None:
     network = clone(small.network)
     use_straight_through(network)
     through = [m for m in network.modules() if isinstance(m, StraightThrough)]
@@ -42,13 +42,13 @@ def test_it_begins_as_the_quantised_model_and_stores_the_same_again(small) -> No
     assert not any(isinstance(m, StraightThrough) for m in network.modules())
 
 
-def test_a_pass_reads_the_rounded_numbers_and_gradients_pass_the_rounding() -> None:
+def test_forward_pass_rounds_and_gradients_skip_the_rounding() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(6, 8), torch.randn(5, 8)
     stored = StoredLinear(quantize(weight, 2, 8))
     module = StraightThrough(stored)
     with torch.no_grad():
-        module.numbers.copy_(weight)  # between the points of the grid
+        module.numbers.copy_(weight)  # between the grid points
     module.numbers.requires_grad_(True)
     (module(x) ** 2).sum().backward()
     plain = stored.form.matrix.clone().requires_grad_(True)
@@ -58,7 +58,7 @@ def test_a_pass_reads_the_rounded_numbers_and_gradients_pass_the_rounding() -> N
     assert not torch.allclose(module(x), x @ weight.T, atol=1e-2)
 
 
-def test_healing_lowers_the_loss_in_the_same_bits(small, tmp_path) -> None:
+def test_healing_lowers_the_loss_with_the_same_bits(small, tmp_path) -> None:
     healed = lrcore.heal(small, **QUICK | {"steps": 30, "lr": 3e-3})
     step = healed.step(Healed)
     assert step.trained_parameters > 0
@@ -75,7 +75,7 @@ def test_healing_lowers_the_loss_in_the_same_bits(small, tmp_path) -> None:
 
 @pytest.mark.parametrize("quantizer", ["hqq", "gptq"])
 @pytest.mark.parametrize("bits", [8, 3])
-def test_what_was_quantised_afterwards_keeps_its_grids(
+def test_models_quantized_after_compression_keep_their_grids(
     small_of, tiny_llama, quantizer, bits
 ) -> None:
     made = lrcore.quantize(small_of(tiny_llama, "svd"), bits, 16, quantizer=quantizer)
@@ -86,13 +86,13 @@ def test_what_was_quantised_afterwards_keeps_its_grids(
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, StraightThrough):
-                module.numbers.mul_(1.5)  # beyond the grids at places
+                module.numbers.mul_(1.5)  # some numbers leave the grids
     restore_quantized(network)
     moved = 0
-    for actual, two in zip(_forms(network), _forms(made.network), strict=True):
-        assert torch.equal(actual.low, two.low)
-        assert torch.equal(actual.step, two.step)
-        moved += not torch.equal(actual.codes, two.codes)
+    for actual, expected in zip(_forms(network), _forms(made.network), strict=True):
+        assert torch.equal(actual.low, expected.low)
+        assert torch.equal(actual.step, expected.step)
+        moved += not torch.equal(actual.codes, expected.codes)
     assert moved
 
 

@@ -1,4 +1,4 @@
-"""Pruning of layers: the selection, and the result in memory, in the cache and on disk."""
+"""Pruning of layers: the selection, and results in memory and on disk."""
 
 import copy
 import json
@@ -19,10 +19,9 @@ from lrcore.recipes.history import LayersDropped
 from lrcore.system.errors import InputError
 
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
-# whose first layer has no experts, by number, or whose last one is of another kind
+# index of the layer with a different type; dropping it raises
 MIXED = {"qwen2_moe": 0, "qwen3_moe": 0, "ernie4_5_moe": 0, "gemma4_text": 1}
-# of the other one no layer can be dropped
-ALONE = [family for family in FAMILIES if family.id != "gemma3n_text"]
+PRUNABLE = [family for family in FAMILIES if family.id != "gemma3n_text"]
 
 
 def logits(network, tokens=TOKENS, **kwargs):
@@ -30,9 +29,9 @@ def logits(network, tokens=TOKENS, **kwargs):
         return network(input_ids=tokens, **kwargs).logits
 
 
-@pytest.mark.parametrize("family", ALONE)
+@pytest.mark.parametrize("family", PRUNABLE)
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_network_without_a_layer_is_one_of_its_family(family, gone, tmp_path):
+def test_network_without_a_layer_loads_as_its_family(family, gone, tmp_path):
     network = tiny(family)
     before = logits(network)
     if MIXED.get(family) == gone:
@@ -44,7 +43,7 @@ def test_a_network_without_a_layer_is_one_of_its_family(family, gone, tmp_path):
     short = without_layers(network, {gone})
     assert torch.equal(logits(short), skipped)
     assert not torch.equal(skipped, before)
-    assert torch.equal(logits(network), before)  # the one given is untouched
+    assert torch.equal(logits(network), before)  # the original network is unchanged
     assert len(decoder_layers(network)) == 2
     first = short(input_ids=TOKENS[:, :20], use_cache=True)
     remaining_logits = logits(short, TOKENS[:, 20:], past_key_values=first.past_key_values)
@@ -62,14 +61,14 @@ def requested(tiny_llama, story_file):
     return lrcore.load(str(tiny_llama)), recipe
 
 
-def test_the_layers_of_least_influence_go_first(requested):
+def test_influence_criterion_prunes_the_layers_of_lowest_influence(requested):
     model, recipe = requested
     influence = lrcore.calibrate(model, recipe).block_influence
     gone = lrcore.prune_layers(model, recipe, 2).step(LayersDropped).gone
     assert list(gone) == sorted(range(3), key=influence.__getitem__)[:2]
 
 
-def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(requested):
+def test_loss_criterion_prunes_the_layer_with_the_lowest_loss_in_each_step(requested):
     model, recipe = requested
     tokens = lrcore.calibrate(model, recipe).tokens
 
@@ -92,7 +91,7 @@ def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(reque
     assert step.calibration["fingerprint"]
 
 
-def test_by_loss_the_first_layer_can_go_before_others(requested):
+def test_loss_criterion_can_prune_the_first_layer(requested):
     model, recipe = requested
     network = copy.deepcopy(model.network)
     with torch.no_grad():
@@ -101,7 +100,7 @@ def test_by_loss_the_first_layer_can_go_before_others(requested):
     assert chosen.step(LayersDropped).gone[0] == 0
 
 
-def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(requested, tmp_path):
+def test_pruned_model_is_saved_compressed_and_exported(requested, tmp_path):
     model, recipe = requested
     short = lrcore.prune_layers(model, recipe, 1)
     assert short.size.kv_values * 3 == model.size.kv_values * 2
@@ -128,12 +127,12 @@ def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(reques
         (1, "los", "Did you mean|did you mean"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(requested, layers, by, words):
+def test_invalid_settings_raise(requested, layers, by, words):
     with pytest.raises(InputError, match=words):
         lrcore.prune_layers(*requested, layers, criterion=by)
 
 
-def test_the_command_writes_what_the_word_makes(requested, story_file, tmp_path, capsys):
+def test_prune_layers_command_equals_the_function(requested, story_file, tmp_path, capsys):
     model, recipe = requested
     message = [
         "--data",
@@ -157,7 +156,7 @@ def test_the_command_writes_what_the_word_makes(requested, story_file, tmp_path,
     assert torch.equal(logits(lrcore.load(output["out"]).network), logits(made.network))
 
 
-def test_a_compressed_model_is_not_shortened(requested):
+def test_compressed_and_offloaded_models_raise(requested):
     model, recipe = requested
     with pytest.raises(InputError, match="Drop layers of the dense model"):
         lrcore.prune_layers(lrcore.compress(model, recipe.with_(method="a3", ratio=0.2)), recipe, 1)
@@ -165,7 +164,7 @@ def test_a_compressed_model_is_not_shortened(requested):
         lrcore.prune_layers(lrcore.load(recipe.model, offload=True), recipe, 1)
 
 
-def test_layers_named_go_and_nothing_runs(requested):
+def test_drop_layers_equals_pruning_of_the_same_layers(requested):
     model, recipe = requested
     gone = lrcore.prune_layers(model, recipe, 2).step(LayersDropped).gone
     named = lrcore.drop_layers(model, gone)

@@ -1,4 +1,4 @@
-"""Compression after SliceGPT with a basis per component: MoDeGPT's table 16."""
+"""Compression after SliceGPT with a basis per component (MoDeGPT, table 16)."""
 
 from dataclasses import replace
 
@@ -47,13 +47,13 @@ def recipe_on(story_file) -> lrcore.Recipe:
     ],
     ids=lambda fields: fields["method"],
 )
-def test_in_another_basis_it_is_compressed_as_the_dense_model(
+def test_rotated_model_is_compressed_like_the_dense_model(
     model, rotated_model, story_file, fields, monkeypatch
 ) -> None:
     """Influence, angles, moments and refits do not depend on the basis of the stream.
 
-    Methods with a ridge on the inputs are excluded, and so is the refit of readers of a norm: the
-    scale of the norm is part of their matrices now.
+    Methods with a ridge on the inputs are excluded, and so is the refit of projections that read a
+    norm: the scale of the norm is part of their matrices here.
     """
     monkeypatch.setattr(refit, "READ_BY", {"q": (), "up": ()})
     recipe = recipe_on(story_file).with_(**fields)
@@ -73,7 +73,7 @@ def test_in_another_basis_it_is_compressed_as_the_dense_model(
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
-def test_narrowed_on_top_it_is_counted_saved_and_generates(
+def test_sliced_model_is_compressed_counted_saved_and_exported(
     request, story_file, tmp_path, folder
 ) -> None:
     dense = lrcore.load(str(request.getfixturevalue(folder)))

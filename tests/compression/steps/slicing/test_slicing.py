@@ -1,4 +1,4 @@
-"""Slicing: equivalence in any basis, removal of the least energy, regular models as results."""
+"""Slicing of the residual stream: exact rotations, the removed energy, and saved models."""
 
 import copy
 import json
@@ -95,7 +95,7 @@ def logits(network: nn.Module, tokens: torch.Tensor = TOKENS, **kwargs) -> torch
 
 @pytest.mark.parametrize("family", SLICED)
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_turned_and_not_sliced_a_network_is_what_it_was(family, rotations):
+def test_rotation_without_slicing_does_not_change_the_logits(family, rotations):
     network = exact(tiny(family))
     before = logits(network)
     rotated = sliced(network, WIDTH, rotations)
@@ -103,11 +103,11 @@ def test_turned_and_not_sliced_a_network_is_what_it_was(family, rotations):
     assert not torch.allclose(
         rotated.get_input_embeddings().weight, network.get_input_embeddings().weight, atol=0.1
     )
-    assert torch.equal(logits(network), before)  # the one given is untouched
+    assert torch.equal(logits(network), before)  # the original network is unchanged
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
-def test_tied_untied_and_with_biases(folder, request):
+def test_rotation_supports_tied_embeddings_and_biases(folder, request):
     network = exact(lrcore.load(str(request.getfixturevalue(folder))).network)
     rotated = sliced(network, WIDTH)
     assert torch.allclose(logits(rotated), logits(network), rtol=0, atol=1e-9)
@@ -125,7 +125,7 @@ def test_layer_norm_leaves_one_direction_empty(family):
     )
 
 
-def test_no_other_subspace_holds_more():
+def test_principal_subspace_holds_the_most_energy():
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(200, 12, generator=generator, dtype=torch.float64) @ torch.randn(
         12, 12, generator=generator, dtype=torch.float64
@@ -143,7 +143,7 @@ def test_no_other_subspace_holds_more():
         assert float((x @ random_basis).square().sum() / len(x)) < retained_energy
 
 
-def test_what_the_first_block_loses_is_the_eigenvalues_dropped():
+def test_first_block_loses_the_energy_of_the_dropped_eigenvalues():
     network = exact(tiny("llama"))
     dense = network.get_input_embeddings()(TOKENS).flatten(0, 1)
     root = (dense.square().mean(-1, keepdim=True) + network.config.rms_norm_eps).sqrt()
@@ -184,20 +184,20 @@ def reference_logits(network: nn.Module, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("width", [30, 20])
-def test_each_basis_is_found_on_what_the_sliced_layers_before_it_give(width):
+def test_each_basis_is_computed_on_the_sliced_layers_before_it(width):
     network = exact(tiny("llama"))
     expected = reference_logits(network, width)
     assert torch.allclose(logits(sliced(network, width)), expected, rtol=0, atol=1e-8)
     assert not torch.allclose(expected, logits(network), atol=0.1)
 
 
-def test_one_rotation_for_all_is_that_of_the_mean_of_the_moments():
-    """By hooks on the dense norms; the removed part of the embeddings spans the remaining basis."""
+def test_single_rotation_is_the_basis_of_the_mean_moments():
+    """Collect normed inputs by hooks on the dense norms."""
     network, seen = exact(tiny("llama")), []
     for norm in [module for module in network.modules() if isinstance(module, ExactNorm)]:
         norm.register_forward_pre_hook(
-            lambda own, args: seen.append(
-                args[0] / (args[0].square().mean(-1, keepdim=True) + own.eps).sqrt()
+            lambda module, args: seen.append(
+                args[0] / (args[0].square().mean(-1, keepdim=True) + module.eps).sqrt()
             )
         )
     logits(network)
@@ -211,7 +211,7 @@ def test_one_rotation_for_all_is_that_of_the_mean_of_the_moments():
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2", "phi3", "starcoder2"])
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_parameters_are_counted_as_they_are_and_the_ratio_is_met(family, rotations):
+def test_parameters_are_counted_and_the_ratio_is_met(family, rotations):
     dense = LoadedModel(family, tiny(family), None, "", None)
     for ratio, multiple in ((0.05, 1), (0.3, 1), (0.3, 4)):
         width = stream_width(dense, ratio, rotations, multiple)
@@ -232,7 +232,7 @@ def test_parameters_are_counted_as_they_are_and_the_ratio_is_met(family, rotatio
 
 @pytest.mark.parametrize("family", SLICED)
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_the_size_is_known_before_anything_runs(family, rotations):
+def test_sliced_size_predicts_the_size_of_the_model(family, rotations):
     dense = LoadedModel(family, tiny(family), None, "", None)
     message = sliced_size(dense, 0.2, rotations, 2)
     made = LoadedModel(family, sliced(dense.network, message["width"], rotations), None, "", None)
@@ -242,7 +242,7 @@ def test_the_size_is_known_before_anything_runs(family, rotations):
 
 
 @pytest.mark.parametrize("family", SLICED)
-def test_the_cache_gives_what_the_whole_gives(family):
+def test_cached_generation_gives_the_logits_of_a_full_pass(family):
     network = sliced(tiny(family), 24)
     all_logits = logits(network)
     first = network(input_ids=TOKENS[:, :20], use_cache=True)
@@ -268,7 +268,7 @@ FOLDERS = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
 
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_saved_it_comes_back_to_the_bit(folder, rotations, request, request_made, tmp_path):
+def test_saved_model_reloads_bit_for_bit(folder, rotations, request, request_made, tmp_path):
     small = lrcore.slice_hidden(
         lrcore.load(str(request.getfixturevalue(folder))), request_made[1], rotations
     )
@@ -279,7 +279,7 @@ def test_saved_it_comes_back_to_the_bit(folder, rotations, request, request_made
     assert torch.equal(logits(lrcore.load(str(saved), offload=True).network), logits(small.network))
 
 
-def test_exported_it_loads_where_this_project_is_not_installed(request, request_made, tmp_path):
+def test_exported_model_loads_without_this_project(request, request_made, tmp_path):
     models, folders = [], []
     for folder, rotations in [*((folder, "block") for folder in FOLDERS), ("tiny_llama", "one")]:
         models.append(
@@ -300,8 +300,10 @@ def test_exported_it_loads_where_this_project_is_not_installed(request, request_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, request_made, tmp_path):
-    """Half of the families with each kind of rotation."""
+def test_every_family_is_exported_and_loads_without_this_project(
+    rotations, tiny_llama, request_made, tmp_path
+):
+    """Use each kind of rotation for half of the families."""
     families = SLICED[ROTATIONS.index(rotations) :: len(ROTATIONS)]
     models, folders = [], []
     for family in families:
@@ -318,7 +320,7 @@ def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, requ
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen3"])
-def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(
+def test_single_rotation_can_be_exported_as_a_stock_model(
     family, tiny_llama, request_made, tmp_path
 ):
     dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
@@ -343,7 +345,7 @@ def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(
         ("qwen2", "one", "do not"),
     ],
 )
-def test_what_is_no_stock_model_says_why(
+def test_models_that_cannot_be_stock_raise_with_the_reason(
     family, rotations, words, tiny_llama, request_made, tmp_path
 ):
     small = lrcore.slice_hidden(
@@ -357,12 +359,12 @@ def test_what_is_no_stock_model_says_why(
         lrcore.export(small, tmp_path / "stock", standard=True)
 
 
-def test_a_width_that_is_no_multiple_of_the_heads_is_not_stock(request_made, tmp_path):
+def test_width_must_be_a_multiple_of_the_heads_for_a_stock_model(request_made, tmp_path):
     with pytest.raises(InputError, match="slice it with multiple 4"):
         lrcore.export(lrcore.slice_hidden(*request_made, "one"), tmp_path / "stock", standard=True)
 
 
-def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(request_made, tmp_path):
+def test_sliced_model_with_narrower_mlps_is_exported_as_a_stock_model(request_made, tmp_path):
     small = lrcore.slice_hidden(*request_made, "one", 4)
     recipe = request_made[1].with_(method="a3", ratio=0.1)
     suggested = standard_fit(
@@ -376,14 +378,14 @@ def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(request_made, tmp_pa
     )
 
 
-def test_half_precision_is_saved_as_it_is(tiny_llama, request_made, tmp_path):
+def test_bfloat16_model_is_saved_in_its_dtype(tiny_llama, request_made, tmp_path):
     small = lrcore.slice_hidden(lrcore.load(str(tiny_llama), dtype="bfloat16"), request_made[1])
     back = lrcore.load(str(lrcore.save(small, tmp_path / "saved")))
     assert {p.dtype for p in back.network.parameters()} == {torch.bfloat16}
     assert torch.equal(logits(back.network), logits(small.network))
 
 
-def test_the_report_says_what_is_there(request_made):
+def test_report_matches_the_sliced_model(request_made):
     model, recipe = request_made
     small = lrcore.slice_hidden(model, recipe, multiple=4)
     output, summary = small.step(Sliced), small.account.to_dict()
@@ -406,7 +408,7 @@ def test_the_report_says_what_is_there(request_made):
     assert small.base.fingerprint == model.fingerprint != small.fingerprint
 
 
-def test_the_other_jobs_take_it(request_made, tmp_path):
+def test_sliced_model_is_generated_compared_measured_and_quantized(request_made, tmp_path):
     model, recipe = request_made
     small = lrcore.slice_hidden(model, recipe)
     assert lrcore.generate(small, "Once upon", max_new_tokens=5) == lrcore.generate(
@@ -426,7 +428,7 @@ def test_the_other_jobs_take_it(request_made, tmp_path):
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm", "fused"])
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
-def test_with_one_rotation_it_is_compressed_as_any_model(
+def test_model_with_a_single_rotation_is_compressed(
     method, folder, request, request_made, tmp_path
 ):
     dense = lrcore.load(str(request.getfixturevalue(folder)))
@@ -442,7 +444,7 @@ def test_with_one_rotation_it_is_compressed_as_any_model(
 
 
 @pytest.mark.parametrize("family", sorted(ARCHITECTURES.keys() - set(SLICED)))
-def test_other_families_are_refused(family):
+def test_other_families_raise(family):
     network = tiny(family)
     with pytest.raises(InputError, match="cannot be sliced"):
         check_stream(network)
@@ -453,7 +455,7 @@ def test_other_families_are_refused(family):
     assert network.get_submodule(row.last_norm) is not None
 
 
-def test_gpt_neox_without_the_parallel_residual_is_one_of_them():
+def test_gpt_neox_without_parallel_residual_is_sliced():
     network = tiny("gpt_neox")
     network.config.use_parallel_residual = False
     for layer in decoder_layers(network):
@@ -463,14 +465,14 @@ def test_gpt_neox_without_the_parallel_residual_is_one_of_them():
     assert torch.allclose(logits(sliced(network, WIDTH)), logits(network), rtol=0, atol=1e-9)
 
 
-def test_an_opt_that_norms_after_its_blocks_is_refused():
+def test_opt_with_norms_after_its_blocks_raises():
     network = tiny("opt")
     network.config.do_layer_norm_before = False
     with pytest.raises(InputError, match="do_layer_norm_before False"):
         check_stream(network)
 
 
-def test_what_cannot_be_is_refused_in_words(request_made):
+def test_invalid_slicing_raises(request_made):
     model, recipe = request_made
     with pytest.raises(InputError, match=r"[Dd]id you mean"):
         lrcore.slice_hidden(model, recipe, "blocks")
@@ -489,7 +491,7 @@ def test_what_cannot_be_is_refused_in_words(request_made):
         lrcore.slice_hidden(lrcore.compress(model, recipe.with_(method="a3")), recipe)
 
 
-def test_it_can_be_stopped_and_says_how_far_it_is(request_made):
+def test_slicing_reports_progress_and_can_be_cancelled(request_made):
     seen = []
     lrcore.slice_hidden(*request_made, progress=lambda *step: seen.append(step))
     assert seen == [("slice", done, 3) for done in range(4)]
@@ -503,7 +505,7 @@ def test_it_can_be_stopped_and_says_how_far_it_is(request_made):
             lrcore.slice_hidden(*request_made, rotations, progress=stop)
 
 
-def test_the_command_writes_what_the_word_makes(request_made, tmp_path, capsys):
+def test_slice_command_equals_the_function(request_made, tmp_path, capsys):
     model, recipe = request_made
     message = [
         "--data",
