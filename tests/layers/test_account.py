@@ -1,4 +1,4 @@
-"""The account of a plan equals the counts of the compressed model."""
+"""Accounts of plans, which equal the counts of the compressed models."""
 
 import pytest
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "method", "options", "changes"), CASES)
-def test_the_account_of_a_plan_equals_the_count_of_the_model(
+def test_account_of_a_plan_equals_the_count_of_the_model(
     family, method, options, changes, request, story_file
 ):
     folder = str(request.getfixturevalue(family))
@@ -62,6 +62,6 @@ def test_flops_of_latents_agree_with_the_counter_of_torch(family, options, reque
     assert cost.flops_decode == pytest.approx(count_flops(small.network, context), rel=0.02)
 
 
-def test_the_formula_by_hand():
+def test_flops_formula_on_two_layers():
     layers = [LayerWork(10, 2), LayerWork(20, 3)]
     assert flops_per_token(layers, head=100, context=7) == 2 * (100 + 30 + 7 * 5)

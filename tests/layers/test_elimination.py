@@ -1,4 +1,4 @@
-"""Greedy elimination of columns, compared with single steps on complete matrices."""
+"""Greedy elimination of columns, compared with single steps on full matrices."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def one_at_a_time(weight: torch.Tensor, gram: torch.Tensor) -> list[int]:
-    """Return the order of greedy elimination by the formula, updated at each step."""
+def single_step_order(weight: torch.Tensor, gram: torch.Tensor) -> list[int]:
+    """Return the order of greedy elimination, one column at a time."""
     weight, inverse = weight.clone(), torch.cholesky_inverse(cholesky(gram))
     alive, removed = set(range(weight.shape[1])), []
     while alive:
@@ -31,10 +31,10 @@ def one_at_a_time(weight: torch.Tensor, gram: torch.Tensor) -> list[int]:
 def test_elimination_in_blocks_equals_single_steps(n: int) -> None:
     x = random(3 * n, n, seed=n) * torch.linspace(0.05, 1, n, dtype=torch.float64)
     weight, gram = random(7, n, seed=1), x.mT @ x / (3 * n)
-    assert elimination_order(weight, gram).tolist() == one_at_a_time(weight, gram)
+    assert elimination_order(weight, gram).tolist() == single_step_order(weight, gram)
 
 
-def test_one_of_two_near_duplicates_stays_at_any_width() -> None:
+def test_elimination_keeps_one_of_each_pair_of_near_duplicates() -> None:
     half = 520  # 1,040 columns: several columns per step would remove both columns of a pair
     x, twin = random(2 * half, half), random(2 * half, half, seed=1)
     x = torch.cat((x, x + 1e-3 * twin), dim=1)
@@ -43,7 +43,7 @@ def test_one_of_two_near_duplicates_stays_at_any_width() -> None:
 
 
 @pytest.mark.parametrize("size", [40, 64, 100])
-def test_panels_and_smaller_matrices_do_not_change_the_order(size: int, monkeypatch) -> None:
+def test_panel_size_does_not_change_the_order(size: int, monkeypatch) -> None:
     x = random(500, 230, seed=3) * torch.linspace(0.05, 1, 230, dtype=torch.float64)
     weight, gram = random(7, 230, seed=1), x.mT @ x / 500
     in_one_block = elimination_order(weight, gram)
@@ -52,7 +52,7 @@ def test_panels_and_smaller_matrices_do_not_change_the_order(size: int, monkeypa
     assert torch.equal(elimination_order(weight, gram), in_one_block)
 
 
-def test_matrices_shrink_in_the_same_memory(monkeypatch) -> None:
+def test_shrunk_matrices_reuse_their_memory(monkeypatch) -> None:
     monkeypatch.setattr(elimination, "PANEL", 8)
     matrices = random(2, 30, 30)
     matrices += matrices.mT.clone()
@@ -66,7 +66,7 @@ def test_matrices_shrink_in_the_same_memory(monkeypatch) -> None:
         assert torch.equal(small[:, start:end, :end], expected[:, start:end, :end])
 
 
-def test_an_inverse_overwrites_the_lower_panels_of_the_factor(monkeypatch) -> None:
+def test_inverse_overwrites_the_lower_panels_of_the_factor(monkeypatch) -> None:
     monkeypatch.setattr(elimination, "PANEL", 8)
     x = random(60, 21)
     gram = x.mT @ x / 60

@@ -1,4 +1,4 @@
-"""Quantized and sparse matrices on hard inputs, compared with their definitions in sixty digits.
+"""Quantized and sparse matrices on hard inputs, compared with definitions in sixty digits.
 
 GPTQ and SparseGPT are optimal brain surgeon, column by column, with the inverses of the remaining
 columns (OBS, Hassibi and Stork 1993). The code uses a single Cholesky factor for all columns.
@@ -25,15 +25,13 @@ def digits():
 
 @pytest.fixture(params=KINDS)
 def problem(request) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the up projection of a layer and the second moment of the input."""
+    """Return the up projection of a layer and the second moment of its input."""
     case = hard_layer("mha", request.param)
     return case.layer.mlp.up.weight, case.moments.second("mlp_in")
 
 
 def damped(moment: torch.Tensor) -> mpmath.matrix:
-    """Return H as in the published code: ones for inputs that are always zero, then 1 % of the
-    mean.
-    """
+    """Return H as in the published code: ones for zero inputs, then 1 % of the mean."""
     h = exact(moment)
     for j in range(h.rows):
         if h[j, j] == 0:
@@ -43,7 +41,7 @@ def damped(moment: torch.Tensor) -> mpmath.matrix:
 
 
 def inverses(h: mpmath.matrix) -> list[mpmath.matrix]:
-    """Return the inverse of H without the columns before each column."""
+    """Return, for each column, the inverse of H without the columns before it."""
     inverse, results = mpmath.inverse(h), []
     for j in range(h.rows):
         results.append(inverse * 1)
@@ -68,7 +66,7 @@ def surgeon(weight: torch.Tensor, moment: torch.Tensor, value) -> tuple:
     return w, h
 
 
-def not_worse(results: torch.Tensor, expected, weight: torch.Tensor, h) -> None:
+def check_loss(results: torch.Tensor, expected, weight: torch.Tensor, h) -> None:
     assert torch.isfinite(results).all()
     before = exact(weight)
     smallest_loss, full_loss = lost(expected - before, h), lost(before, h)
@@ -76,7 +74,7 @@ def not_worse(results: torch.Tensor, expected, weight: torch.Tensor, h) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_gptq_loses_at_most_as_much_as_the_surgeon(problem, bits) -> None:
+def test_gptq_loss_is_at_most_that_of_optimal_brain_surgeon(problem, bits) -> None:
     weight, moment = problem
     low, step = (
         exact(t.double().repeat_interleave(8).view_as(weight))
@@ -90,10 +88,10 @@ def test_gptq_loses_at_most_as_much_as_the_surgeon(problem, bits) -> None:
         return [low[i, j] + step[i, j] * code for i, code in enumerate(codes)]
 
     expected, h = surgeon(weight, moment, nearest)
-    not_worse(dense(gptq(weight, moment, bits, 8)), expected, weight, h)
+    check_loss(dense(gptq(weight, moment, bits, 8)), expected, weight, h)
 
 
-def test_sparsegpt_loses_at_most_as_much_as_the_surgeon(problem) -> None:
+def test_sparsegpt_loss_is_at_most_that_of_optimal_brain_surgeon(problem) -> None:
     weight, moment = problem
     retained = {}
 
@@ -105,7 +103,7 @@ def test_sparsegpt_loses_at_most_as_much_as_the_surgeon(problem) -> None:
         return [w[i, j] if j in retained[i] else mpmath.mpf(0) for i in range(w.rows)]
 
     expected, h = surgeon(weight, moment, two_of_four)
-    not_worse(dense(sparsegpt(weight, moment)), expected, weight, h)
+    check_loss(dense(sparsegpt(weight, moment)), expected, weight, h)
 
 
 def test_wanda_keeps_the_two_largest_scores_of_four(problem) -> None:
@@ -122,7 +120,7 @@ def test_wanda_keeps_the_two_largest_scores_of_four(problem) -> None:
 
 
 def hard_groups() -> torch.Tensor:
-    """Return groups [n, 16]: normal, an outlier, constant, zero, two values, halves."""
+    """Return groups [n, 16]: normal, an outlier, constant, zero, two values, half precision."""
     g = torch.randn(6, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     g[1, 3], g[2], g[3] = 1e4, 0.37, 0.0
     g[4] = torch.where(g[4] > 0, 1.0, 1.0 + 1e-7)
@@ -131,7 +129,7 @@ def hard_groups() -> torch.Tensor:
 
 
 def exact_steps(numbers: list, bits: int):
-    """Return the least mean |residual| over the steps of HQQ, from the smallest number."""
+    """Return the lowest mean |residual| over the steps of HQQ, from the smallest number."""
     top = 2**bits - 1
     low, step = min(numbers), (max(numbers) - min(numbers)) / top
     if step == 0:

@@ -1,4 +1,4 @@
-"""Stored forms apply their dense matrix, and their modules are described, rebuilt and read back."""
+"""Stored forms of matrices and the modules that hold them."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def spelled_out(form) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_applies_its_dense_matrix(name):
+def test_form_applies_its_dense_matrix(name):
     form, matrix = FORMS[name], spelled_out(FORMS[name])
     x = randn(2, 3, form.shape[1])
     assert form.shape == matrix.shape
@@ -104,7 +104,7 @@ def test_a_form_applies_its_dense_matrix(name):
         )
 
 
-def test_a_block_identity_saves_its_square():
+def test_identity_block_is_not_counted():
     assert count(columns(1, 3, 7)) == 3 * 7 - 9
     assert count(FORMS["identity_rows"]) == 3 * 7 - 9
     assert count(columns(2, 5, 3)) == 0
@@ -112,7 +112,7 @@ def test_a_block_identity_saves_its_square():
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_module_is_described_rebuilt_and_read_back(name, bias):
+def test_module_is_described_rebuilt_and_read_back(name, bias):
     form = FORMS[name]
     out, inp = form.shape
     value = LowRank(form, randn(6, out), randn(6) if bias else None)
@@ -137,7 +137,7 @@ def test_a_module_is_described_rebuilt_and_read_back(name, bias):
     )
 
 
-def test_a_shared_down_is_one_module_before_and_after():
+def test_shared_down_factor_stays_shared_after_rebuilding():
     down = columns(1, 3, 7)
     made = projection_modules({name: LowRank(down, randn(4, 3)) for name in "qkv"})
     assert made["q"].down is made["k"].down is made["v"].down
@@ -162,7 +162,7 @@ def test_codes_follow_the_uniform_quantization_of_the_paper(bits, chunk):
 @pytest.mark.parametrize(
     ("bits", "size"), [(8, 90), (5, 90), (4, 45), (3, 23 + 12), (2, 23), (1, 12)]
 )
-def test_codes_of_up_to_four_bits_share_a_byte(bits, size):
+def test_codes_of_up_to_four_bits_are_packed_into_bytes(bits, size):
     form = quantize(randn(6, 15), bits, 16)
     assert form.codes.dtype == torch.uint8
     assert form.codes.numel() == size

@@ -1,6 +1,4 @@
-"""Half-quadratic quantization, compared with a loop over single numbers, and properties of the
-grids.
-"""
+"""Half-quadratic quantization, compared with a loop over single numbers."""
 
 import math
 
@@ -36,7 +34,7 @@ def slow(numbers: list[float], bits: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_grids_are_those_of_the_loop(bits):
+def test_grids_equal_those_of_the_loop(bits):
     groups = torch.randn(40, 24, dtype=torch.float64) ** 3  # with outliers
     groups[3], groups[4, 1:] = 0.25, 0.0  # a constant group; a single nonzero number
     low, step = half_quadratic(groups, bits)
@@ -62,9 +60,7 @@ def test_no_group_is_worse_than_with_min_max_grids(bits, scale):
 
 
 def test_outliers_do_not_move_the_grid():
-    """A single outlier makes the grid wide; the remaining numbers, between two grid points, decide
-    its position.
-    """
+    """A single outlier widens the grid; the other numbers, between two grid points, position it."""
     group = torch.full((1, 64), 0.4, dtype=torch.float64)
     group[0, 0], group[0, 1] = 0.0, 15.0
     low, step = half_quadratic(group, 4)
@@ -91,7 +87,7 @@ def test_groups_are_independent_of_the_batch_size(monkeypatch):
     assert torch.equal(half_quadratic(groups[10:11], 4)[0], low[10:11])
 
 
-def test_numbers_on_an_even_grid_come_back_exactly():
+def test_numbers_on_an_even_grid_are_quantized_exactly():
     codes = torch.randint(0, 16, (6, 32), generator=torch.Generator().manual_seed(1))
     codes[:, 0], codes[:, 1] = 0, 15
     matrix = (codes.double() - 5) * 0.25

@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_roots_square_to_the_matrix_and_invert_it() -> None:
+def test_root_squares_to_the_matrix_and_its_inverse_inverts_it() -> None:
     x = random(3, 50, 7)
     m = x.mT @ x
     root, inverse = roots(m)
@@ -66,7 +66,7 @@ def test_roots_of_singular_matrices_are_pseudo_inverses(case: str) -> None:
     assert torch.allclose(root @ root, m, atol=1e-10 * max(1.0, float(m.abs().max())))
 
 
-def test_state_gram_with_biases_equals_the_average_over_samples() -> None:
+def test_state_gram_with_biases_equals_the_mean_over_samples() -> None:
     x, weight, bias = random(200, 5) + 1, random(2, 3, 5, seed=1), random(2, 3, seed=2)
     y = torch.einsum("nd,hsd->nhs", x, weight) + bias
     expected = torch.einsum("nhs,nht->hst", y, y) / len(x)
@@ -90,8 +90,8 @@ def test_whitened_svd_leaves_the_tail_of_the_whitened_singular_values(
 
 
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40), (24, 24)])
-@pytest.mark.parametrize("smallest", [1e-2, 1e-4, 1e-9, 0.0])  # of the singular values, largest 1
-def test_the_svd_of_the_gram_matrix_equals_the_svd_of_the_matrix(shape, smallest) -> None:
+@pytest.mark.parametrize("smallest", [1e-2, 1e-4, 1e-9, 0.0])  # smallest / largest singular value
+def test_svd_of_the_gram_matrix_equals_the_svd_of_the_matrix(shape, smallest) -> None:
     left_vectors, _, right = torch.linalg.svd(random(*shape), full_matrices=False)
     exact = torch.logspace(0, -4, 24, dtype=torch.float64)
     exact[-1] = smallest
@@ -107,8 +107,8 @@ def test_the_svd_of_the_gram_matrix_equals_the_svd_of_the_matrix(shape, smallest
 
 
 @pytest.mark.parametrize("off", [0.0, 0.3, 0.7, 0.98, 1.12])
-def test_the_left_side_is_orthonormal_for_ill_conditioned_triangles(off) -> None:
-    """A triangular factor with a unit diagonal and a condition number up to 4e8."""
+def test_left_vectors_are_orthonormal_for_ill_conditioned_triangles(off) -> None:
+    """Use a triangular factor with a unit diagonal and a condition number up to 4e8."""
     factor = torch.eye(24, dtype=torch.float64) - off * torch.ones(24, 24).double().triu(1)
     weight = torch.linalg.qr(random(60, 24))[0] @ factor
     up, _, down = whitened_svd(weight, torch.eye(24, dtype=torch.float64))
@@ -117,7 +117,7 @@ def test_the_left_side_is_orthonormal_for_ill_conditioned_triangles(off) -> None
 
 
 @pytest.mark.parametrize("rank", [24, 20])
-def test_the_triangle_of_a_tall_matrix_has_its_products(rank) -> None:
+def test_triangular_factor_of_a_tall_matrix_has_the_same_products(rank) -> None:
     tall = random(60, rank) @ random(rank, 24, seed=1)
     factor = triangular_factor(tall)
     assert torch.equal(factor, factor.triu())
@@ -128,7 +128,7 @@ def test_the_triangle_of_a_tall_matrix_has_its_products(rank) -> None:
     assert torch.allclose(singular_values(tall, second), exact, atol=3e-7 * float(exact[0]))
 
 
-def test_balanced_keeps_the_product_and_evens_the_norms() -> None:
+def test_balanced_keeps_the_product_and_equalizes_the_norms() -> None:
     up, down = random(5, 3) * 100, random(3, 4, seed=1) / 100
     even_up, even_down = balanced(up, down)
     assert torch.allclose(even_up @ even_down, up @ down)
@@ -136,7 +136,7 @@ def test_balanced_keeps_the_product_and_evens_the_norms() -> None:
     assert torch.equal(balanced(up * 0, down)[0], up * 0)
 
 
-def test_cholesky_damps_until_it_exists() -> None:
+def test_cholesky_increases_the_damping_until_it_succeeds() -> None:
     x = random(2, 5)
     lower = cholesky(x.T @ x)
     assert torch.allclose(lower @ lower.T, x.T @ x, atol=1e-6 * float((x.T @ x).abs().max()))
@@ -145,8 +145,8 @@ def test_cholesky_damps_until_it_exists() -> None:
         cholesky(torch.full((3, 3), torch.nan))
 
 
-def test_an_error_does_not_hold_the_matrix() -> None:
-    class Marked(torch.Tensor):  # to distinguish it from other tensors
+def test_failed_cholesky_does_not_keep_the_matrix_alive() -> None:
+    class Marked(torch.Tensor):
         pass
 
     gone = []
@@ -162,7 +162,7 @@ def test_an_error_does_not_hold_the_matrix() -> None:
     assert gone[0]() is None
 
 
-def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_digits() -> None:
+def test_leverage_complement_is_accurate_for_leverages_near_one() -> None:
     x = random(40, 6)
     gram = x.T @ x
     literal = (gram @ torch.linalg.inv(gram + 0.5 * torch.eye(6))).diagonal()
@@ -174,7 +174,7 @@ def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_di
 
 
 @pytest.mark.parametrize("n", [1, 5, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE - 7])
-def test_a_triangular_matrix_is_inverted_by_halves(n: int) -> None:
+def test_triangular_matrix_is_inverted_by_halves(n: int) -> None:
     x = random(n + 20, n, seed=n)
     gram = x.mT @ x / n
     lower = cholesky(gram)
@@ -186,12 +186,12 @@ def test_a_triangular_matrix_is_inverted_by_halves(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 65])
-def test_a_product_with_a_triangular_matrix_skips_the_zeros(n: int) -> None:
+def test_product_with_a_triangular_matrix_skips_the_zeros(n: int) -> None:
     m, lower = random(3, n), random(n, n, seed=1).tril()
     assert torch.allclose(times_lower(m, lower), m @ lower)
 
 
-def test_damping_does_not_change_the_argument() -> None:
+def test_damping_does_not_change_its_argument() -> None:
     x = random(5, 9)  # singular: damped more than once
     gram = x.mT @ x
     before = gram.clone()
@@ -202,7 +202,7 @@ def test_damping_does_not_change_the_argument() -> None:
     assert torch.equal(gram, before)
 
 
-def test_eigenvalues_come_largest_first_and_never_below_zero() -> None:
+def test_eigenvalues_are_descending_and_nonnegative() -> None:
     x = random(3, 6)
     values, vectors = eigh_descending(x.T @ x)
     assert (values >= 0).all()
@@ -210,10 +210,10 @@ def test_eigenvalues_come_largest_first_and_never_below_zero() -> None:
     assert torch.allclose((vectors * values) @ vectors.T, x.T @ x, atol=1e-10)
 
 
-def test_damping_does_not_drown_small_channels_next_to_massive_channels() -> None:
+def test_damping_does_not_affect_small_channels_next_to_massive_ones() -> None:
     """The factor with a massive input equals that of inputs of equal size."""
-    chance = torch.Generator().manual_seed(9)
-    x = torch.randn(50, 8, generator=chance, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(50, 8, generator=generator, dtype=torch.float64)
     scale = torch.tensor([1e4, *[1.0] * 7], dtype=torch.float64)
     same, massive = (cholesky(m.T @ m) for m in (x, x * scale))
     assert torch.allclose(massive / scale.unsqueeze(1), same, rtol=1e-5, atol=1e-6)
@@ -226,7 +226,7 @@ def test_zero_damping_gives_the_cholesky_factor() -> None:
 
 @pytest.mark.parametrize("size", [1, COLUMNS - 1, COLUMNS, 3 * COLUMNS + 5])
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
-def test_leading_blocks_of_a_packed_matrix(size, transposed) -> None:
+def test_packed_matrix_returns_leading_blocks(size, transposed) -> None:
     matrix = torch.randn(
         size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
@@ -262,8 +262,8 @@ def correlations(m: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens", [20, 50, 400])
-def test_shrunk_correlations_are_nearest_to_the_true_correlations(tokens: int) -> None:
-    """Averaged over draws, no fixed shrinkage is much nearer than the one that is estimated."""
+def test_shrunk_correlations_are_closest_to_the_true_correlations(tokens: int) -> None:
+    """Averaged over draws, no fixed shrinkage is much closer than the estimated one."""
     grid, errors, estimated = torch.linspace(0, 0.9, 31).double(), 0, 0
     for seed in range(20):
         samples, covariance = correlated(tokens, seed)
@@ -280,7 +280,7 @@ def test_shrunk_correlations_are_nearest_to_the_true_correlations(tokens: int) -
     assert estimated < 1.1 * errors.min()
 
 
-def test_damping_falls_with_the_tokens_and_ignores_scales_and_dead_inputs() -> None:
+def test_damping_decreases_with_tokens_and_ignores_scales_and_dead_inputs() -> None:
     samples, _ = correlated(500, 0)
     moment = samples.mT @ samples / 500
     strengths = [sampling_damping(moment, tokens) for tokens in (5, 500, 50_000, 10**12)]

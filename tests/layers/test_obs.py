@@ -25,8 +25,8 @@ def damped(moment):
     return moment + DAMPING * moment.diagonal().mean() * torch.eye(len(moment), dtype=moment.dtype)
 
 
-def freed(row, target, h, j):
-    """Return the row with columns up to j fixed, and later columns at the minimum of the error.
+def with_optimal_columns(row, target, h, j):
+    """Return the row with columns up to j fixed and later columns optimal.
 
     The error is (row - target) H (row - target)^T, minimized by least squares.
     """
@@ -38,7 +38,7 @@ def freed(row, target, h, j):
 
 
 def price(row, target, h, j, gone):
-    """Return the additional error of `row` if column `gone` is zero and later columns are free."""
+    """Return the increase of the error if column `gone` becomes zero and later columns are free."""
     fixed = row.clone()
     fixed[gone] = 0
     free = torch.arange(len(row)) > gone
@@ -48,7 +48,7 @@ def price(row, target, h, j, gone):
 
 
 @pytest.mark.parametrize("block", [4, 128])
-def test_masks_and_updates_of_sparsegpt_are_those_of_brute_force(block, monkeypatch):
+def test_masks_and_updates_of_sparsegpt_equal_brute_force(block, monkeypatch):
     monkeypatch.setattr(obs, "BLOCK", block)
     weight, moment = problem()
     form, h = sparsegpt(weight, moment), damped(moment)
@@ -59,12 +59,12 @@ def test_masks_and_updates_of_sparsegpt_are_those_of_brute_force(block, monkeypa
             retained = sorted(range(4), key=costs.__getitem__)[2:]
             for j in range(start, start + 4):
                 row[j] = row[j] if j - start in retained else 0.0
-                row = freed(row, target, h, j)
+                row = with_optimal_columns(row, target, h, j)
         assert torch.allclose(made, row, atol=1e-8)
         assert (made.view(-1, 4) != 0).sum(1).tolist() == [2, 2, 2]
 
 
-def test_sparsegpt_leaves_less_error_than_wanda_and_wanda_less_than_other_masks():
+def test_error_of_sparsegpt_is_below_wanda_and_wanda_has_the_best_mask():
     weight, moment = problem(rows=64, columns=32)
 
     def error(form):
@@ -92,7 +92,7 @@ def test_sparsegpt_leaves_less_error_than_wanda_and_wanda_less_than_other_masks(
 
 
 def test_pruner_zero_keeps_the_two_largest_scores():
-    """`abs(W W) mms(G)`, number by number; equal gradients rank by magnitude."""
+    """Compute `abs(W W) mms(G)` number by number; equal gradients rank by magnitude."""
     weight, gradient = randn(6, 12), randn(6, 12, seed=1).abs()
     low, high = float(gradient.min()), float(gradient.max())
     for row, gradient_row, made in zip(
@@ -115,7 +115,7 @@ def test_pruner_zero_keeps_the_two_largest_scores():
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])
 @pytest.mark.parametrize("group", [4, 6, 8])
-def test_codes_of_gptq_are_those_of_brute_force(bits, group):
+def test_codes_of_gptq_equal_brute_force(bits, group):
     weight, moment = problem()
     form, h = gptq(weight, moment, bits, group), damped(moment)
     low, step = (
@@ -127,11 +127,11 @@ def test_codes_of_gptq_are_those_of_brute_force(bits, group):
         for j in range(len(row)):
             code = ((row[j] - low[i, j]) / step[i, j]).round().clamp(0, 2**bits - 1)
             row[j] = low[i, j] + step[i, j] * code
-            row = freed(row, target, h, j)
+            row = with_optimal_columns(row, target, h, j)
         assert torch.allclose(made, row, atol=1e-8)
 
 
-def test_gptq_leaves_less_error_than_rounding_and_with_white_inputs_it_is_rounding():
+def test_error_of_gptq_is_below_rounding_and_white_inputs_give_rounding():
     weight, moment = problem(rows=64, columns=32)
     plain, better = quantize(weight, 3, 16), gptq(weight, moment, 3, 16)
     assert isinstance(plain, Quantized)
@@ -142,7 +142,7 @@ def test_gptq_leaves_less_error_than_rounding_and_with_white_inputs_it_is_roundi
     assert torch.equal(white.low, plain.low)
 
 
-def test_an_input_that_is_always_zero_loses_its_column():
+def test_zero_input_removes_its_column():
     weight, moment = problem()
     moment[3], moment[:, 3] = 0, 0
     assert not dense(sparsegpt(weight, moment))[:, 3].any()
@@ -152,7 +152,7 @@ def test_an_input_that_is_always_zero_loses_its_column():
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
-def test_without_a_pattern_the_masks_and_updates_are_those_of_brute_force(share, monkeypatch):
+def test_unstructured_masks_and_updates_equal_brute_force(share, monkeypatch):
     """In each block, the share applies to all rows together, by the current cost of each number."""
     monkeypatch.setattr(obs, "BLOCK", 6)
     weight, moment = problem()
@@ -170,7 +170,7 @@ def test_without_a_pattern_the_masks_and_updates_are_those_of_brute_force(share,
         for j in range(start, start + 6):
             rows[:, j] *= retained[:, j - start]
             pairs = zip(rows, weight, strict=True)
-            rows = torch.stack([freed(row, target, h, j) for row, target in pairs])
+            rows = torch.stack([with_optimal_columns(row, target, h, j) for row, target in pairs])
     assert torch.allclose(dense(form), rows, atol=1e-8)
     assert form.parameters == 2 * round(share * 30)
 

@@ -56,8 +56,8 @@ def digits():
 
 @pytest.fixture(params=CASES)
 def rows(request) -> torch.Tensor:
-    chance = torch.Generator().manual_seed(3)
-    return CASES[request.param](torch.randn(TOKENS, N, generator=chance, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(3)
+    return CASES[request.param](torch.randn(TOKENS, N, generator=generator, dtype=torch.float64))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def near(result, expected, largest_value) -> bool:
     return abs(mpmath.mpf(result) - expected) <= SHARE * largest_value
 
 
-def test_a_low_rank_product_leaves_the_exact_tail(rows, weight) -> None:
+def test_low_rank_product_leaves_the_exact_tail(rows, weight) -> None:
     up, _, down = whitened_svd(weight, gram(rows))
     x, w = exact(rows), exact(weight)
     best = tails(x * w.T)
@@ -91,7 +91,7 @@ def test_singular_values_are_exact(rows, weight) -> None:
         assert near(result_value, exact_value, expected[0])
 
 
-def test_a_root_squares_to_the_matrix(rows) -> None:
+def test_root_squares_to_the_matrix(rows) -> None:
     root, inverse = (exact(result_value) for result_value in roots(gram(rows)))
     largest_value = exact(gram(rows))
     largest = max(abs(value) for value in largest_value)
@@ -100,7 +100,7 @@ def test_a_root_squares_to_the_matrix(rows) -> None:
 
 
 def test_scores_of_a_joint_decomposition_leave_the_exact_tail(rows) -> None:
-    """Queries of the case, keys rotated differently."""
+    """Use the rows as queries, and the same rows rotated as keys."""
     rotated_keys = (
         rows.flip(1) @ torch.linalg.qr(torch.vander(torch.linspace(-1, 1, N).double()))[0]
     )
@@ -115,9 +115,9 @@ def test_scores_of_a_joint_decomposition_leave_the_exact_tail(rows) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("center", [0.0, 50.0])
-def test_the_covariance_of_activations_in_16_bits_keeps_its_digits(dtype, center) -> None:
-    chance = torch.Generator().manual_seed(5)
-    x = (torch.randn(TOKENS, N, generator=chance) + center).to(dtype)
+def test_covariance_of_16_bit_activations_keeps_its_digits(dtype, center) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = (torch.randn(TOKENS, N, generator=generator) + center).to(dtype)
     accumulator = Accumulator({("attn_in", "second"), ("attn_in", "mean")})
     for part in x.split(7):
         accumulator.observe("attn_in", part)
@@ -125,13 +125,13 @@ def test_the_covariance_of_activations_in_16_bits_keeps_its_digits(dtype, center
     result = exact(accumulator.moments().centered("attn_in"))
     rows = exact(x)
     mean = mpmath.matrix([[mpmath.fsum(rows[:, j]) / TOKENS for j in range(N)]])
-    away = rows - mpmath.ones(TOKENS, 1) * mean
-    expected = away.T * away / TOKENS
+    centered_rows = rows - mpmath.ones(TOKENS, 1) * mean
+    expected = centered_rows.T * centered_rows / TOKENS
     largest = max(abs(value) for value in expected)
     assert max(abs(value) for value in result - expected) <= 1e-6 * largest
 
 
-def test_a_refit_is_the_exact_ridge_solution(rows, weight) -> None:
+def test_refit_is_the_exact_ridge_solution(rows, weight) -> None:
     noise = torch.randn(len(rows), OUT, generator=torch.Generator().manual_seed(6)).double()
     targets = rows @ weight.mT + noise
     fit = Regression()
@@ -146,15 +146,15 @@ def test_a_refit_is_the_exact_ridge_solution(rows, weight) -> None:
 
 
 def test_neurons_are_eliminated_in_the_exact_order(weight) -> None:
-    """Each step has a unique smallest score, by far more than rounding."""
-    chance = torch.Generator().manual_seed(7)
-    x = torch.randn(TOKENS, N, generator=chance, dtype=torch.float64)
+    """Each step has a unique smallest score, separated by far more than rounding."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(TOKENS, N, generator=generator, dtype=torch.float64)
     x = x * torch.logspace(3, -3, N, dtype=x.dtype)
     second = gram(x)
     remaining, order = list(range(N)), []
     inverse = mpmath.inverse(exact(second + 1e-8 * second.diagonal().diag()))
     w = exact(weight) * 1
-    while remaining:  # optimal brain surgeon, single steps
+    while remaining:  # optimal brain surgeon in single steps
         scores = {
             j: mpmath.fsum(w[i, j] ** 2 for i in range(OUT)) / inverse[j, j] for j in remaining
         }
@@ -168,7 +168,7 @@ def test_neurons_are_eliminated_in_the_exact_order(weight) -> None:
     assert elimination_order(weight, second).tolist() == order[::-1]
 
 
-def test_an_inverse_by_its_factor_is_exact() -> None:
+def test_inverse_from_a_cholesky_factor_is_exact() -> None:
     x = torch.randn(TOKENS, N, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     second = gram(x * torch.logspace(2, -2, N, dtype=x.dtype))
     result = exact(inverse_of(cholesky(second, 0.0)))

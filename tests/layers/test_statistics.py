@@ -14,7 +14,7 @@ from lrcore.layers.statistics import (
 
 
 def sampled(count: int, batch: int, seed: int = 0) -> torch.Tensor:
-    """Return the positions that a sample retains of a stream of `count` rows."""
+    """Return the positions that a sample retains from a stream of `count` rows."""
     sample = EvenSample(seed)
     for rows in torch.arange(count).unsqueeze(1).split(batch):
         sample.add(rows)
@@ -22,7 +22,7 @@ def sampled(count: int, batch: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count", [1, 700, SAMPLE, SAMPLE + 1, 5000, 20011])
-def test_a_sample_has_one_row_per_block_for_any_batch_size(count):
+def test_sample_has_one_row_per_block_for_any_batch_size(count):
     sample_rows, stride = sampled(count, 64), 1
     while -(-count // stride) > SAMPLE:
         stride *= 2
@@ -44,10 +44,8 @@ def test_joined_samples_equal_the_sample_of_the_stream(count, ends):
     assert torch.equal(EvenSample.joined(parts, count).rows.flatten(), sampled(count, 64))
 
 
-def test_every_position_of_a_window_can_occur_in_a_sample():
-    """Calibration with 128 windows of 2048: a sample of every 256th token would have only 8
-    positions.
-    """
+def test_samples_cover_the_positions_of_a_window():
+    """Samples of every 256th token would hold only 8 positions of windows of 2048."""
     sample_rows = sampled(128 * 2048, 8 * 2048)
     assert len(sample_rows) == SAMPLE
     positions = (sample_rows % 2048).unique()
@@ -58,7 +56,7 @@ def test_every_position_of_a_window_can_occur_in_a_sample():
 
 @pytest.mark.parametrize("n", [7, BLOCK, 2 * BLOCK + 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_second_moment_in_blocks_equals_the_product(n, dtype):
+def test_second_moment_in_blocks_equals_the_product(n, dtype):
     accumulator, x = (
         Accumulator([("mlp_in", "second"), BLOCK_INFLUENCE]),
         torch.randn(4, 5, n).to(dtype),
@@ -84,7 +82,7 @@ def moments_at(tap_rows: torch.Tensor, *statistics: str) -> Moments:
 def test_sums_of_squares_of_float16_activations_do_not_overflow():
     rows = torch.randn(2048, 5)
     rows[:, 0] += 6  # the sum of squares exceeds the largest float16 number, 65,504
-    rows[7, 1] = 300  # and so does a single square
+    rows[7, 1] = 300  # its square exceeds it as well
     result = moments_at(rows.half(), "second", "square", "mean", "abs")
     expected = rows.half().double()
     torch.testing.assert_close(
@@ -95,12 +93,13 @@ def test_sums_of_squares_of_float16_activations_do_not_overflow():
 
 @pytest.mark.parametrize("sigmas", [50, 1000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_channel_with_a_mean_of_many_sigma_keeps_its_variance(dtype, sigmas):
+def test_channel_with_a_large_mean_keeps_its_variance(dtype, sigmas):
     rows = torch.randn(4096, 3)
     rows = torch.stack([sigmas + rows[:, 0], rows[:, 1] - sigmas, rows[:, 2]], 1).to(dtype)
     covariance = moments_at(rows, "second", "mean").centered("mlp_in")
     expected = rows.double().mT.cov(correction=0)
-    # rounding error of sums of 4,096 products in float32: about 1e-6, depending on the processor
+    # sums of 4,096 products in float32 have rounding errors of about 1e-6, depending on the
+    # processor
     torch.testing.assert_close(covariance, expected, rtol=0, atol=1e-5 * float(expected.max()))
 
 

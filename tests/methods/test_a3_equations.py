@@ -1,7 +1,4 @@
-"""A3 against the `d x d` formulas of the paper and against brute force.
-
-Errors agree to 1e-6 of the total.
-"""
+"""A3 against the `d x d` formulas of the paper and against brute force, to 1e-6 of the total."""
 
 import pytest
 import torch
@@ -15,16 +12,14 @@ RANKS = [1, 2, 5, 7]
 
 
 def augmented(weight, bias, x):
-    """Return the input with a constant column of ones, so that brute-force formulas
-    include biases.
-    """
+    """Return a weight with its bias as a column, and inputs with a column of ones."""
     column = torch.ones(len(x), 1, dtype=x.dtype)
     extra = torch.zeros(len(weight), 1, dtype=x.dtype) if bias is None else bias.unsqueeze(1)
     return torch.cat((weight, extra), 1), torch.cat((x, column), 1)
 
 
 def score_error(case, small, i: int) -> float:
-    """E (q_i . k - q^_i . k^)^2 over independent query and key tokens, term by term."""
+    """Return E (q_i . k - q^_i . k^)^2 over independent query and key tokens."""
     a, b = case.layer.attention, small.attention
 
     def states(attention, name, count, index):
@@ -112,9 +107,7 @@ def test_theorem_3_3_equals_the_d_by_d_optimum_for_mha(bias: bool, rank: int) ->
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_joint_ov_equals_the_stacked_d_by_d_optimum_for_gqa(rank: int) -> None:
-    """The paper's objective for GQA: value states of single tokens, summed over the output heads of
-    the group.
-    """
+    """For GQA, the paper sums over values of single tokens and the output heads of a group."""
     case = toy(4, 2, "rotary", True, True)
     a = case.layer.attention
     factor = a3.ov_joint(a, case.moments)
@@ -134,7 +127,7 @@ def test_joint_ov_equals_the_stacked_d_by_d_optimum_for_gqa(rank: int) -> None:
         assert relative(result, float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
 
 
-def test_rotary_pairs_are_scored_by_pre_rotary_diagonals_and_kept_whole() -> None:
+def test_rotary_pairs_are_ranked_by_pre_rotary_diagonals_and_kept_as_pairs() -> None:
     case = toy(4, 2, "rotary", True, True)
     a = case.layer.attention
     small = a3.qk_pairs(a, case.moments).truncate(case.layer, 4)
@@ -149,9 +142,9 @@ def test_rotary_pairs_are_scored_by_pre_rotary_diagonals_and_kept_whole() -> Non
         assert torch.equal(heads(small.attention.k.weight, 2)[g], heads(a.k.weight, 2)[g][columns])
 
 
-def test_dropping_a_set_of_columns_costs_the_double_sum_over_it() -> None:
-    """Without rotary, the exact cost of dropping P is `sum_{j,l in P} (G_q)_jl (G_k)_jl`; the
-    diagonal terms are the scores.
+def test_cost_of_dropping_columns_is_the_double_sum_over_them() -> None:
+    """Without rotary embeddings, dropping P costs `sum_{j,l in P} (G_q)_jl (G_k)_jl`; the diagonal
+    terms are the scores.
     """
     case = toy(3, 3, "none", True, False)
     q, k = (
@@ -164,11 +157,13 @@ def test_dropping_a_set_of_columns_costs_the_double_sum_over_it() -> None:
     assert relative((gram_q * gram_k)[dropped][:, dropped].sum(), error) < 1e-9
 
 
-def test_mlp_keeps_the_neurons_of_largest_energy_times_column_norm() -> None:
+def test_mlp_keeps_neurons_with_the_largest_energy_times_column_norm() -> None:
     case = toy(4, 2, "rotary", False, True)
     m = case.layer.mlp
     root, _ = roots(case.moments.second("mlp_hidden"))
-    literal = (root**2).sum(0) * (m.down.weight**2).sum(0)  # eq. 15 with the root taken, as printed
+    literal = (root**2).sum(0) * (m.down.weight**2).sum(
+        0
+    )  # eq. 15, with the square root as printed
     small = a3.mlp_cur(case.layer, case.moments).truncate(case.layer, 11).mlp
     selected = literal.topk(11).indices.sort().values
     assert torch.equal(small.down.weight, m.down.weight[:, selected])

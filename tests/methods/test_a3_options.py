@@ -1,6 +1,4 @@
-"""A3's variants against the formulas of Appendices B.2.3 and E, and the effect of the overall OV on
-the cache.
-"""
+"""A3's variants against the formulas of Appendices B.2.3 and E, and the cache of overall OV."""
 
 from dataclasses import replace
 
@@ -22,7 +20,7 @@ RANKS = [1, 3, 6]
 
 
 def sides(case, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Augmented query and key weights of head i, and the root of the augmented input moment."""
+    """Return augmented query and key weights of head i, and the root of the input moment."""
     a = case.layer.attention
     wq, x = augmented(
         heads(a.q.weight, a.n_q)[i], None if a.q.bias is None else heads(a.q.bias, a.n_q)[i], case.x
@@ -37,7 +35,7 @@ def sides(case, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("qk", ["q_only", "k_only", "weights"])
-def test_one_sided_qk_is_the_svd_of_equation_8_with_an_identity_in_it(qk: str, bias: bool) -> None:
+def test_one_sided_qk_is_equation_8_with_an_identity(qk: str, bias: bool) -> None:
     """`svd(R_q^{1/2} W_q^T W_k R_k^{1/2})` with R_k (q_only), R_q (k_only) or both (weights)
     replaced by the identity.
     """
@@ -70,20 +68,20 @@ def test_one_sided_qk_is_the_svd_of_equation_8_with_an_identity_in_it(qk: str, b
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_a3_with_identity_moments_is_clover(rank: int) -> None:
-    """CLOVER: `svd(W_q^T W_k)` of each head, from the weights only."""
+    """CLOVER computes `svd(W_q^T W_k)` of each head, from the weights only."""
     case = toy(3, 3, "none", False, False)
     a = case.layer.attention
     factors = clover.factor(case.layer, Moments({}, 0))
     assert list(factors) == ["qk", "ov"]
-    named = a3.qk_svd(a, case.moments, "weights").truncate(case.layer, rank).attention
-    blind = factors["qk"].truncate(case.layer, rank).attention
-    assert torch.equal(blind.q.weight, named.q.weight)
-    assert torch.equal(blind.k.weight, named.k.weight)
+    weights_only = a3.qk_svd(a, case.moments, "weights").truncate(case.layer, rank).attention
+    without_moments = factors["qk"].truncate(case.layer, rank).attention
+    assert torch.equal(without_moments.q.weight, weights_only.q.weight)
+    assert torch.equal(without_moments.k.weight, weights_only.k.weight)
     for i in range(3):
         product = heads(a.q.weight, 3)[i].T @ heads(a.k.weight, 3)[i]
         u, s, vt = torch.linalg.svd(product)
         assert torch.allclose(
-            heads(named.q.weight, 3)[i].T @ heads(named.k.weight, 3)[i],
+            heads(weights_only.q.weight, 3)[i].T @ heads(weights_only.k.weight, 3)[i],
             u[:, :rank] * s[:rank] @ vt[:rank],
             atol=1e-8,
         )
@@ -91,8 +89,8 @@ def test_a3_with_identity_moments_is_clover(rank: int) -> None:
 
 @pytest.mark.parametrize("position", ["none", "rotary"])
 @pytest.mark.parametrize("rank", RANKS)
-def test_values_by_the_weights_alone_are_clover(rank: int, position: str) -> None:
-    """CLOVER: `svd(W_o W_v)` of each head; at full rank the dense layer."""
+def test_ov_from_the_weights_only_is_clover(rank: int, position: str) -> None:
+    """CLOVER computes `svd(W_o W_v)` of each head; full rank gives the dense layer."""
     case = toy(3, 3, position, False, True)
     a = case.layer.attention
     factors = clover.factor(case.layer, Moments({}, 0))
@@ -118,7 +116,7 @@ def test_values_by_the_weights_alone_are_clover(rank: int, position: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["abs", "wanda", "taylor"])
-def test_columns_of_values_are_kept_by_the_scores_of_the_baselines(kind: str) -> None:
+def test_value_columns_are_ranked_by_the_baseline_scores(kind: str) -> None:
     case = toy(4, 2, "rotary", True, True)
     a, values = case.layer.attention, case.moments.values
     factor = a3.factor(case.layer, case.moments, a3.A3Options(ov=kind))["ov"]
@@ -147,7 +145,7 @@ def test_columns_of_values_are_kept_by_the_scores_of_the_baselines(kind: str) ->
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "none", True, True)])
 @pytest.mark.parametrize("rank", RANKS)
-def test_both_sides_have_the_least_score_error_of_all_variants(kind: tuple, rank: int) -> None:
+def test_whitening_both_sides_has_the_lowest_score_error(kind: tuple, rank: int) -> None:
     case = toy(*kind)
     a = case.layer.attention
     solve = a3.qk_svd if a.group == 1 else a3.qk_joint
@@ -160,7 +158,7 @@ def test_both_sides_have_the_least_score_error_of_all_variants(kind: tuple, rank
 
 @pytest.mark.parametrize("scores", ["a3", "abs", "wanda", "random"])
 @pytest.mark.parametrize("qk", ["both", "weights"])
-def test_rotary_pairs_are_ranked_by_the_named_scores(scores: str, qk: str) -> None:
+def test_rotary_pairs_are_ranked_by_the_selected_scores(scores: str, qk: str) -> None:
     case = toy(4, 2, "rotary", True, True)
     a = case.layer.attention
     factor = a3.qk_pairs(a, case.moments, qk, scores, seed=3)
@@ -198,8 +196,8 @@ def test_rotary_pairs_are_ranked_by_the_named_scores(scores: str, qk: str) -> No
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", True, True)])
 @pytest.mark.parametrize("rank", [1, 5, 11])
 def test_overall_ov_is_theorem_b_1_on_the_stacked_heads(kind: tuple, rank: int) -> None:
-    """Literally: `R^{-1/2} svd_r(R^{1/2} W_cat)` on P_cat, the attention-weighted inputs of all
-    heads side by side.
+    """Compute `R^{-1/2} svd_r(R^{1/2} W_cat)` on P_cat, the attention-weighted inputs of all heads
+    side by side.
     """
     case = toy(*kind)
     a = case.layer.attention
@@ -245,7 +243,7 @@ def test_overall_ov_is_theorem_b_1_on_the_stacked_heads(kind: tuple, rank: int) 
     assert factor.cost.full == D
 
 
-def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
+def test_overall_ov_is_cached_per_query_head_and_saved(
     tiny_llama, tiny_opt, story_file, tmp_path
 ) -> None:
     for folder in (tiny_llama, tiny_opt):
@@ -279,16 +277,14 @@ def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
             assert torch.equal(reloaded.network(tokens).logits, full_logits)
 
 
-def test_overall_ov_caches_more_than_the_dense_model_unless_its_rank_is_tiny() -> None:
+def test_overall_ov_caches_more_than_the_dense_model_except_at_tiny_ranks() -> None:
     case = toy(4, 2, "rotary", False, True)
     cost = a3.factor(case.layer, case.moments, a3.A3Options(ov="overall"))["ov"].cost
     assert cost.kv(cost.cap) > cost.kv_dense > cost.kv(cost.kv_cap)
     assert cost.kv(cost.kv_cap) == 4 * cost.kv_cap
 
 
-def test_a_share_of_the_kv_cache_is_of_the_whole_cache_where_keys_stay(
-    tiny_llama, story_file
-) -> None:
+def test_kv_ratio_counts_the_full_cache_if_keys_are_dense(tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="clover")
     half = recipe.with_(budget="kv", ratio=0.5)
@@ -298,9 +294,7 @@ def test_a_share_of_the_kv_cache_is_of_the_whole_cache_where_keys_stay(
     assert lrcore.allocate(factors, half.with_(ratio=0.4)).account.achieved >= 0.4
 
 
-def test_clover_leaves_the_mlp_as_it_is_and_shrinks_the_cache(
-    tiny_opt, story_file, tmp_path
-) -> None:
+def test_clover_keeps_the_mlp_and_shrinks_the_cache(tiny_opt, story_file, tmp_path) -> None:
     model = lrcore.load(str(tiny_opt))
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="clover", ratio=0.15)
     small = lrcore.compress(model, recipe)

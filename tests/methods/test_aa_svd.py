@@ -1,4 +1,4 @@
-"""AA-SVD's anchored objective against the printed formula, and in a network."""
+"""AA-SVD: its anchored objective against the printed formula, and compressed networks."""
 
 import pytest
 import torch
@@ -14,10 +14,8 @@ from lrcore.models.stream import LayerStream
 EXACT = aa_svd.AaSvdOptions(ridge=1e-8)
 
 
-def apart(case) -> tuple[dict, Moments]:
-    """Return inputs of a compressed network at all taps, [tokens, n], and their moments with the
-    dense ones.
-    """
+def perturbed_inputs(case) -> tuple[dict, Moments]:
+    """Return dense and perturbed inputs of all taps, [tokens, n], and their moments."""
     g, inputs, values = torch.Generator().manual_seed(4), {}, {}
     dense = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
     for tap, x in dense.items():
@@ -31,10 +29,10 @@ def apart(case) -> tuple[dict, Moments]:
 
 
 @pytest.mark.parametrize("rank", [1, 4])
-def test_it_is_the_printed_formula_and_its_values_are_the_error(rank: int) -> None:
-    """`SVD_r(W E[x x'^T] L^{-T}) L^{-1}` with `L L^T = E[x' x'^T]`."""
+def test_factors_follow_the_printed_formula_and_their_values_are_the_error(rank: int) -> None:
+    """The paper computes `SVD_r(W E[x x'^T] L^{-T}) L^{-1}` with `L L^T = E[x' x'^T]`."""
     case = toy(4, 2, "rotary", False, True)
-    inputs, moments = apart(case)
+    inputs, moments = perturbed_inputs(case)
     factors = aa_svd.factor(case.layer, moments, EXACT)
     small = truncate(case.layer, factors, dict.fromkeys(factors, rank)).matrices()
     for name, projection in case.layer.matrices().items():
@@ -54,9 +52,9 @@ def test_it_is_the_printed_formula_and_its_values_are_the_error(rank: int) -> No
         assert torch.allclose(factors[name].values, s[: len(factors[name].values)], atol=1e-5)
 
 
-def test_without_an_anchor_or_a_shift_it_is_svd_llm() -> None:
+def test_without_anchor_or_perturbation_it_equals_svd_llm() -> None:
     case = toy(4, 2, "rotary", True, True)
-    _, moments = apart(case)
+    _, moments = perturbed_inputs(case)
     for options, statistics in ((aa_svd.AaSvdOptions(anchor=0.0), moments), (EXACT, case.moments)):
         anchored, plain = (
             aa_svd.factor(case.layer, statistics, options),
@@ -74,7 +72,7 @@ def model(tiny_llama):
 
 @pytest.fixture(scope="module")
 def small(model, story_file):
-    """Return models compressed by SVD-LLM and AA-SVD, layer after layer."""
+    """Return the tokens and the models compressed sequentially by SVD-LLM and AA-SVD."""
     recipe = lrcore.Recipe(data=str(story_file), samples=8, seq_len=48, ratio=0.5)
     recipe = recipe.with_(calibration_mode="sequential", refit="off")
     calibration = lrcore.calibrate(model, recipe)
@@ -93,8 +91,8 @@ def streams(networks, tokens, layer: int) -> list[LayerStream]:
 
 
 @pytest.mark.parametrize(("tap", "name"), [("attn_in", "v"), ("attn_out", "o"), ("mlp_in", "up")])
-def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap, name) -> None:
-    """In the final network, each matrix has the smallest error at its rank relative to the dense
+def test_each_part_is_solved_on_the_outputs_of_the_parts_before_it(model, small, tap, name) -> None:
+    """Each matrix of the final network has the lowest error at its rank, relative to the dense
     output.
     """
     tokens, models = small
@@ -110,8 +108,8 @@ def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap,
     assert torch.allclose(weight, expected, atol=2e-3 * float(weight.abs().max()))
 
 
-class Given:
-    """A stream at a layer of which only the input of a projection is read."""
+class StreamOfRows:
+    """A stream that returns the same rows as the input of every projection."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows, self.hidden = rows, rows.unsqueeze(0).split(1)
@@ -120,24 +118,24 @@ class Given:
         return self.rows.unsqueeze(0)
 
 
-def test_moments_of_inputs_with_a_mean_of_1000_sigma_are_exact() -> None:
+def test_moments_of_inputs_with_a_large_mean_are_exact() -> None:
     g = torch.Generator().manual_seed(6)
     x, shifted = (1000 + torch.randn(300, 4, generator=g) for _ in range(2))
-    moments = cross_moments(Given(x), Given(shifted), 0, "attn_in", "q")
+    moments = cross_moments(StreamOfRows(x), StreamOfRows(shifted), 0, "attn_in", "q")
     x, shifted = x.double(), shifted.double()
     assert torch.allclose(moments.second("attn_in"), shifted.mT @ shifted / 300, rtol=0, atol=1e-4)
     assert torch.allclose(moments.cross("attn_in"), x.mT @ shifted / 300, rtol=0, atol=1e-4)
 
 
-def test_activations_of_the_compressed_network_that_are_not_finite_are_named() -> None:
+def test_non_finite_activations_of_the_compressed_network_raise() -> None:
     x = torch.ones(6, 4, dtype=torch.float16)
     shifted = x.clone()
     shifted[2, 1] = torch.inf
     with pytest.raises(lrcore.InputError, match=r"'mlp_in' of layer 3 are not finite.*float32"):
-        cross_moments(Given(x), Given(shifted), 3, "mlp_in", "up")
+        cross_moments(StreamOfRows(x), StreamOfRows(shifted), 3, "mlp_in", "up")
 
 
-def test_the_stream_stays_closer_to_the_dense_one_than_by_svd_llm(model, small) -> None:
+def test_stream_is_closer_to_the_dense_stream_than_with_svd_llm(model, small) -> None:
     tokens, models = small
     networks = [model.network, *(compressed.network for compressed in models.values())]
     dense, plain, anchored = (stream.hidden[0] for stream in streams(networks, tokens, 2))

@@ -1,4 +1,4 @@
-"""Decompositions of ill-conditioned and near-duplicate input against fifty digits of mpmath."""
+"""Decompositions of ill-conditioned inputs, compared with fifty digits of mpmath."""
 
 import mpmath
 import pytest
@@ -10,9 +10,7 @@ OUT, IN, TOKENS = 4, 5, 12
 
 
 def inputs(kind: str) -> torch.Tensor:
-    """Return activations [TOKENS, IN] of a kind for which float32 products are not
-    accurate enough.
-    """
+    """Return activations [TOKENS, IN] for which float32 products are not accurate enough."""
     x = torch.randn(TOKENS, IN, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     if kind == "near duplicates":
         x[:, 1] = x[:, 0] + 1e-7 * x[:, 1]
@@ -34,7 +32,7 @@ KINDS = ("near duplicates", "scales", "massive", "few tokens")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_error_of_every_rank_is_the_least_there_is(kind) -> None:
+def test_error_of_every_rank_is_the_minimum(kind) -> None:
     x = inputs(kind)
     weight = torch.randn(OUT, IN, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     up, values, down = whitened_svd(weight, x.T @ x)
@@ -48,12 +46,14 @@ def test_the_error_of_every_rank_is_the_least_there_is(kind) -> None:
             error = mpmath.fsum(entry**2 for entry in gap)
             optimum = mpmath.fsum(s**2 for s in best[rank:])
             assert -1e-30 * total <= error - optimum <= 1e-12 * total, rank
-        for value, alone, s in zip(values, singular_values(weight, x.T @ x), best, strict=False):
+        for value, value_only, s in zip(
+            values, singular_values(weight, x.T @ x), best, strict=False
+        ):
             assert abs(float(value) - s) <= 1e-7 * best[0]
-            assert abs(float(alone) - s) <= 1e-7 * best[0]
+            assert abs(float(value_only) - s) <= 1e-7 * best[0]
 
 
-def test_small_singular_values_of_a_weight_are_not_lost() -> None:
+def test_small_singular_values_are_accurate() -> None:
     weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     weight[:, 3] = weight[:, 2] * (1 + 1e-9)
     with mpmath.workdps(50):

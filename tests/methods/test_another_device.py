@@ -1,5 +1,6 @@
-"""All methods on a device other than the CPU: no tensor on the wrong device, the results of the
-CPU, and no wait for the device per rank or neuron.
+"""Methods on a device other than the CPU: equal results and few synchronizations.
+
+No tensor is on the wrong device, and no method waits for the device per rank or neuron.
 """
 
 from functools import cache
@@ -15,11 +16,11 @@ from lrcore.methods import truncate
 from lrcore.methods.factors import spectrum
 from lrcore.methods.latentllm import hosvd
 
-# Of a layer or slot. Where a matrix is damped, or a set of pivots read, once each; the toy layer
-# has 40 neurons, which must not show.
+# Limit per layer or slot: damping a matrix or reading a set of pivots waits once. The toy layer has
+# 40 neurons, so waiting once per neuron exceeds the limit.
 WAITS = 24
-ROUNDS = 2 * 2 * hosvd.ROUNDS  # joint QK and VO: the gain of a round, and its longest step
-STEPS = ("vo", "attention")  # conjugate gradients: the gain of each of hundreds of steps
+ROUNDS = 2 * 2 * hosvd.ROUNDS  # joint QK and VO: the gain of each round, and its longest step
+STEPS = ("vo", "attention")  # conjugate gradients wait in each of hundreds of steps
 CASES = [
     case
     for case in EVERY
@@ -28,8 +29,8 @@ CASES = [
 CASES = [case for case in CASES if STEPS not in case.values[0][1].items()]
 
 
-def test_what_ranks_are_chosen_by_is_on_the_cpu() -> None:
-    layer, moments = _away(KINDS[0])
+def test_spectra_are_on_the_cpu() -> None:
+    layer, moments = _on_device(KINDS[0])
     with Device():
         for row in (ROWS["a3"], ROWS["flap"]):
             for name, factor in row.factor(layer, moments, row.choose({})).items():
@@ -38,15 +39,17 @@ def test_what_ranks_are_chosen_by_is_on_the_cpu() -> None:
 
 
 @cache
-def _away(kind: tuple):
+def _on_device(kind: tuple):
     case = toy(*kind)
     return moved(case.layer), Moments(moved(dict(case.moments.values)), case.moments.tokens)
 
 
 @pytest.mark.parametrize(("method", "kind"), CASES)
-def test_methods_run_on_another_device_as_on_the_cpu(method: tuple[str, dict], kind) -> None:
+def test_methods_give_the_results_of_the_cpu_on_another_device(
+    method: tuple[str, dict], kind
+) -> None:
     case, factors = solve(method, kind)
-    row, (layer, moments) = ROWS[method[0]], _away(kind)
+    row, (layer, moments) = ROWS[method[0]], _on_device(kind)
     with Device() as device:
         away = row.factor(layer, moments, row.choose(method[1]))
     assert device.waits.total() <= WAITS, device.waits
@@ -67,7 +70,7 @@ def test_methods_run_on_another_device_as_on_the_cpu(method: tuple[str, dict], k
             )
 
 
-def test_the_pretended_device_says_what_a_gpu_would() -> None:
+def test_fake_device_raises_like_a_gpu_and_counts_waits() -> None:
     with Device() as device:
         x = Away(torch.ones(3))
         with pytest.raises(RuntimeError, match="of the CPU"):

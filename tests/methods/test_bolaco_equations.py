@@ -1,6 +1,4 @@
-"""Bolaco's projection as the PCA of the outputs, token by token, and the published count of its
-ranks.
-"""
+"""Bolaco: projections onto principal components of the outputs, and the costs of ranks."""
 
 import math
 
@@ -42,10 +40,10 @@ def test_outputs_are_projected_onto_their_principal_components(kind: tuple, rank
         assert torch.allclose(eigenvalues, s[: len(eigenvalues)] ** 2, atol=1e-4), name
 
 
-def test_a_rank_costs_what_the_published_ratio_counts() -> None:
-    """`rank = ratio m n / (m + n)`: a rank costs m + n numbers."""
+def test_cost_of_a_rank_equals_the_published_count() -> None:
+    """The paper uses `rank = ratio m n / (m + n)`: a rank costs m + n numbers."""
     case = toy(4, 2, "rotary", True, True)
     for name, factor in METHODS["bolaco"].factor(case.layer, case.moments, None).items():
         m, n = case.layer.matrices()[name].weight.shape
         rank = math.ceil(0.5 * m * n / (m + n))
-        assert factor.cost.parameters(rank) == rank * (m + n) + m  # with the bias
+        assert factor.cost.parameters(rank) == rank * (m + n) + m  # including the bias

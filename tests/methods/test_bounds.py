@@ -1,6 +1,4 @@
-"""The bounds of MoDeGPT's propositions against their printed formulas and against errors
-measured on tokens.
-"""
+"""Error bounds of MoDeGPT's propositions, compared with the paper and with measured errors."""
 
 import pytest
 import torch
@@ -33,10 +31,10 @@ def test_no_error_exceeds_its_bound(kind: tuple, seed: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 30, 39])
-def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
-    """Sums over tokens, as printed.
+def test_proposition_1_equals_the_printed_bound_if_it_applies(rank: int) -> None:
+    """Use sums over tokens, as printed.
 
-    A flat tail has eps = k (n - k) / n: the proposition applies if a single neuron is removed or
+    A flat tail has eps = k (n - k) / n, so the proposition applies if a single neuron is removed or
     retained.
     """
     case = toy(3, 3, "none", True, False)
@@ -70,7 +68,7 @@ def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [9, 23])
-def test_theorem_1_as_printed(rank: int) -> None:
+def test_theorem_1_equals_the_printed_bound(rank: int) -> None:
     case = toy(3, 3, "none", True, False)
     factor = factors_of(case)["mlp"]
     weight, gram, selected = case.layer.mlp.down.weight, case.z.T @ case.z, factor.order[:rank]
@@ -90,7 +88,7 @@ def test_theorem_1_as_printed(rank: int) -> None:
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", True, True)])
 @pytest.mark.parametrize("rank", [2, 4, 6])
-def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(
+def test_proposition_2_equals_the_printed_bound_and_the_error_over_all_token_pairs(
     kind: tuple, rank: int
 ) -> None:
     case = toy(*kind)
@@ -116,10 +114,8 @@ def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
-def test_proposition_3_is_attained(rank: int) -> None:
-    """`sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, `d x d` as printed, is the error of the algorithm
-    on tokens.
-    """
+def test_proposition_3_equals_the_error(rank: int) -> None:
+    """`sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, `d x d` as printed, is the error on the tokens."""
     case = toy(3, 3, "none", False, False)
     a = case.layer.attention
     factor = factors_of(case)["ov"]
@@ -138,7 +134,7 @@ def test_proposition_3_is_attained(rank: int) -> None:
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
-def test_a_real_model_has_a_row_per_slot_and_no_error_above_its_bound(
+def test_every_slot_of_a_model_has_an_error_within_its_bound(
     folder: str, request, story_file
 ) -> None:
     model = lrcore.load(str(request.getfixturevalue(folder)))

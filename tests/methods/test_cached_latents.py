@@ -1,4 +1,4 @@
-"""Cached latents of `fused` against the losses that they minimize, computed from samples."""
+"""Cached latents of `fused`, compared with losses computed from samples."""
 
 from dataclasses import replace
 from itertools import product
@@ -18,7 +18,7 @@ RANKS = (1, 5, 11)
 
 
 def score_error(case, small) -> float:
-    """Sum over heads of the mean squared change of the scores of independent tokens."""
+    """Return the mean squared change of the scores of independent tokens, summed over heads."""
     a = case.layer.attention
     q = apply(a.q, case.x).unflatten(-1, (a.n_q, -1))
     lost = (apply(a.k, case.x) - apply(small.attention.k, case.x)).unflatten(-1, (a.n_kv, -1))
@@ -27,9 +27,7 @@ def score_error(case, small) -> float:
 
 
 def output_error(case, small) -> float:
-    """Return the sum over heads of the mean squared change of the contributions of single values to
-    the output.
-    """
+    """Return the mean squared change of the outputs of single values, summed over heads."""
     a = case.layer.attention
     lost = (apply(a.v, case.x) - apply(small.attention.v, case.x)).unflatten(-1, (a.n_kv, -1))
     out = output_heads(a.o.weight, a.n_q)
@@ -43,7 +41,7 @@ ERRORS = {"latent_k": score_error, "latent_v": output_error}
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_latent_leaves_the_tail_of_its_curve(kind: tuple, rank: int, name: str) -> None:
+def test_latent_leaves_the_tail_of_its_curve(kind: tuple, rank: int, name: str) -> None:
     case = toy(*kind)
     factor = cached_latents(case.layer, case.moments)[name]
     error = ERRORS[name](case, factor.truncate(case.layer, rank))
@@ -56,7 +54,7 @@ def test_a_latent_leaves_the_tail_of_its_curve(kind: tuple, rank: int, name: str
     [*product(PLAIN, ERRORS), ((4, 2, "rotary", True, True), "latent_v")],
 )
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_latent_loses_less_than_one_of_least_error_of_the_state(
+def test_latent_has_a_lower_error_than_the_best_approximation_of_the_states(
     kind: tuple, name: str, rank: int
 ) -> None:
     case = toy(*kind)
@@ -71,7 +69,7 @@ def test_a_latent_loses_less_than_one_of_least_error_of_the_state(
     assert error < ERRORS[name](case, plain)
 
 
-def test_the_budget_says_which_forms_there_are() -> None:
+def test_budget_selects_the_forms_of_fused() -> None:
     fused = METHODS["fused"]
     assert fused.resolve_auto({}, "kv") == {"forms": "latents"}
     assert fused.resolve_auto({"forms": "auto"}, "kv") == {"forms": "latents"}

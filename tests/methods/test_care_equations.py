@@ -1,7 +1,4 @@
-"""CARE against the `d x d` formulas of the paper, literally, and against brute force.
-
-Errors agree to 1e-6 of the total or better.
-"""
+"""CARE against the `d x d` formulas of the paper and against brute force, to 1e-6 of the total."""
 
 from dataclasses import asdict
 
@@ -38,9 +35,9 @@ def symmetric_root(m):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("rank", RANKS)
-def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: int) -> None:
-    """The paper's form with W: [d, out]: `svd(C W)`, `W^a = C^{-1} U S^{1/2}`,
-    `W^b = S^{1/2} V^T`.
+def test_factors_follow_equations_4_and_5(kind: tuple, name: str, rank: int) -> None:
+    """For W [d, out], the paper computes `svd(C W)`, `W^a = C^{-1} U S^{1/2}` and `W^b = S^{1/2}
+    V^T`.
     """
     case = toy(*kind)
     c, weight = covariance(case), getattr(case.layer.attention, name).weight
@@ -56,7 +53,7 @@ def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: i
     assert relative((small.weight - (w_a @ w_b).T).norm(), 0, weight.norm()) < 1e-9
     assert torch.allclose(
         small.up.norm(dim=0), w_b.norm(dim=1)
-    )  # the same fraction of Sigma on both sides
+    )  # both sides have the same fraction of Sigma
     assert torch.allclose(small.down.norm(dim=1), w_a.norm(dim=0))
     assert (
         relative(((weight - small.weight) @ c).norm() ** 2, (s[rank:] ** 2).sum(), (s**2).sum())
@@ -68,9 +65,11 @@ def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: i
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", RANKS)
-def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, rank: int) -> None:
-    """Equation 3, the error of the states on the calibration tokens: the root attains the bound,
-    the paper's proxy exceeds it.
+def test_root_whitening_is_optimal_for_equation_3_and_covariance_is_not(
+    kind: tuple, rank: int
+) -> None:
+    """Equation 3 is the error of the states on the calibration tokens: whitening by the root
+    attains the bound, and the paper's proxy exceeds it.
     """
     case = toy(*kind)
     options = [
@@ -99,7 +98,7 @@ def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, ra
         assert error(weight_only) > best + 1e-4 * total
 
 
-def test_identity_is_the_svd_of_the_weight() -> None:
+def test_identity_whitening_is_the_svd_of_the_weight() -> None:
     case = toy(*GQA_BIAS)
     factors = care.factor(case.layer, case.moments, care.CareOptions(whitening="identity"))
     for name in ("k", "v"):
@@ -110,24 +109,25 @@ def test_identity_is_the_svd_of_the_weight() -> None:
         assert torch.allclose(small.weight, u[:, :5] @ s[:5].diag() @ vt[:5], atol=1e-10)
 
 
-def test_shrinkage_is_what_its_formula_says_and_one_forgets_the_data() -> None:
+def test_shrinkage_follows_its_formula_and_a_value_of_1_ignores_the_data() -> None:
     case = toy(*GQA)
     second = case.moments.second("attn_in")
     for alpha in (0.0, 0.3):
         assert torch.allclose(care.shrunk(second, alpha), covariance(case, alpha))
     assert torch.equal(care.shrunk(torch.zeros(D, D), 0.01), torch.eye(D, dtype=torch.float64))
-    blind, plain = (
+    fully_shrunk, plain = (
         care.factor(case.layer, case.moments, care.CareOptions(shrinkage=1.0)),
         care.factor(case.layer, case.moments, care.CareOptions(whitening="identity")),
     )
     for name in ("k", "v"):
         results = [
-            getattr(f[name].truncate(case.layer, 4).attention, name).weight for f in (blind, plain)
+            getattr(f[name].truncate(case.layer, 4).attention, name).weight
+            for f in (fully_shrunk, plain)
         ]
         assert torch.allclose(*results, atol=1e-9)
 
 
-def test_queries_output_and_mlp_stay_and_the_cache_holds_the_ranks() -> None:
+def test_only_keys_and_values_change_and_the_cache_holds_the_ranks() -> None:
     case = toy(*GQA_BIAS)
     factors = care.factor(case.layer, case.moments)
     small = factors["v"].truncate(factors["k"].truncate(case.layer, 5), 9)
@@ -140,9 +140,7 @@ def test_queries_output_and_mlp_stay_and_the_cache_holds_the_ranks() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [1, 5, 14])
-def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(
-    kind: tuple, rank: int
-) -> None:
+def test_joint_latent_is_the_truncated_svd_of_the_stacked_weights(kind: tuple, rank: int) -> None:
     case = toy(*kind)
     a, c = case.layer.attention, covariance(case)
     stacked = torch.cat((a.k.weight, a.v.weight))
@@ -156,8 +154,8 @@ def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(
     assert small.kv_values == rank
 
 
-def broken(reason: str):
-    """Return a layer and moments that are singular."""
+def singular_case(reason: str):
+    """Return a layer with singular moments, its moments and its inputs."""
     case = toy(*GQA_BIAS, tokens=10 if reason == "fewer tokens than dimensions" else 400)
     a, x = case.layer.attention, case.x.clone()
     k, v = a.k.weight.clone(), a.v.weight.clone()
@@ -185,10 +183,10 @@ REASONS = [
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize("whitening", ["covariance", "root", "identity"])
 @pytest.mark.parametrize("alpha", [0.0, 0.01])
-def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(
+def test_singular_layers_equal_the_pseudo_inverse_solution(
     reason: str, whitening: str, alpha: float
 ) -> None:
-    layer, moments, x = broken(reason)
+    layer, moments, x = singular_case(reason)
     second = x.T @ x / len(x)
     c = (1 - alpha) * second + alpha * second.trace() / D * torch.eye(D, dtype=second.dtype)
     metric = {"covariance": c, "root": symmetric_root(c), "identity": torch.eye(D, dtype=c.dtype)}[
@@ -211,7 +209,7 @@ def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(
             assert abs(result - expected) <= 1e-6 * float((s**2).sum()) + 1e-20
 
 
-def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
+def test_zero_moments_give_the_svd_of_the_weight() -> None:
     case = toy(*GQA)
     silent = Moments({("attn_in", "second"): torch.zeros(D, D, dtype=torch.float64)}, 1)
     for name, factor in care.factor(case.layer, silent).items():
@@ -220,7 +218,7 @@ def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
         )
 
 
-def test_options_are_read_and_bad_ones_are_named() -> None:
+def test_options_are_parsed_and_invalid_ones_raise() -> None:
     row = METHODS["care"]
     assert asdict(row.choose({})) == {
         "whitening": "covariance",

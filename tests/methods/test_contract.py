@@ -1,4 +1,4 @@
-"""The contract of all methods."""
+"""Contract of all methods: their needs, costs, ranks and errors."""
 
 from functools import cache, partial
 from itertools import pairwise
@@ -99,7 +99,7 @@ def by_form(method: str, factors: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_declared_needs_suffice_and_slots_cover_what_they_name(
+def test_declared_needs_suffice_and_slots_cover_the_declared_matrices(
     method: tuple[str, dict], kind: tuple
 ) -> None:
     case, factors = solve(method, kind)
@@ -138,7 +138,7 @@ def test_loss_curves_are_finite_and_fall_to_zero(method: tuple[str, dict], kind:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(
+def test_parameters_and_cache_equal_the_cost_at_every_rank(
     method: tuple[str, dict], kind: tuple, monkeypatch
 ) -> None:
     """Rounds change numbers but not their count, so a single round suffices."""
@@ -157,7 +157,7 @@ def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(
+def test_full_rank_keeps_the_layer_and_slots_are_independent(
     method: tuple[str, dict], kind: tuple
 ) -> None:
     case, factors = solve(method, kind)
@@ -175,7 +175,9 @@ def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kind: tuple) -> None:
+def test_float32_weights_stay_float32_and_results_are_reproducible(
+    method: tuple[str, dict], kind: tuple
+) -> None:
     case = _case(kind)
     single = case.layer.with_matrices(
         **{
@@ -212,10 +214,8 @@ def test_every_method_file_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("method", ROWS)
-def test_supports_says_what_happens(method: str) -> None:
-    """Each case is solved, or rejected by name; a KV budget is supported if a slot caches fewer
-    numbers.
-    """
+def test_supported_cases_are_solved_and_all_others_raise(method: str) -> None:
+    """A KV budget is supported if a slot caches fewer numbers."""
     supports = ROWS[method].describe()["supports"]
     for kind in KINDS:
         n_q, n_kv, position, bias, gated = kind
@@ -239,11 +239,11 @@ def test_supports_says_what_happens(method: str) -> None:
 
 @pytest.mark.parametrize("method", PARTIAL)
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
-def test_a_method_that_covers_a_part_of_the_layer_compresses(
+def test_method_for_a_part_of_the_layer_compresses(
     request, story_file, tmp_path, monkeypatch, family: str, method: str
 ) -> None:
-    """Matrices outside the method are unchanged; an unreachable ratio is rejected with the largest
-    possible one.
+    """All other matrices are unchanged; a ratio that is too high raises with the largest possible
+    one.
     """
     monkeypatch.setitem(METHODS, method, PARTIAL[method])
     model = lrcore.load(str(request.getfixturevalue(family)))

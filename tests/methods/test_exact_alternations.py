@@ -1,5 +1,6 @@
-"""LatentLLM's alternating solutions on hard inputs, against the same alternation in sixty digits;
-the last step of each is a fixed point.
+"""LatentLLM's alternating solvers on hard inputs, compared with sixty digits.
+
+The last step of each alternation is a fixed point.
 """
 
 import mpmath
@@ -76,7 +77,7 @@ def exact_sparse(weight: Matrix, gram: Matrix, rank: int, entries: int) -> Numbe
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_low_rank_and_sparse_reach_what_the_exact_rounds_do(kind) -> None:
+def test_low_rank_plus_sparse_is_as_good_as_exact_rounds(kind) -> None:
     e = exact_layer("gqa", kind)
     options = latentllm.LatentLLMOptions(attention="local", sparse=0.2)
     factor = latentllm.factor(e.layer, e.case.moments, options)["q"]
@@ -90,7 +91,7 @@ def test_low_rank_and_sparse_reach_what_the_exact_rounds_do(kind) -> None:
 
 
 def exact_fit(dense: Matrix, bias: Matrix, gram: Matrix, x: Matrix, target: Matrix, rank: int):
-    """Return the minimizer of `mean |W^ x + b^ - target|^2 + |(W^ - W) C^{1/2}|^2` of a rank, with
+    """Return the minimizer of `mean |W^ x + b^ - target|^2 + |(W^ - W) C^{1/2}|^2` at a rank, with
     a free bias.
     """
     column = mpmath.ones(x.rows, 1)
@@ -116,7 +117,7 @@ def relu(m: Matrix) -> Matrix:
 
 
 def exact_joint_ud(e, x: Matrix, rank: int):
-    """Return both projections after the rounds, with alpha, beta and gamma equal to 1."""
+    """Return the outputs after the rounds and the dense outputs, for alpha = beta = gamma = 1."""
     column = mpmath.ones(x.rows, 1)
     sides = {
         name: (e.weight(name), bias_of(e.layer.matrices()[name]), e.covariance(tap))
@@ -141,7 +142,7 @@ def exact_joint_ud(e, x: Matrix, rank: int):
 
 
 @pytest.mark.parametrize("kind", ["well_conditioned", "near_duplicates", "zero"])
-def test_up_and_down_together_reach_what_the_exact_rounds_do(kind) -> None:
+def test_joint_up_and_down_are_as_good_as_exact_rounds(kind) -> None:
     e = exact_layer("mha", kind)
     options = latentllm.LatentLLMOptions(mlp="joint")
     factor = latentllm.factor(e.layer, e.case.moments, options)["joint_ud"]
@@ -158,8 +159,8 @@ def test_up_and_down_together_reach_what_the_exact_rounds_do(kind) -> None:
 
 @pytest.mark.parametrize("rank", [3, 6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_other_output_projection_of_the_rank_loses_less(kind, rank) -> None:
-    """Reduced-rank regression of the output on the remaining values, in closed form."""
+def test_output_projection_has_the_lowest_loss_of_its_rank(kind, rank) -> None:
+    """Compare with reduced-rank regression of the output on the remaining values."""
     e = exact_layer("gqa", kind)
     options = latentllm.LatentLLMOptions(vo="attention")
     factor = latentllm.factor(e.layer, e.case.moments, options)["joint_vo"]

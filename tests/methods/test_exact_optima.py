@@ -20,7 +20,7 @@ def digits():
         yield
 
 
-def test_every_method_of_the_table_has_a_reference() -> None:
+def test_every_method_has_a_reference() -> None:
     assert REFERENCES.keys() == METHODS.keys()
 
 
@@ -36,5 +36,5 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize(("name", "layer", "kind"), DEFAULTS)
-def test_the_objective_is_the_least_there_is(name: str, layer: str, kind: str) -> None:
+def test_objective_is_minimal(name: str, layer: str, kind: str) -> None:
     assert above_the_least(name, {}, layer, kind) == []

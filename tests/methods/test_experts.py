@@ -1,4 +1,4 @@
-"""Routed experts: each is solved on the tokens routed to it, with their weights."""
+"""Routed experts, which are solved on their tokens and routing weights."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ NEEDS = activation_needs(need for name in ABLE for need in METHODS[name].needs)
 
 
 def routed(network, tokens, layer=0):
-    """Return inputs [n, d] of the experts of a layer, the selected experts and their weights [n,
+    """Return inputs [n, d] of the experts of a layer, the chosen experts and their weights [n,
     active].
     """
     seen = []
@@ -44,7 +44,7 @@ def outputs(mlp: MLP, x):
 
 
 def moments_of(network, tokens):
-    """Return the moments of the first layer, and the curvatures of its outputs."""
+    """Return the moments of the first layer, including the curvatures of its outputs."""
     moments = LayerStream(network, tokens, batch=8).run(0, NEEDS)
     curvatures = next(iter(collect(network, tokens, silent, PASSES["text"])))
     return Moments({**moments.values, **curvatures.values}, moments.tokens)
@@ -61,7 +61,7 @@ def solved(network):
     return read_layer(network, 0), moments_of(network, TOKENS), routed(network, TOKENS)
 
 
-def test_moments_of_an_expert_are_of_its_tokens_by_their_squared_weights(solved) -> None:
+def test_moments_of_an_expert_are_weighted_by_its_squared_routing_weights(solved) -> None:
     layer, moments, (x, chosen, weights) = solved
     assert not missing_tokens(layer, moments).any()
     for number, mlp in enumerate(layer.experts.mlps):
@@ -83,9 +83,9 @@ def test_moments_of_an_expert_are_of_its_tokens_by_their_squared_weights(solved)
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "modegpt"])
-def test_the_loss_curve_is_the_error_of_the_experts_in_the_output(method, solved) -> None:
-    """For the down projection and for refit neurons: the mean squared error of each expert's part
-    in the output of the layer, summed over experts.
+def test_loss_curve_is_the_output_error_summed_over_experts(method, solved) -> None:
+    """Check the down projection and refit neurons, with the mean squared error of each expert's
+    share of the output.
     """
     layer, moments, (x, chosen, weights) = solved
     name = "down" if method == "svd_llm" else "mlp"
@@ -102,7 +102,7 @@ def test_the_loss_curve_is_the_error_of_the_experts_in_the_output(method, solved
 
 
 @pytest.mark.parametrize("method", ABLE)
-def test_the_cost_of_a_rank_is_what_the_layer_then_stores_and_multiplies(method, solved) -> None:
+def test_cost_of_a_rank_equals_the_parameters_and_products_of_the_layer(method, solved) -> None:
     layer, moments, _ = solved
     factors = METHODS[method].factor(layer, moments)
     for name, factor in factors.items():
@@ -117,8 +117,8 @@ def test_the_cost_of_a_rank_is_what_the_layer_then_stores_and_multiplies(method,
         assert work == cost.products(cost.ranks()[3]) - cost.products(cost.full)
 
 
-def test_rare_experts_are_pooled_with_the_other_tokens_of_the_layer(network) -> None:
-    """With 12 tokens each expert has fewer tokens than the width of its matrices; a sample of all
+def test_rare_experts_are_pooled_with_other_tokens_of_the_layer(network) -> None:
+    """With 12 tokens, each expert has fewer tokens than the width of its matrices; a sample of all
     tokens replaces the missing ones.
     """
     tokens = TOKENS[:1, :12]
@@ -139,7 +139,7 @@ def test_rare_experts_are_pooled_with_the_other_tokens_of_the_layer(network) -> 
         )
 
 
-def test_an_expert_that_no_token_reaches_is_solved_all_the_same(network) -> None:
+def test_expert_without_tokens_is_solved(network) -> None:
     tokens = TOKENS[:1, :1]
     layer, moments = read_layer(network, 0), moments_of(network, tokens)
     assert sorted(expert_weights(layer, moments).tolist())[:2] == [0.0, 0.0]
@@ -151,13 +151,13 @@ def test_an_expert_that_no_token_reaches_is_solved_all_the_same(network) -> None
         assert all(torch.isfinite(projection.weight).all() for projection in held)
 
 
-def test_needs_of_a_layer_without_a_look_at_its_mlp_stay_as_they_are() -> None:
+def test_needs_without_mlp_moments_are_unchanged() -> None:
     needs = frozenset({("attn_in", "second"), ("mlp", "influence"), ("mlp_in", "sample")})
     assert expert_needs(needs, 4) == needs
 
 
-def test_experts_written_alone_give_the_logits_of_the_stacked_ones(network) -> None:
-    """A weight is changed and changed back: the modules are separate, the numbers are the same."""
+def test_separate_experts_give_the_logits_of_stacked_experts(network) -> None:
+    """Doubling and halving a weight separates the modules without changing the numbers."""
     copy = clone(network)
     for factor in (2.0, 0.5):
         layer = read_layer(copy, 0)
@@ -178,7 +178,7 @@ def recipe_of(folder, story_file, **fields):
     return lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=32, **fields)
 
 
-def test_plan_and_model_have_one_account_and_compress_once_more(folder, story_file) -> None:
+def test_account_of_a_plan_equals_the_model_also_if_compressed_again(folder, story_file) -> None:
     model = lrcore.load(str(folder))
     for method in ("svd_llm", "fused"):
         recipe = recipe_of(
@@ -209,7 +209,7 @@ def test_experts_are_compressed_in_the_metric_of_their_outputs(
     assert not torch.allclose(ours.weight, theirs.weight)
 
 
-def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_file) -> None:
+def test_options_and_policies_without_support_for_experts_raise(folder, story_file) -> None:
     model = lrcore.load(str(folder))
     for fields, why in (
         ({"method": "svd", "options": {"weights": "fisher"}}, "weights=fisher of svd"),
@@ -229,7 +229,7 @@ def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_fi
         lrcore.compress(model, cached)  # experts have no cache
 
 
-def test_values_and_output_are_not_solved_together_beside_a_sink(
+def test_joint_values_and_output_raise_for_attention_sinks(
     tiny_llama, story_file, tmp_path
 ) -> None:
     """The bias of the output absorbs that of the values only if attention weights sum to 1."""
@@ -253,7 +253,7 @@ def test_error_bounds_of_experts_hold(folder, story_file) -> None:
         assert row["bound"] is None or 0 < row["error"] <= row["bound"]
 
 
-def test_a_run_says_how_many_experts_were_rare(folder, story_file) -> None:
+def test_history_reports_the_number_of_rare_experts(folder, story_file) -> None:
     model = lrcore.load(str(folder))
     for fields, minimum in (({"samples": 1}, 1), ({"samples": 60}, 0), ({"method": "care"}, 0)):
         recipe = recipe_of(folder, story_file, ratio=0.2).with_(**{"method": "a3", **fields})
@@ -270,7 +270,7 @@ def test_a_run_says_how_many_experts_were_rare(folder, story_file) -> None:
         assert bool(step.about_experts) == bool(minimum)
 
 
-def test_latents_shrink_the_cache_and_leave_the_experts(folder, story_file) -> None:
+def test_latents_shrink_the_cache_and_keep_the_experts(folder, story_file) -> None:
     recipe = recipe_of(folder, story_file, method="fused", budget="kv", ratio=0.4)
     model = lrcore.load(recipe.model)
     small = lrcore.compress(model, recipe)

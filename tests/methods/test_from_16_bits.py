@@ -1,8 +1,8 @@
-"""Solvers on moments of activations in 16 bits, against sixty digits of mpmath on the same numbers.
+"""Solvers on moments of 16-bit activations, compared with sixty digits of mpmath.
 
-The moments are those of a calibration, with products in float32, so errors may have the size of the
-rounding of these sums. Massive activations, large means and duplicates would give infinity in
-float16 sums and cancellation in differences.
+The moments are those of a calibration, with products in float32, so errors can be as large as the
+rounding of these sums. Massive activations, large means and duplicates would overflow sums in
+float16 and cancel in differences.
 """
 
 import mpmath
@@ -35,7 +35,7 @@ def massive_activation(x: torch.Tensor) -> torch.Tensor:
 
 
 def duplicates(x: torch.Tensor) -> torch.Tensor:
-    x[:, 1] = x[:, 0] * (1 + 1e-5)  # the same in 16 bits
+    x[:, 1] = x[:, 0] * (1 + 1e-5)  # equal in 16 bits
     return x
 
 
@@ -83,7 +83,7 @@ def second(rows: torch.Tensor) -> torch.Tensor:
     return accumulator.moments().second("attn_in").double()
 
 
-def test_a_low_rank_product_leaves_the_least_loss(rows, weight) -> None:
+def test_low_rank_product_leaves_the_minimal_loss(rows, weight) -> None:
     up, values, down = whitened_svd(weight.double(), second(rows))
     assert torch.isfinite(values).all()
     x, w = exact(rows), exact(weight)
@@ -94,7 +94,7 @@ def test_a_low_rank_product_leaves_the_least_loss(rows, weight) -> None:
         assert abs(error - optimum) <= SHARE * best[0], rank
 
 
-def test_spectra_are_the_exact_ones(rows, weight) -> None:
+def test_spectra_equal_the_exact_spectra(rows, weight) -> None:
     values = singular_values(weight.double(), second(rows))
     expected = tails(exact(rows) / mpmath.sqrt(len(rows)) * exact(weight).T)
     squared = [float(value) ** 2 for value in values]
@@ -103,7 +103,7 @@ def test_spectra_are_the_exact_ones(rows, weight) -> None:
         assert abs(sum(squared[rank:]) - optimum) <= SHARE * expected[0], rank
 
 
-def test_scores_leave_the_least_loss(rows) -> None:
+def test_joint_scores_leave_the_minimal_loss(rows) -> None:
     turn = torch.linalg.qr(torch.vander(torch.linspace(-1, 1, N)))[0]
     key_rows = (rows.flip(1).float() @ turn).to(rows.dtype)
     _, q_maps, k_maps = joint_scores(second(rows), second(key_rows))
@@ -115,7 +115,7 @@ def test_scores_leave_the_least_loss(rows) -> None:
         assert abs(error - best[min(rank, len(best) - 1)]) <= SHARE * best[0], rank
 
 
-def test_a_root_squares_to_the_second_moment(rows) -> None:
+def test_root_squares_to_the_second_moment(rows) -> None:
     root = exact(roots(second(rows))[0])
     x = exact(rows)
     expected = x.T * x / len(rows)
@@ -123,7 +123,7 @@ def test_a_root_squares_to_the_second_moment(rows) -> None:
     assert max(abs(value) for value in root * root - expected) <= SHARE * largest
 
 
-def test_leverages_are_those_of_the_activations(rows) -> None:
+def test_leverages_equal_those_of_the_activations(rows) -> None:
     gram = second(rows)
     ridge = 1e-3 * float(gram.diagonal().mean())  # above the rounding errors of float32 moments
     x = exact(rows)
@@ -132,7 +132,7 @@ def test_leverages_are_those_of_the_activations(rows) -> None:
         assert abs(float(leverage) - ridge * inverse[j, j]) <= 1e-2
 
 
-def test_a_refit_is_the_ridge_solution(rows, weight) -> None:
+def test_refit_is_the_ridge_solution(rows, weight) -> None:
     noise = torch.randn(len(rows), OUT, generator=torch.Generator().manual_seed(6))
     targets = (rows.float() @ weight.float().mT + noise).to(torch.float32)
     fit = Regression()
@@ -140,7 +140,7 @@ def test_a_refit_is_the_ridge_solution(rows, weight) -> None:
     solution = exact(fit.solve(Linear(weight.float()), ridge=0.3).weight)
     x, y, w = exact(rows), exact(targets), exact(weight)
     xx = x.T * x / len(rows)
-    # a dead channel has no ridge: its column of the weight is unchanged
+    # a dead channel has no ridge, so its column of the weight is unchanged
     live = [i for i in range(N) if xx[i, i] > 0]
     missing = y.T * x / len(rows) - w * xx
     damped = xx + mpmath.diag([0.3 * xx[i, i] for i in range(N)])

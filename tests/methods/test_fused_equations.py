@@ -1,6 +1,4 @@
-"""The fused method against slow least squares and greedy search, and against the methods that it
-combines.
-"""
+"""The fused method against least squares, greedy search, and the methods that it combines."""
 
 from dataclasses import replace
 
@@ -16,8 +14,8 @@ MHA, GQA = (3, 3, "none", True, False), (4, 2, "none", True, True)
 
 
 def centered_score_error(case, small) -> float:
-    """Return the mean squared change of the scores minus the mean of each query over keys, which
-    softmax ignores.
+    """Return the mean squared change of the scores, centered over keys because softmax ignores
+    their mean.
     """
     total = 0.0
     for i in range(case.layer.attention.n_q):
@@ -34,7 +32,7 @@ def centered_score_error(case, small) -> float:
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 @pytest.mark.parametrize("rank", [1, 3, 6])
-def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(
+def test_centered_keys_leave_the_exact_tail_and_beat_a3_on_centered_scores(
     kind: tuple, rank: int
 ) -> None:
     case = toy(*kind)
@@ -52,9 +50,7 @@ def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(
 
 
 def narrowed(case, small) -> torch.Tensor:
-    """Return head outputs under the value map of the small layer, which acts on each state: a^ = T
-    a.
-    """
+    """Return head outputs under the value map T of the small layer: a^ = T a."""
     a, b = case.layer.attention, small.attention
     maps = heads(b.v.weight, a.n_kv) @ torch.linalg.pinv(
         heads(a.v.weight, a.n_kv)
@@ -83,7 +79,7 @@ def test_ov_refit_is_least_squares_with_an_intercept(kind: tuple, rank: int) -> 
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
-def test_ov_error_is_below_that_of_both_papers(rank: int) -> None:
+def test_ov_error_is_below_that_of_a3_and_modegpt(rank: int) -> None:
     for kind in (MHA, GQA):
         case = toy(*kind)
         a = case.layer.attention
@@ -118,7 +114,7 @@ def test_mlp_refit_is_least_squares_with_an_intercept_and_its_curve_is_exact(ran
     assert result <= ((apply(theirs.down, z) - target) ** 2).sum(1).mean() * (1 + 1e-6)
 
 
-def test_elimination_is_the_greedy_search_over_all_refits() -> None:
+def test_elimination_equals_greedy_search_over_all_refits() -> None:
     case = toy(*GQA)
     gram, weight = case.moments.centered("mlp_hidden")[:12, :12], case.layer.mlp.down.weight[:, :12]
     order, remaining = elimination_order(weight, gram, 1e-12).tolist(), list(range(12))
@@ -135,14 +131,14 @@ def test_elimination_is_the_greedy_search_over_all_refits() -> None:
         remaining.remove(best)
 
 
-def test_elimination_in_blocks_still_orders_every_column_once() -> None:
+def test_elimination_in_blocks_orders_every_column_once() -> None:
     g = torch.Generator().manual_seed(0)
     z = torch.randn(1200, 1030, generator=g, dtype=torch.float64)
     order = elimination_order(torch.randn(8, 1030, generator=g), z.T @ z / 1200)
     assert sorted(order.tolist()) == list(range(1030))
 
 
-def test_a_projection_without_bias_gets_one_and_the_account_knows() -> None:
+def test_added_biases_are_counted() -> None:
     case = toy(4, 2, "rotary", False, True)
     for name, factor in fused.factor(case.layer, case.moments).items():
         small = factor.truncate(case.layer, factor.cost.ranks()[0])
@@ -159,7 +155,7 @@ def test_a_projection_without_bias_gets_one_and_the_account_knows() -> None:
 
 
 @pytest.mark.parametrize("norm", [None, "head"])
-def test_narrowed_forms_leave_pairs_to_parts_that_cannot_be_narrowed(norm: str | None) -> None:
+def test_narrowed_forms_use_pairs_for_matrices_that_cannot_be_narrowed(norm: str | None) -> None:
     case = toy(4, 2, "rotary", False, True)
     layer = replace(case.layer, attention=replace(case.layer.attention, qk_norm=norm))
     solved = fused.factor(layer, case.moments, fused.FusedOptions(forms="narrowed"))

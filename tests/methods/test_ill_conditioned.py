@@ -1,7 +1,7 @@
-"""Singular moments: no crash, no NaN, and the error of a pseudo-inverse, to 1e-6 of the total.
+"""Singular moments: finite results, with the error of a pseudo-inverse to 1e-6 of the total.
 
-All methods satisfy the first two; methods with a closed form also the third, against singular
-values and least squares computed from the tokens.
+All methods give finite results. Methods with a closed form are compared with singular values and
+least squares computed from the tokens.
 """
 
 from dataclasses import replace
@@ -20,9 +20,9 @@ KINDS = [(3, 3, "none", True, False), (4, 2, "none", False, True), (4, 2, "rotar
 
 
 def changed(case: Toy, **rows) -> Toy:
-    """Return the case with changed rows of some matrices, {"up": {3: 0.0}}.
+    """Return the case with changed rows of some matrices, as {"up": {3: 0.0}}.
 
-    A number fills the row, (i,) copies row i; biases are changed alike.
+    A number fills the row, and (i,) copies row i; biases change in the same way.
     """
     new = {}
     for name, entries in rows.items():
@@ -70,15 +70,13 @@ def constant_activation(kind: tuple) -> Toy:
 
 
 def scaled(kind: tuple, change) -> Toy:
-    """Return the case with different inputs, computed by `change`."""
+    """Return the case with inputs changed by `change`."""
     case = toy(*kind, tokens=TOKENS)
     return watched(case.layer, change(case.x.clone()))
 
 
 def massive_activation(kind: tuple) -> Toy:
-    """Return an activation ten thousand times larger than all others, as of the first token in
-    trained models.
-    """
+    """Add an activation ten thousand times larger than all others, as in trained models."""
 
     def change(x):
         x[0, 2] = 1e4 * x.abs().max()
@@ -88,7 +86,7 @@ def massive_activation(kind: tuple) -> Toy:
 
 
 def near_duplicates(kind: tuple) -> Toy:
-    """Return two directions of the inputs that differ in the seventh digit."""
+    """Make two input directions equal up to the seventh digit."""
 
     def change(x):
         x[:, 1] = x[:, 0] + 1e-7 * x[:, 1]
@@ -98,12 +96,12 @@ def near_duplicates(kind: tuple) -> Toy:
 
 
 def ill_scaled(kind: tuple) -> Toy:
-    """Return inputs whose directions differ by eight orders of magnitude."""
+    """Scale the input directions over eight orders of magnitude."""
     return scaled(kind, lambda x: x * torch.logspace(4, -4, x.shape[1], dtype=x.dtype))
 
 
 def of_float16(kind: tuple) -> Toy:
-    """Return inputs in float16, including a number whose square overflows."""
+    """Round inputs to float16, including a number with a square that overflows."""
 
     def change(x):
         x[0, 2] = 3e4
@@ -113,7 +111,7 @@ def of_float16(kind: tuple) -> Toy:
 
 
 def of_bfloat16(kind: tuple) -> Toy:
-    """Return inputs in bfloat16 far from zero, so that differences have few digits."""
+    """Round inputs far from zero to bfloat16, so that differences have few digits."""
     return scaled(kind, lambda x: (x + 50.0).bfloat16().to(x.dtype))
 
 
@@ -132,7 +130,7 @@ ROWS = [(name, options) for name in METHODS for options in ({}, *VARIANTS.get(na
 @pytest.mark.parametrize(
     "row", ROWS, ids=lambda row: "-".join(map(str, (row[0], *row[1].values())))
 )
-def test_no_method_breaks_or_gives_numbers_that_are_none(row: tuple, case: str) -> None:
+def test_every_method_gives_finite_results_on_hard_inputs(row: tuple, case: str) -> None:
     method, options = METHODS[row[0]], METHODS[row[0]].choose(row[1])
     for kind in KINDS if case in CASES else KINDS[-1:]:
         result = HARD[case](kind)
@@ -153,8 +151,7 @@ def test_no_method_breaks_or_gives_numbers_that_are_none(row: tuple, case: str) 
                         assert projection.bias is None or torch.isfinite(projection.bias).all()
 
 
-# ---- errors on the tokens, and their expected values
-# -------------------------------------------------------------------------------
+# ---- errors on the tokens, and their minimum
 
 
 def tail(matrix: torch.Tensor, rank: int) -> torch.Tensor:
@@ -176,9 +173,9 @@ def matrix_error(case: Toy, name: str, factor, rank: int):
 
 
 def score_error(case: Toy, name: str, factor, rank: int, centered: bool = False):
-    """Return the error of the scores of all pairs of tokens per kv head, its query heads stacked.
+    """Return the score error of all pairs of tokens per kv head, with query heads stacked.
 
-    centered: after subtraction of the mean of each query over the keys.
+    `centered` subtracts the mean of each query over the keys.
     """
     small = replace(case, layer=factor.truncate(case.layer, rank))
     a, sums = case.layer.attention, [0.0, 0.0, 0.0]
@@ -203,8 +200,8 @@ def score_error(case: Toy, name: str, factor, rank: int, centered: bool = False)
 
 
 def value_error(case: Toy, name: str, factor, rank: int, side: str):
-    """Return the error per kv head of the outputs of its query heads: of the head outputs
-    ("outputs") or of single value states ("values").
+    """Return the error of head outputs ("outputs") or of single value states ("values") per kv
+    head.
     """
     a, sums = case.layer.attention, [0.0, 0.0, 0.0]
     out, mapped = output_heads(a.o.weight, a.n_q), factor.out[..., :rank]
@@ -226,7 +223,7 @@ def value_error(case: Toy, name: str, factor, rank: int, side: str):
 
 
 def regression_error(dense: torch.Tensor, inputs: torch.Tensor, linear: Linear, intercept: bool):
-    """Return the error of `linear` on its inputs relative to least squares by a pseudo-inverse."""
+    """Return the error of `linear` on its inputs, that of a pseudo-inverse, and the total."""
     design = (
         torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
         if intercept
@@ -253,31 +250,32 @@ def refit_error(case: Toy, name: str, factor, rank: int):
 
 
 def closed_form(method: str, name: str, kind: tuple):
-    """Return a function that compares a slot with its closed form; None if columns are only
-    selected, without an inverse.
+    """Return a function that compares a slot with its closed form.
+
+    Return None if columns are only selected, without an inverse.
     """
     group, rotary = kind[0] // kind[1], kind[2] == "rotary"
     if method == "svd_llm":
         return matrix_error
     if name == "qk" and method in ("a3", "fused") and not rotary:
-        return lambda *given: score_error(*given, centered=method == "fused")
+        return lambda *args: score_error(*args, centered=method == "fused")
     if name == "ov" and method in ("a3", "modegpt"):
         side = (
             ("outputs" if group == 1 else "values")
             if method == "a3"
             else ("values" if group == 1 else "principal")
         )
-        return lambda *given: value_error(*given, side=side)
+        return lambda *args: value_error(*args, side=side)
     if name == "ov" and method == "fused":
         return refit_error
     if name == "mlp" and method in ("modegpt", "fused"):
-        return lambda *given: mlp_error(*given, intercept=method == "fused")
+        return lambda *args: mlp_error(*args, intercept=method == "fused")
     return None
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("method", ["svd_llm", "a3", "modegpt", "fused"])
-def test_the_error_is_that_of_the_pseudo_inverse(method: str, case: str) -> None:
+def test_error_equals_that_of_the_pseudo_inverse(method: str, case: str) -> None:
     for kind in KINDS:
         result = CASES[case](kind)
         moments = Moments(
@@ -311,7 +309,7 @@ def test_plain_svd_leaves_the_tail_of_the_weight(case: str) -> None:
                 )
 
 
-def test_the_cases_are_what_their_names_say() -> None:
+def test_hard_cases_have_their_named_properties() -> None:
     kind = KINDS[0]
     assert torch.linalg.matrix_rank(few_tokens(kind).moments.second("attn_in")) < D
     assert (dead_neuron(kind).z[:, 3] == 0).all()

@@ -1,5 +1,6 @@
-"""Pairs in the metric of inputs and outputs (`kfac_svd`, `svd_llm` with outputs=curvature) against
-the SVD of `R^{1/2} W C^{1/2}`.
+"""Pairs in the metric of inputs and outputs, compared with the SVD of `R^{1/2} W C^{1/2}`.
+
+The methods are `kfac_svd`, and `svd_llm` with outputs=curvature.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ def identity_like(m: torch.Tensor) -> torch.Tensor:
 
 
 def metrics(case, method: str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return R and C of a matrix, [out, out] and [in, in]."""
+    """Return R [out, out] and C [in, in] of a matrix."""
     second = case.moments.second(TAPS[name])
     if method == "svd_llm":
         r = case.moments.values[name, SAMPLED_CURVATURE]
@@ -40,7 +41,7 @@ def metrics(case, method: str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["svd_llm", "kfac_svd"])
-def test_no_matrix_of_the_rank_is_nearer_in_both_metrics(method: str, kind: tuple) -> None:
+def test_pair_is_optimal_in_the_metric_of_inputs_and_outputs(method: str, kind: tuple) -> None:
     case = toy(*kind)
     options = DAMPED if method == "svd_llm" else kfac_svd.DEFAULT
     for name, factor in METHODS[method].factor(case.layer, case.moments, options).items():
@@ -59,7 +60,7 @@ def test_no_matrix_of_the_rank_is_nearer_in_both_metrics(method: str, kind: tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_scale_of_the_curvature_does_not_matter_and_damping_removes_it(kind: tuple) -> None:
+def test_scale_of_the_curvature_does_not_matter_and_damping_weakens_it(kind: tuple) -> None:
     case = toy(*kind)
 
     def weights(options: svd_llm.SvdLlmOptions, scale: float = 1.0) -> dict:
@@ -83,7 +84,7 @@ def test_the_scale_of_the_curvature_does_not_matter_and_damping_removes_it(kind:
         assert (nearly[name] - weight).norm() < 0.5 * (damped[name] - weight).norm()
 
 
-def test_measurements_from_before_the_option_are_still_found() -> None:
+def test_cache_key_of_the_default_options_does_not_contain_later_options() -> None:
     def file(options: object) -> Path:
         calibration = SimpleNamespace(key="a calibration")
         factors = SimpleNamespace(

@@ -1,5 +1,6 @@
-"""LatentLLM: joint VO on attention-weighted inputs (eq. 198-223), against the tokens and against
-the explicit Kronecker system.
+"""LatentLLM's joint VO on attention-weighted inputs (eq. 198-223).
+
+The solver is compared with errors on tokens and with the explicit Kronecker system.
 """
 
 from dataclasses import replace
@@ -21,8 +22,8 @@ KINDS = [MHA, GQA, (3, 3, "none", True, False), (4, 2, "rotary", True, True)]
 
 
 def output(case, layer) -> torch.Tensor:
-    """Return the output of the attention on the tokens with the attention of the dense heads, [N,
-    d].
+    """Return the attention output [N, d] on the tokens, with the attention weights of the dense
+    heads.
     """
     a = layer.attention
     values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
@@ -44,7 +45,7 @@ def problem_and_start(kind: tuple, rank: int, **options):
 
 
 def turns(problem, result, rounds: int = 4):
-    """Return the start and the solution after each round."""
+    """Yield the start and the solution after each step of each round."""
     yield result
     for _ in range(rounds):
         for turn in (attention_solver.fit_out, attention_solver.fit_up, attention_solver.fit_down):
@@ -55,7 +56,7 @@ def turns(problem, result, rounds: int = 4):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", ["update", "add", "keep"])
 @pytest.mark.parametrize("rank", [4, 13])
-def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(kind, bias, rank):
+def test_loss_is_the_error_of_the_output_and_below_joint_vo(kind, bias, rank):
     """eq. 206 by brute force over tokens, with biases (eq. 193 with attention-weighted means)."""
     case, factor, problem, start = problem_and_start(kind, rank, bias=bias)
     result = attention_solver.alternate(problem, start)
@@ -69,7 +70,7 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [2, 7, 15, 20])
-def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
+def test_loss_never_rises_between_steps(kind, rank):
     _, _, problem, start = problem_and_start(kind, rank)
     losses = [attention_solver.loss(problem, result) for result in turns(problem, start)]
     scale = attention_solver.loss(problem, replace(start, out=start.out * 0))
@@ -78,7 +79,7 @@ def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", ["update", "keep"])
-def test_alpha_solves_the_kronecker_system(kind, bias):
+def test_fit_down_solves_the_kronecker_system(kind, bias):
     """eq. 222 with an explicit matrix for all r_v k numbers."""
     _, _, problem, start = problem_and_start(kind, 3, bias=bias)
     result = attention_solver.fit_out(problem, start)
@@ -109,7 +110,7 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [3, 11])
-def test_up_is_the_least_squares_solution(kind, rank):
+def test_fit_up_is_the_least_squares_solution(kind, rank):
     """eq. 216 for all heads, by the quadratic form of the loss."""
     _, _, problem, start = problem_and_start(kind, rank)
     result = attention_solver.fit_out(problem, start)
@@ -133,10 +134,8 @@ def test_up_is_the_least_squares_solution(kind, rank):
 
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
-def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_paper(kind):
-    """eq. 219-220 give A_o for a B_o that the paper computes from `W_o C_o^{1/2}` only; the code
-    solves for both.
-    """
+def test_fit_out_is_reduced_rank_regression_and_beats_the_fixed_basis_of_the_paper(kind):
+    """eq. 219-220 give A_o for a fixed B_o from `W_o C_o^{1/2}`; the code solves for both."""
     case, _, problem, start = problem_and_start(kind, 7)
     a, rank = case.layer.attention, start.basis.shape[1]
     values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
@@ -160,7 +159,7 @@ def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_pap
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("junction", ["left", "left_identity", "right_identity"])
-def test_junctions_change_nothing_and_cost_what_those_of_joint_vo_cost(kind, junction):
+def test_junctions_keep_the_outputs_and_cost_the_same_as_for_joint_vo(kind, junction):
     case = toy(*kind)
     plain, stored = (
         latentllm.factor(
@@ -178,9 +177,9 @@ def test_junctions_change_nothing_and_cost_what_those_of_joint_vo_cost(kind, jun
     assert small.parameters == joint.parameters
 
 
-def test_moments_predicted_from_the_head_outputs_would_make_values_seem_free():
-    """The reason to measure x': under eq. 205 each head has only its row space of W_v, and any r_v
-    >= d_h seems lossless.
+def test_moments_predicted_from_head_outputs_underestimate_the_error():
+    """This is why x' is measured: by eq. 205 each head has only its row space of W_v, so any r_v >=
+    d_h would seem lossless.
     """
     case, _, _, start = problem_and_start(MHA, 13)
     a = case.layer.attention
@@ -210,7 +209,7 @@ def solved(case, moments: Moments, vo: str, rank: int):
 @pytest.mark.parametrize("how", ["few tokens", "zero head", "constant activation"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [1, 7, 23])
-def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
+def test_degenerate_layers_are_no_worse_than_with_joint_vo(how, kind, rank):
     case = spoiled(kind, how)
     ours, joint = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo=vo))[
@@ -223,7 +222,7 @@ def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_moments_rounded_below_zero_do_no_harm(kind):
+def test_slightly_indefinite_moments_do_not_increase_the_error(kind):
     """Products in the dtype of the model leave negative eigenvalues, along which the loss has no
     lower bound.
     """

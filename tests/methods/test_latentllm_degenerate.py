@@ -1,4 +1,4 @@
-"""LatentLLM on degenerate layers: the result is that of the pseudo-inverse."""
+"""LatentLLM on degenerate layers, compared with the pseudo-inverse."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def spoiled(kind: tuple, how: str):
     ],
 )
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", False, True)])
-def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind):
+def test_degenerate_layers_equal_the_pseudo_inverse_solution(how, options, kind):
     case = spoiled(kind, how)
     factors = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(**options))
     inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
@@ -85,9 +85,9 @@ def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind)
     "how", ["few tokens", "zero head", "duplicated row", "constant activation"]
 )
 @pytest.mark.parametrize("kind", [MHA, GQA])
-def test_degenerate_heads_keep_to_algorithm_1(how, kind):
-    """The printed algorithm has no inverse before its last line, so its result is the
-    pseudo-inverse result.
+def test_degenerate_heads_equal_algorithm_1(how, kind):
+    """The printed algorithm inverts only in its last line, so its result is that of the
+    pseudo-inverse.
     """
     case = spoiled(kind, how)
     a = case.layer.attention
@@ -105,7 +105,7 @@ def test_degenerate_heads_keep_to_algorithm_1(how, kind):
 
 
 @pytest.mark.parametrize("vo", ["joint", "attention"])
-def test_nothing_seen_at_all_is_no_accident(vo):
+def test_zero_moments_give_finite_weights(vo):
     case = toy(*GQA)
     zero = Moments(
         {need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens
@@ -117,9 +117,9 @@ def test_nothing_seen_at_all_is_no_accident(vo):
 
 
 @pytest.mark.parametrize("rank", [8, 16, 23])
-def test_the_bias_of_a_key_channel_without_weights_is_not_blown_up(rank):
+def test_bias_of_a_key_channel_without_weights_stays_small(rank):
     """The map of such a head is singular up to rounding. The part of the bias along the singular
-    direction would shift all scores of a query equally.
+    direction shifts all scores of a query equally.
     """
     case = toy(*PLAIN[0])
     k = case.layer.attention.k

@@ -1,6 +1,4 @@
-"""LatentLLM: joint QK (algorithm 1, eq. 57-181) against the printed `d x d` formulas and against
-brute force over tokens.
-"""
+"""LatentLLM: joint QK (algorithm 1, eq. 57-181) against printed formulas and brute force."""
 
 from itertools import pairwise
 
@@ -17,7 +15,7 @@ from lrcore.methods.latentllm import hosvd, joint
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 @pytest.mark.parametrize("rank", [3, 8, 13])
-def test_joint_qk_is_algorithm_1(kind, rank):
+def test_joint_qk_equals_algorithm_1(kind, rank):
     case = toy(*kind)
     a = case.layer.attention
     factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
@@ -36,7 +34,7 @@ def test_joint_qk_is_algorithm_1(kind, rank):
     assert error <= factor.values[rank:].square().sum() * (1 + 1e-9)  # the bound of HOSVD
 
 
-def test_parameters_with_all_junctions_are_those_of_section_4_1():
+def test_parameters_with_all_junctions_follow_section_4_1():
     case = toy(*MHA)
     small = latentllm.factor(case.layer, case.moments)["joint_qk"].truncate(case.layer, 13)
     r, n, size = 13, 3, 8
@@ -49,7 +47,7 @@ def test_parameters_with_all_junctions_are_those_of_section_4_1():
 )
 @pytest.mark.parametrize("junction", ["left", "right_identity"])
 @pytest.mark.parametrize("rank", [4, 13])
-def test_biases_take_part_in_the_score_error(kind, junction, rank):
+def test_biases_are_part_of_the_score_error(kind, junction, rank):
     """eq. 96 by brute force over all pairs of tokens, against the loss of eq. 129-136."""
     case = toy(*kind)
     a = case.layer.attention
@@ -78,7 +76,7 @@ def test_biases_take_part_in_the_score_error(kind, junction, rank):
 
 
 def test_biases_follow_the_printed_formula():
-    """eq. 116 with J_i = I, `A C_0 A^T` not assumed orthonormal."""
+    """eq. 116 with J_i = I, without assuming that `A C_0 A^T` is orthonormal."""
     case = toy(3, 3, "none", True, False)
     small = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(junction="left"))[
         "joint_qk"
@@ -95,7 +93,7 @@ def test_biases_follow_the_printed_formula():
         assert torch.allclose(new.bias, printed, atol=1e-8)
 
 
-def test_rotary_offsets_turn_as_the_model_does():
+def test_rotary_offsets_rotate_like_the_model():
     """`(R_m q) . (R_n k) = q . Theta_{n - m} k` (eq. 172-175)."""
     case = toy(4, 2, "rotary", False, True)
     a = case.layer.attention
@@ -108,10 +106,8 @@ def test_rotary_offsets_turn_as_the_model_does():
 
 
 @pytest.mark.parametrize("kind", [(3, 3, "rotary", False, True), (4, 2, "rotary", False, True)])
-def test_the_window_sums_the_score_error_over_offsets(kind):
-    """eq. 181, literally; its sum is lower than that of the joint factorization without
-    rotations.
-    """
+def test_window_sums_the_score_error_over_offsets(kind):
+    """eq. 181 as printed; the sum is lower than for the joint factorization without rotations."""
     case = toy(*kind)
     a, root, rank = case.layer.attention, roots(case.moments.second("attn_in"))[0], 6
     turns = joint.rotary_offsets(a.frequencies, a.qk_size, 5)
@@ -160,7 +156,7 @@ def test_the_window_sums_the_score_error_over_offsets(kind):
 )
 @pytest.mark.parametrize("name", ["joint_qk", "joint_vo"])
 @pytest.mark.parametrize("rank", [2, 7, 15])
-def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
+def test_loss_never_rises_over_the_rounds(kind, name, rank):
     p = latentllm.factor(
         *(lambda case: (case.layer, case.moments))(toy(*kind)),
         latentllm.LatentLLMOptions(vo="joint"),
@@ -177,7 +173,7 @@ def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 @pytest.mark.parametrize("rank", [3, 8, 13])
-def test_rounds_that_gain_nothing_are_left_out(kind, rank, monkeypatch):
+def test_rounds_stop_if_they_gain_nothing(kind, rank, monkeypatch):
     case, count = toy(*kind), []
     pair = latentllm.factor(case.layer, case.moments)["joint_qk"].pair
     ranks = joint.side_ranks(rank, pair.left_side.full, pair.right_side.full)

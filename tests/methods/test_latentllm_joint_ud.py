@@ -18,7 +18,7 @@ def ud(kind: tuple):
         "joint_ud"
     ]
     x = case.moments.values["mlp_in", "sample"]
-    assert torch.equal(x, case.x)  # fewer tokens than the sample may hold: all of them
+    assert torch.equal(x, case.x)  # the sample holds all tokens
     return case, factor, x
 
 
@@ -56,7 +56,7 @@ def test_every_step_of_joint_ud_lowers_the_decoupled_loss(kind, rank):
     assert torch.allclose(last[1].up @ last[1].down, small_down.up @ small_down.down, atol=1e-9)
 
 
-def test_hidden_and_preactivation_are_the_printed_closed_forms():
+def test_hidden_states_and_preactivations_equal_the_printed_closed_forms():
     """eq. 21 with the `d_f x d_f` inverse; eq. 22 against a fine grid."""
     case, factor, x = ud(PLAIN[0])
     z = apply(case.layer.mlp.up, x)
@@ -80,7 +80,7 @@ def test_hidden_and_preactivation_are_the_printed_closed_forms():
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_before_the_first_round_joint_ud_is_the_local_solution(kind):
+def test_joint_ud_without_rounds_is_the_local_solution(kind):
     case, factor, x = ud(kind)
     up, down = mlp.alternate(factor.up, factor.down, x, 6, rounds=0)
     local = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(mlp="local"))
@@ -91,7 +91,7 @@ def test_before_the_first_round_joint_ud_is_the_local_solution(kind):
     assert float((factor.values[6:] ** 2).sum()) == pytest.approx(float(loss))
 
 
-def test_joint_ud_beats_the_local_solution_in_the_output_of_the_mlp():
+def test_joint_ud_has_a_lower_output_error_than_the_local_solution():
     wins = 0
     for seed in range(6):
         case = toy(*PLAIN[0], seed=seed)
@@ -110,7 +110,7 @@ def test_joint_ud_beats_the_local_solution_in_the_output_of_the_mlp():
 
 
 @pytest.mark.parametrize("kind", [MHA, (3, 3, "none", False, False)])
-def test_an_mlp_that_is_gated_or_not_relu_is_factored_matrix_by_matrix(kind):
+def test_gated_or_non_relu_mlp_is_factorized_by_matrix(kind):
     case = toy(*kind)
     layer = replace(case.layer, mlp=replace(case.layer.mlp, activation="gelu"))
     assert set(latentllm.factor(layer, case.moments, latentllm.LatentLLMOptions(mlp="joint"))) >= {
@@ -119,7 +119,7 @@ def test_an_mlp_that_is_gated_or_not_relu_is_factored_matrix_by_matrix(kind):
     }
 
 
-def test_few_tokens_leave_the_fit_unique_and_finite():
+def test_few_tokens_give_a_finite_fit():
     case = toy(*PLAIN[0], tokens=10)
     small = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(mlp="joint"))[

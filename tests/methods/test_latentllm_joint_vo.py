@@ -13,8 +13,8 @@ from lrcore.methods.latentllm import joint
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 @pytest.mark.parametrize("rank", [4, 13])
-def test_joint_vo_is_the_printed_alternation(kind, rank):
-    """eq. 184-188 on `d x d` matrices, the loss summed over heads."""
+def test_joint_vo_equals_the_printed_alternation(kind, rank):
+    """eq. 184-188 on `d x d` matrices, with the loss summed over heads."""
     case = toy(*kind)
     a, root = case.layer.attention, roots(case.moments.second("attn_in"))[0]
     g = [
@@ -49,8 +49,8 @@ def test_joint_vo_is_the_printed_alternation(kind, rank):
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", True, True)])
 def test_joint_vo_keeps_the_mean_of_the_output(kind):
-    """eq. 193: with attention weights that sum to 1, the error of the output has mean zero if each
-    head sees the mean token.
+    """eq. 193: with attention weights that sum to 1, the output error has mean zero if each head
+    sees the mean token.
     """
     case = toy(*kind)
     small = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint"))[

@@ -26,7 +26,7 @@ def literal_preconditioner(name: str, second: torch.Tensor, absolute: torch.Tens
 
 @pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
 @pytest.mark.parametrize("name", NAMES)
-def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
+def test_factors_are_the_svd_of_the_preconditioned_weight(preconditioner, name):
     case = toy(*GQA)
     factors = latentllm.factor(
         case.layer,
@@ -40,8 +40,8 @@ def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
     for rank in (1, 4, 11):
         literal = u[:, :rank] * s[:rank] @ v[:rank] @ torch.linalg.inv(p)
         result = factors[name].truncate(case.layer, rank).matrices()[name].weight
-        # the Hessian's inverse is damped by 1e-8, and squaring the covariance costs half of the
-        # digits of its small directions
+        # The inverse of the Hessian is damped by 1e-8, and squaring the covariance costs half of
+        # the digits of its small directions.
         assert (
             relative(
                 ((result - literal) @ roots(second)[0]).norm(),
@@ -53,7 +53,7 @@ def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_root_covariance_has_the_error_of_cholesky_whitening_and_beats_the_others(name):
+def test_root_covariance_has_the_lowest_error_equal_to_cholesky_whitening(name):
     case = toy(*GQA)
     weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name])
     lower = torch.linalg.cholesky(second)
@@ -80,7 +80,7 @@ def test_root_covariance_has_the_error_of_cholesky_whitening_and_beats_the_other
 
 @pytest.mark.parametrize("attention", ["local", "split_head", "joint_qkv", "joint_qk"])
 @pytest.mark.parametrize("kind", [(4, 2, "none", True, True), (4, 2, "rotary", True, True), MHA])
-def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
+def test_junctions_change_only_the_parameter_count(attention, kind):
     case = toy(*kind)
     for rank in (3, 7):
         layers = {}
@@ -102,7 +102,7 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
                 )
             for i in range(
                 case.layer.attention.n_q
-            ):  # heads of q and k may be mapped by J_i; their scores are unchanged
+            ):  # J_i may map heads of q and k; their scores are unchanged
                 assert torch.allclose(scores(small, case.x, i), scores(first, case.x, i), atol=1e-8)
             if attention == "local" and junction.endswith("identity"):
                 for name in NAMES:
@@ -114,7 +114,7 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
                     )
 
 
-def test_block_identities_are_where_they_should_be():
+def test_identity_blocks_are_at_the_pivots():
     case = toy(*GQA)
     right = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(attention="local"))[

@@ -1,6 +1,4 @@
-"""LatentLLM: bias updates, and matrices over a shared or a split A (eq. 43-54), against brute
-force over tokens.
-"""
+"""LatentLLM: bias updates, and a shared or split A (eq. 43-54), against brute force."""
 
 import pytest
 import torch
@@ -34,7 +32,7 @@ def test_bias_update_is_the_least_squares_optimum(attention):
             assert relative(float((gap**2).sum()), best) < 1e-9
 
 
-def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unless_one_is_added():
+def test_projection_without_bias_has_the_uncentered_optimum_unless_a_bias_is_added():
     case = toy(*GQA)
     updated = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(attention="local"))[
@@ -64,8 +62,8 @@ def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unle
     )
 
 
-def test_joint_qkv_is_the_svd_of_the_stack_with_one_shared_a():
-    """eq. 50."""
+def test_joint_qkv_is_the_svd_of_the_stacked_weights_with_a_shared_factor():
+    """Check eq. 50."""
     case = toy(*GQA)
     small = latentllm.factor(
         case.layer, case.moments, latentllm.LatentLLMOptions(attention="joint_qkv")
@@ -79,8 +77,8 @@ def test_joint_qkv_is_the_svd_of_the_stack_with_one_shared_a():
     assert saved == stack.numel() - (6 * (D + len(stack)) - 36)  # r (3 d' + d - r), appendix C
 
 
-def test_split_heads_are_each_their_own_svd():
-    """eq. 53-54."""
+def test_split_heads_are_separate_svds():
+    """Check eq. 53-54."""
     case = toy(*GQA)
     small = latentllm.factor(
         case.layer, case.moments, latentllm.LatentLLMOptions(attention="split_head")
@@ -92,8 +90,8 @@ def test_split_heads_are_each_their_own_svd():
         assert relative(float(((case.x @ (weight - result).T) ** 2).sum()), best) < 1e-9
 
 
-def test_with_added_biases_it_is_the_principal_components_of_the_outputs() -> None:
-    """Bolaco's projection: `Q Q^T W` and the bias `(I - Q Q^T) E[y]`, Q the eigenvectors of the
+def test_added_biases_give_the_principal_components_of_the_outputs() -> None:
+    """Bolaco projects by `Q Q^T W` with bias `(I - Q Q^T) E[y]`, Q the eigenvectors of the
     covariance.
     """
     case = toy(*GQA)

@@ -1,6 +1,4 @@
-"""LatentLLM in complete networks: exact at full rank, and bit-identical after saving and
-loading.
-"""
+"""LatentLLM in complete networks: exact at full rank, and bit-identical after reloading."""
 
 from dataclasses import replace
 
@@ -54,7 +52,7 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
         ).values():
             cost = replace(
                 factor.cost, full=factor.cost.full + 1
-            )  # below full rank, where the slot changes
+            )  # below full rank, so that the slot changes
             layer = replace(factor, cost=cost).truncate(layer, factor.cost.full)
         write_layer(network, layer)
     assert any(isinstance(module, LowRankLinear) for module in network.modules())
@@ -64,7 +62,7 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [*VARIANTS, *STORED], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(
+def test_compressed_model_has_the_planned_size_and_reloads_bit_for_bit(
     family, options, request, story_file, tmp_path
 ):
     dense = lrcore.load(str(request.getfixturevalue(family)))
@@ -86,16 +84,14 @@ def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.36), (4, 0.24)])
-def test_codes_make_the_file_smaller_by_what_the_plan_says(
-    bits, share, tiny_opt, story_file, tmp_path
-):
+def test_codes_reduce_the_file_size_as_planned(bits, share, tiny_opt, story_file, tmp_path):
     dense = lrcore.load(str(tiny_opt))
     small = lrcore.compress(
         dense, recipe(dense.folder, story_file, ratio=0.2, options={"bits": bits, "chunk": 64})
     )
     embeddings = dense.size.stored - 4 * dense.size.decoder_linear  # embeddings and norms
     assert small.size.stored - embeddings < share * 0.8 * 4 * dense.size.decoder_linear
-    # orders of rows and columns are in the file but not in the plan
+    # the file also holds orders of rows and columns
     assert small.size.megabytes == pytest.approx(small.account.to_dict()["megabytes"], rel=0.08)
     lrcore.save(small, tmp_path / "small")
     assert (tmp_path / "small" / "model.safetensors").stat().st_size < small.size.stored * 1.2 + 2e4
@@ -103,7 +99,7 @@ def test_codes_make_the_file_smaller_by_what_the_plan_says(
 
 @pytest.mark.parametrize("calibration", ["independent", "sequential"])
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
-def test_every_budget_is_kept(calibration, ratio, tiny_opt, story_file):
+def test_every_budget_is_met(calibration, ratio, tiny_opt, story_file):
     dense = lrcore.load(str(tiny_opt))
     small = lrcore.compress(
         dense, recipe(dense.folder, story_file, ratio=ratio, calibration_mode=calibration)

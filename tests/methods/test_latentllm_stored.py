@@ -1,4 +1,4 @@
-"""LatentLLM: a sparse term in addition to B A, and factors as codes (appendix I)."""
+"""LatentLLM: sparse terms in addition to B A, and factors as codes (appendix I)."""
 
 from itertools import pairwise
 
@@ -15,10 +15,8 @@ from lrcore.methods.latentllm import sparse
 
 @pytest.mark.parametrize("name", ["v", "up", "down"])
 @pytest.mark.parametrize("metric", [True, False])
-def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
-    """eq. 231-237: the loss of each round relative to the previous round, and to the low-rank part
-    without a sparse term.
-    """
+def test_low_rank_plus_sparse_improves_in_every_round(name, metric):
+    """Compare the loss (eq. 231-237) with the previous round, and with the low-rank part only."""
     case = toy(*GQA)
     weight, second = (
         case.layer.matrices()[name].weight,
@@ -30,13 +28,13 @@ def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
         up, _, down, sparse_term = sparse.alternate(weight, second, 5, 40, rounds)
         assert int((sparse_term != 0).sum()) <= 40
         losses.append(float((((weight - up @ down - sparse_term) @ root) ** 2).sum()))
-    alone = float((torch.linalg.svdvals(weight @ root)[5:] ** 2).sum())
-    assert losses[0] == pytest.approx(alone)
+    low_rank_loss = float((torch.linalg.svdvals(weight @ root)[5:] ** 2).sum())
+    assert losses[0] == pytest.approx(low_rank_loss)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(losses))
-    assert losses[-1] < 0.95 * alone
+    assert losses[-1] < 0.95 * low_rank_loss
 
 
-def test_a_sparse_term_that_is_there_is_found():
+def test_planted_sparse_term_is_recovered():
     g = torch.Generator().manual_seed(5)
     low = torch.randn(60, 3, generator=g, dtype=torch.float64) @ torch.randn(
         3, 50, generator=g, dtype=torch.float64
@@ -48,7 +46,7 @@ def test_a_sparse_term_that_is_there_is_found():
     assert torch.allclose(up @ down + sparse_term, low + planted, atol=1e-3)
 
 
-def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():
+def test_sparse_term_is_stored_as_values_and_indices_and_both_are_counted():
     case = toy(*PLAIN[0])
     small = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(sparse=0.1))["up"]
@@ -63,7 +61,7 @@ def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():
     )  # eq. 45 with D
 
 
-def test_codes_leave_everything_but_the_numbers_alone():
+def test_codes_keep_spectra_ranks_and_parameter_counts():
     case = toy(*GQA)
     plain, coded = (
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(bits=bits, chunk=16))

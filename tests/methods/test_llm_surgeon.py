@@ -1,6 +1,4 @@
-"""LLM-Surgeon against brute force: costs and updates with Kronecker factors, K-OBD without
-correlations, and the definition of the factors of the gradients.
-"""
+"""LLM-Surgeon against brute force: costs, updates, and curvatures of the outputs."""
 
 from dataclasses import replace
 
@@ -42,7 +40,7 @@ def changed(case, name: str, retained: torch.Tensor, weight: torch.Tensor) -> to
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_left_is_the_best_and_costs_what_the_curve_says(kind) -> None:
+def test_remaining_weights_are_optimal_and_their_cost_is_the_curve(kind) -> None:
     case = toy(*kind)
     factors = llm_surgeon.factor(case.layer, case.moments, UNDAMPED)
     width = kind[0] // kind[1] * HEAD
@@ -67,7 +65,7 @@ def kept_order(factor, rank: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_that_goes_is_the_cheapest_of_all(kind) -> None:
+def test_first_removed_structure_is_the_cheapest(kind) -> None:
     case = toy(*kind)
     factors = llm_surgeon.factor(case.layer, case.moments, UNDAMPED)
     without_update = llm_surgeon.factor(case.layer, case.moments, K_OBD)
@@ -89,13 +87,13 @@ def test_the_first_that_goes_is_the_cheapest_of_all(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_nothing_correlates_the_surgeon_is_k_obd(kind) -> None:
+def test_surgeon_equals_k_obd_without_correlations(kind) -> None:
     case = toy(*kind)
-    alone = {
+    uncorrelated = {
         need: value.diagonal().diag() if need[1] == "second" else value
         for need, value in case.moments.values.items()
     }
-    moments = Moments(alone, case.moments.tokens)
+    moments = Moments(uncorrelated, case.moments.tokens)
     surgeon = llm_surgeon.factor(case.layer, moments, UNDAMPED)
     k_obd = llm_surgeon.factor(case.layer, moments, K_OBD)
     for name, rank in (("heads", 1), ("mlp", 12)):
@@ -110,8 +108,8 @@ def test_where_nothing_correlates_the_surgeon_is_k_obd(kind) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
-def test_curvature_is_the_mean_square_of_the_gradients_by_outputs(family: str) -> None:
-    """Against a backward pass with the outputs as leaves, window by window."""
+def test_curvature_is_the_mean_square_of_the_output_gradients(family: str) -> None:
+    """Compare with a backward pass per window, with the outputs as leaves."""
     network = tiny(family).double()
     collected = collect(network, TOKENS, lambda *_: None, PASSES["outputs"])
     assert not any(module._forward_hooks for module in network.modules())
@@ -138,8 +136,8 @@ def test_curvature_is_the_mean_square_of_the_gradients_by_outputs(family: str) -
         )
 
 
-def test_heads_keep_their_order() -> None:
-    """The columns of the output projection are in the order of the remaining heads."""
+def test_remaining_heads_keep_their_order() -> None:
+    """The columns of the output projection follow the order of the remaining heads."""
     case = toy(3, 3, "none", False, False)
     layer = case.layer
     factor = llm_surgeon.factor(layer, case.moments, UNDAMPED)["heads"]

@@ -1,4 +1,4 @@
-"""MHA2MLA against its definition, token by token and head by head, and with all pairs retained."""
+"""MHA2MLA against its definition, token by token and head by head."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from lrcore.models.stream import LayerStream
 
 KINDS = [(3, 3, "rotary", False, True), (4, 2, "rotary", True, True)]
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
-PAIRS = {"high": [0, 1], "low": [2, 3], "uniform": [0, 2]}  # of four pairs, half of them
+PAIRS = {"high": [0, 1], "low": [2, 3], "uniform": [0, 2]}  # half of four pairs
 
 
 def options(**values):
@@ -26,7 +26,7 @@ def options(**values):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pairs", ["norm", "high", "low", "uniform"])
-def test_the_pairs_that_keep_their_positions(kind: tuple, pairs: str) -> None:
+def test_rotary_pairs_are_selected_by_the_option(kind: tuple, pairs: str) -> None:
     case = toy(*kind)
     a = case.layer.attention
     selected = mha2mla.select_rotary_pairs(a, case.moments, options(pairs=pairs, rotary=0.5))
@@ -44,8 +44,8 @@ def test_the_pairs_that_keep_their_positions(kind: tuple, pairs: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("rank", [3, 7])
-def test_keys_and_values_are_those_of_the_definition(kind: tuple, split: bool, rank: int) -> None:
-    """`[K_nope; V]`, or both parts separately, at a rank by `torch.linalg.svd`; rotated rows are
+def test_keys_and_values_follow_the_definition(kind: tuple, split: bool, rank: int) -> None:
+    """Truncate `[K_nope; V]`, or both parts separately, by `torch.linalg.svd`; rotated rows are
     unchanged.
     """
     case = toy(*kind)
@@ -78,9 +78,7 @@ def test_keys_and_values_are_those_of_the_definition(kind: tuple, split: bool, r
 
 
 def converted(network, rank, chosen, full=None):
-    """Return a clone with this rank in all layers. full: a different rank at which a slot stays
-    dense.
-    """
+    """Return a copy with this rank in all layers; a slot of rank `full` stays dense."""
     small, row = clone(network), METHODS["mha2mla"]
     stream = LayerStream(network, TOKENS)
     for index in range(network.config.num_hidden_layers):
@@ -98,14 +96,14 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
-def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: str) -> None:
+def test_full_rank_with_all_pairs_gives_the_dense_logits(request, folder: str) -> None:
     network = lrcore.load(str(request.getfixturevalue(folder))).network
     same = converted(network, None, options(rotary=1.0), full=10**6)
     assert isinstance(read_layer(same, 0).attention.k, LowRank)
     assert torch.allclose(logits(same), logits(network), atol=2e-4)
 
 
-def test_at_the_first_position_nothing_turns_and_yarn_scales_what_has_no_positions_too() -> None:
+def test_yarn_scales_unrotated_pairs_at_the_first_position() -> None:
     """YaRN multiplies queries and keys by more than 1, including pairs that are not rotated."""
     rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -127,10 +125,8 @@ def test_at_the_first_position_nothing_turns_and_yarn_scales_what_has_no_positio
     assert torch.allclose(queries, angles[0].max() * apply(a.q, x).view(1, 4, 1, 8), atol=1e-6)
 
 
-def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_llama) -> None:
-    """Attention computed token by token; then the contents of the cache, and equal logits
-    with it.
-    """
+def test_attention_follows_the_definition_with_and_without_a_cache(tiny_llama) -> None:
+    """Compute attention token by token, then compare the logits and contents of the cache."""
     network = lrcore.load(str(tiny_llama)).network
     small = converted(network, 5, options(pairs="norm", rotary=0.25))
     a, attention = read_layer(small, 0).attention, small.model.layers[0].self_attn

@@ -10,7 +10,7 @@ from lrcore.methods import modegpt
 
 
 @pytest.mark.parametrize("rank", [1, 9, 23, 39])
-def test_nystrom_mlp_equals_selection_by_leverage_and_the_pseudo_inverse_refit(rank: int) -> None:
+def test_nystrom_mlp_equals_leverage_selection_with_a_pseudo_inverse_refit(rank: int) -> None:
     case = toy(3, 3, "none", True, False)
     factor = modegpt.mlp_nystrom(case.layer, case.moments, False)
     gram = case.z.T @ case.z
@@ -31,7 +31,7 @@ def test_nystrom_mlp_equals_selection_by_leverage_and_the_pseudo_inverse_refit(r
 
 
 @pytest.mark.parametrize("position", ["none", "rotary"])
-def test_cr_keeps_the_columns_of_largest_root_norms(position: str) -> None:
+def test_cr_keeps_the_columns_with_the_largest_root_norms(position: str) -> None:
     case = toy(4, 2, position, True, True)
     a = case.layer.attention
     turn = rotated if position == "rotary" else lambda states: states
@@ -54,9 +54,9 @@ def test_cr_keeps_the_columns_of_largest_root_norms(position: str) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rank", [1, 3, 6])
-def test_two_stage_svd_of_vo_for_mha(bias: bool, rank: int) -> None:
-    """`svd(C^{1/2} W_v)` then `svd(S V^T W_o)`, literally, with the bias as the weight of a
-    constant input.
+def test_vo_for_mha_equals_the_two_stage_svd(bias: bool, rank: int) -> None:
+    """Compute `svd(C^{1/2} W_v)`, then `svd(S V^T W_o)`, with the bias as the weight of a constant
+    input.
     """
     case = toy(3, 3, "none", bias, False)
     a = case.layer.attention

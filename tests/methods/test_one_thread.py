@@ -1,6 +1,4 @@
-"""Small decompositions use a single thread of LAPACK, because several threads wait for
-each other.
-"""
+"""Thread limits of LAPACK: small decompositions use one thread, as several wait for each other."""
 
 import pytest
 import torch
@@ -14,12 +12,12 @@ from lrcore.methods import modegpt
 from lrcore.system.threads import mkl
 
 pytestmark = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
-# A Cholesky factorization consists of products of blocks, which use all threads.
+# Cholesky factorizations consist of products of blocks, which use all threads.
 PRODUCTS = {"linalg_cholesky_ex", "cholesky_ex"}
 
 
 @pytest.fixture(autouse=True)
-def as_many_as_the_process():
+def default_thread_count():
     """Reset the number of threads, which an earlier test may have changed."""
     before = mkl().MKL_Set_Num_Threads_Local(0)
     yield
@@ -27,7 +25,7 @@ def as_many_as_the_process():
 
 
 class Threads(Decompositions):
-    """Records the threads of all decompositions that may use several, by operation."""
+    """Record all decompositions that may use several threads, by operation."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = len(self.seen)
@@ -45,7 +43,7 @@ class Threads(Decompositions):
 @pytest.mark.parametrize(
     ("method", "kind"), [case for case in EVERY if case.values[1] in (KINDS[0], KINDS[-1])]
 )
-def test_what_a_method_decomposes(method: tuple[str, dict], kind: tuple) -> None:
+def test_methods_decompose_with_one_thread(method: tuple[str, dict], kind: tuple) -> None:
     case, row = toy(*kind), ROWS[method[0]]
     with Threads() as counted:
         for factor in row.factor(case.layer, case.moments, row.choose(method[1])).values():
@@ -53,7 +51,7 @@ def test_what_a_method_decomposes(method: tuple[str, dict], kind: tuple) -> None
     assert not counted.several
 
 
-def test_what_bounds_decompose() -> None:
+def test_bounds_decompose_with_one_thread() -> None:
     for kind in KINDS:
         case = toy(*kind)
         factors = modegpt.factor(case.layer, case.moments)
@@ -64,7 +62,7 @@ def test_what_bounds_decompose() -> None:
         assert not counted.several, kind
 
 
-def test_what_is_not_limited_is_seen() -> None:
+def test_decompositions_without_a_limit_are_recorded() -> None:
     with Threads() as counted:
         torch.linalg.svdvals(torch.eye(3))
         torch.linalg.cholesky(torch.eye(3))

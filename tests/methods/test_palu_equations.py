@@ -1,6 +1,4 @@
-"""Palu's groups of heads: the decomposition of each group against the printed formula, and the
-contents of the cache.
-"""
+"""Palu's groups of heads: the decomposition of each group, and the cache."""
 
 import pytest
 import torch
@@ -24,10 +22,10 @@ TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(
 @pytest.mark.parametrize(("n_q", "n_kv", "group"), [(4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 3, 1)])
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("rank", [1, 4, 7])
-def test_every_group_is_whitened_and_cut_on_its_own(
+def test_every_group_is_whitened_and_truncated_separately(
     n_q: int, n_kv: int, group: int, name: str, rank: int
 ) -> None:
-    """`svd(W_g L)` with `S = L L^T`, unwhitened by `L^{-1}`, group by group."""
+    """Compute `svd(W_g L)` with `S = L L^T`, unwhitened by `L^{-1}`, group by group."""
     case = toy(n_q, n_kv, "none", True, True)
     factor = care.factor(case.layer, case.moments, care.CareOptions(group=group, **PALU))[name]
     groups, weight = n_kv // group, getattr(case.layer.attention, name).weight
@@ -53,10 +51,8 @@ def test_every_group_is_whitened_and_cut_on_its_own(
     )
 
 
-def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
-    """The more heads share a latent, the smaller the error at the same cache size (Palu's order: J,
-    G, M).
-    """
+def test_single_group_is_the_full_matrix_and_larger_groups_lose_less() -> None:
+    """More heads per latent give a smaller error at the same cache size (Palu: J, G, M)."""
     case = toy(4, 4, "none", False, True)
     single = care.factor(case.layer, case.moments, care.CareOptions(**PALU))["v"]
     assert torch.equal(
@@ -71,7 +67,7 @@ def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
     assert tails == sorted(tails, reverse=True)
 
 
-def test_groups_must_be_whole() -> None:
+def test_group_must_divide_the_number_of_heads() -> None:
     case = toy(3, 3, "none", False, False)
     with pytest.raises(InputError, match="use one of 1,"):
         care.factor(case.layer, case.moments, care.CareOptions(group=2))
@@ -81,7 +77,7 @@ def test_groups_must_be_whole() -> None:
 
 @pytest.mark.parametrize(("name", "group"), [("tiny_llama", 1), ("tiny_opt", 2), ("tiny_opt", 1)])
 @pytest.mark.parametrize("policy", ["uniform", "waterfill", "probed"])
-def test_a_model_caches_the_latents_of_all_groups(
+def test_model_caches_the_latents_of_all_groups(
     request, story_file, tmp_path, name: str, group: int, policy: str
 ) -> None:
     model = lrcore.load(str(request.getfixturevalue(name)))
@@ -105,7 +101,7 @@ def test_a_model_caches_the_latents_of_all_groups(
     assert back.size == small.size
 
 
-def test_groups_are_exported_quantised_and_healed(tiny_llama, story_file, tmp_path) -> None:
+def test_groups_are_exported_quantized_and_healed(tiny_llama, story_file, tmp_path) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(
         model.name,

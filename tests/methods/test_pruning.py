@@ -1,6 +1,4 @@
-"""Removal of complete heads and neurons: the identities behind FLAP, LLM-Pruner and their
-allocation, and networks without heads against networks with silenced heads.
-"""
+"""Removal of heads and neurons by FLAP and LLM-Pruner, and their allocation."""
 
 from dataclasses import replace
 
@@ -43,8 +41,10 @@ def silenced(layer, groups):
     "family",
     ["llama", "qwen3", "gemma2", "phi", "gpt_neo", "gpt_neox", "bloom", "mpt", "smollm3"],
 )
-def test_a_network_without_heads_is_that_with_silent_ones(family) -> None:
-    """ALiBi and windows, partial rotary embeddings and norms per head; heads are removed twice."""
+def test_network_without_heads_equals_the_network_with_silenced_heads(family) -> None:
+    """Includes ALiBi, windows, partial rotary embeddings and norms per head; heads are removed
+    twice.
+    """
     network = tiny(family)
     small, quiet = clone(network), clone(network)
     for _ in range(2):
@@ -62,25 +62,27 @@ def test_a_network_without_heads_is_that_with_silent_ones(family) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:4])
-def test_flap_replaces_what_is_removed_by_its_mean(kind) -> None:
+def test_flap_replaces_removed_channels_by_their_means(kind) -> None:
     """If the removed channels are constant on the data, the output does not change."""
     case = toy(*kind)
-    still = torch.arange(0, 40, 3)
+    constant_neurons = torch.arange(0, 40, 3)
     up, gate = case.layer.mlp.up, case.layer.mlp.gate
     rows = [
-        p and Linear(p.weight.index_fill(0, still, 0.0), torch.ones(40).double())
+        p and Linear(p.weight.index_fill(0, constant_neurons, 0.0), torch.ones(40).double())
         for p in (up, gate)
     ]
     layer = replace(case.layer, mlp=replace(case.layer.mlp, up=rows[0], gate=rows[1]))
     v = layer.attention.v
-    constant = v.weight.index_fill(0, torch.arange(HEAD), 0.0)  # the values of the first group
-    layer = layer.with_matrices(v=Linear(constant, torch.ones(len(constant)).double()))
+    value_weight = v.weight.index_fill(0, torch.arange(HEAD), 0.0)  # the values of the first group
+    layer = layer.with_matrices(v=Linear(value_weight, torch.ones(len(value_weight)).double()))
     seen = watched(layer, case.x)
     factors = flap.factor(layer, seen.moments)
-    small = truncate(layer, factors, {"heads": kind[1] - 1, "mlp": 40 - len(still)})
-    assert set(factors["mlp"].order[-len(still) :].tolist()) == set(still.tolist())
+    small = truncate(layer, factors, {"heads": kind[1] - 1, "mlp": 40 - len(constant_neurons)})
+    assert set(factors["mlp"].order[-len(constant_neurons) :].tolist()) == set(
+        constant_neurons.tolist()
+    )
     assert factors["heads"].order[-1] == 0
-    remaining = torch.tensor([j for j in range(40) if j not in still])
+    remaining = torch.tensor([j for j in range(40) if j not in constant_neurons])
     assert torch.allclose(
         apply(small.mlp.down, seen.z[:, remaining]), apply(layer.mlp.down, seen.z)
     )
@@ -111,7 +113,7 @@ def test_flap_ranks_by_the_printed_metrics(metric) -> None:
     assert torch.allclose(factors["mlp"].scores, z[order])
 
 
-def test_the_loss_of_one_head_or_neuron_is_what_its_removal_costs() -> None:
+def test_loss_of_a_head_or_neuron_is_the_error_of_its_removal() -> None:
     case = toy(4, 2, "none", True, False)
     factors = flap.factor(case.layer, case.moments)
     small = truncate(case.layer, factors, {"heads": 1, "mlp": 39})
@@ -126,10 +128,8 @@ def test_the_loss_of_one_head_or_neuron_is_what_its_removal_costs() -> None:
         assert float(factor.values[-1] ** 2) == pytest.approx(float(error), rel=1e-9)
 
 
-def test_one_ranking_over_all_slots_is_that_of_the_paper() -> None:
-    """AL-AM: all structures in the order of their standardized scores while their weights fit the
-    budget.
-    """
+def test_global_ranking_equals_that_of_the_paper() -> None:
+    """AL-AM takes all structures in the order of their standardized scores up to the budget."""
     spectra = {}
     for layer in range(3):
         case = toy(4, 2, "none", False, True, seed=layer)
@@ -154,12 +154,12 @@ def test_one_ranking_over_all_slots_is_that_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("kind", ["param_first", "taylor", "abs", "wanda"])
-def test_a_structure_scores_the_sum_over_its_weights(kind) -> None:
+def test_score_of_a_structure_is_the_sum_over_its_weights(kind) -> None:
     case = toy(4, 2, "rotary", True, True)
     weights, values = case.layer.matrices(), case.moments.values
 
-    def of(name, index):
-        """Return a row of q, k, v, gate or up, or a column of o or down."""
+    def vector_score(name, index):
+        """Return the score of a row of q, k, v, gate or up, or of a column of o or down."""
         weight = weights[name].weight
         weight = weight[:, index] if name in ("o", "down") else weight[index]
         if kind == "abs":
@@ -174,9 +174,9 @@ def test_a_structure_scores_the_sum_over_its_weights(kind) -> None:
         return abs(float(values[name, kind][index]))
 
     factors = llm_pruner.factor(case.layer, case.moments, llm_pruner.PrunerOptions(kind))
-    neurons = [sum(of(name, j) for name in ("gate", "up", "down")) for j in range(40)]
+    neurons = [sum(vector_score(name, j) for name in ("gate", "up", "down")) for j in range(40)]
     groups = [
-        sum(of(name, g * size + j) for name, size in SIZES.items() for j in range(size))
+        sum(vector_score(name, g * size + j) for name, size in SIZES.items() for j in range(size))
         for g in range(2)
     ]
     for name, expected in (("mlp", neurons), ("heads", groups)):
@@ -190,7 +190,7 @@ SIZES = {"q": 2 * HEAD, "k": HEAD, "v": HEAD, "o": 2 * HEAD}
 
 
 @torch.inference_mode()
-def test_errors_and_contributions_of_a_model_without_some_heads() -> None:
+def test_errors_and_contributions_of_a_model_with_removed_heads() -> None:
     dense = tiny("gpt2")
     small, stream = clone(dense), LayerStream(dense, TOKENS)
     for index in range(2):
@@ -203,6 +203,6 @@ def test_errors_and_contributions_of_a_model_without_some_heads() -> None:
     only, stream = mix_models(*models, ("ov",)), LayerStream(dense, TOKENS)
     networks = [model.network for model in (*models, only)]
     errors = _layer_errors(networks, 0, stream)
-    assert errors["scores"] < 1e-9  # the remaining heads have their queries and keys
+    assert errors["scores"] < 1e-9  # the remaining heads have their original queries and keys
     assert 0 < errors["ov"] == pytest.approx(errors["attention"], rel=1e-3)
     assert 0 < errors["mlp"] < 1

@@ -1,4 +1,4 @@
-"""A refit from few tokens, measured on other tokens."""
+"""Errors of refits from few tokens, measured on other tokens."""
 
 import itertools
 
@@ -16,7 +16,7 @@ TOKENS = (12, 20, 24, 28, 40, 80, 400)
 
 
 def hidden_states(count: int, seed: int) -> torch.Tensor:
-    """Return correlated hidden states [count, NEURONS] with a mean."""
+    """Return correlated hidden states [count, NEURONS] with a nonzero mean."""
     mixing = torch.Generator().manual_seed(3)
     basis = torch.randn(NEURONS, NEURONS, generator=mixing).double()
     root = basis * (0.95 ** torch.arange(NEURONS)).sqrt()
@@ -25,7 +25,7 @@ def hidden_states(count: int, seed: int) -> torch.Tensor:
 
 
 def error(method: str, layer: Layer, tokens: int, seed: int) -> float:
-    """Return the mean squared error of the MLP's output on tokens that the refit has not seen."""
+    """Return the mean squared error of the MLP's output on tokens outside the refit."""
     z = hidden_states(tokens, seed)
     values = {
         ("mlp_hidden", "second"): z.mT @ z / tokens,
@@ -44,7 +44,7 @@ def error(method: str, layer: Layer, tokens: int, seed: int) -> float:
 
 
 @pytest.mark.parametrize("method", ["fused", "modegpt", "llm_surgeon"])
-def test_more_tokens_never_make_a_worse_refit(method: str) -> None:
+def test_refit_does_not_get_worse_with_more_tokens(method: str) -> None:
     layer = toy(*GQA).layer
     errors = [sum(error(method, layer, tokens, seed) for seed in range(8)) / 8 for tokens in TOKENS]
     for error_of_fewer, error_of_more in itertools.pairwise(errors):

@@ -26,7 +26,7 @@ def test_svd_is_the_eckart_young_optimum(name: str, rank: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rank", [1, 4, 9, 14])
 def test_svd_llm_equals_cholesky_whitening(name: str, rank: int) -> None:
-    """The paper's form: `svd(W L)`, `S = L L^T`, unwhitened by `L^{-1}`."""
+    """The paper computes `svd(W L)` with `S = L L^T`, unwhitened by `L^{-1}`."""
     case = toy(4, 2, "rotary", True, True)
     factor = svd_llm.factor(case.layer, case.moments)[name]
     weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name])
@@ -44,7 +44,7 @@ def test_svd_llm_equals_cholesky_whitening(name: str, rank: int) -> None:
     assert relative((factor.values[rank:] ** 2).sum(), error(literal), total) < 1e-9
 
 
-def test_svd_llm_needs_no_inverse_when_few_tokens_leave_the_moment_singular() -> None:
+def test_svd_llm_is_optimal_for_singular_moments() -> None:
     case = toy(4, 2, "rotary", False, True, tokens=10)  # ten tokens for 24 inputs
     for name, factor in svd_llm.factor(case.layer, case.moments).items():
         weight = case.layer.matrices()[name].weight
@@ -66,8 +66,8 @@ def test_svd_llm_needs_no_inverse_when_few_tokens_leave_the_moment_singular() ->
 
 @pytest.mark.parametrize("name", ["q", "down"])
 @pytest.mark.parametrize("rank", [1, 4, 9])
-def test_pivots_are_rows_of_the_same_product_in_fewer_numbers(name: str, rank: int) -> None:
-    """PIFA: r unchanged rows and coefficients of the remaining rows, `r (d + d') - r^2` numbers."""
+def test_pivots_store_the_same_product_in_fewer_numbers(name: str, rank: int) -> None:
+    """PIFA stores r unchanged rows and coefficients of the others, `r (d + d') - r^2` numbers."""
     case = toy(4, 2, "rotary", True, True)
     pairs, pivots = (
         svd_llm.factor(case.layer, case.moments, svd_llm.SvdLlmOptions(stored))[name]

@@ -1,4 +1,4 @@
-"""TransMLA against its definition on samples, token by token, and with all axes retained."""
+"""TransMLA against its definition on samples, token by token."""
 
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(
 ROW = METHODS["transmla"]
 
 
-def written(small, layer, factor, rank):
-    """Return the layer at a rank, including the highest, in a network."""
+def write_at_rank(small, layer, factor, rank):
+    """Write the layer at a rank, including the highest, into a network."""
     factor = replace(factor, cost=replace(factor.cost, full=10**6))
     write_layer(small, factor.truncate(layer, rank))
 
@@ -31,7 +31,7 @@ def converted(network, rank, **options):
     for index in range(network.config.num_hidden_layers):
         layer = read_layer(small, index)
         factor = ROW.factor(layer, stream.run(index, ROW.needs), chosen)["kv"]
-        written(small, layer, factor, rank or len(factor.values))
+        write_at_rank(small, layer, factor, rank or len(factor.values))
     return small
 
 
@@ -41,7 +41,7 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
-def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: str) -> None:
+def test_full_rank_with_all_axes_gives_the_dense_logits(request, folder: str) -> None:
     """RoRoPE within single frequencies commutes with the rotary positions."""
     network = lrcore.load(str(request.getfixturevalue(folder)), dtype="float64").network
     same = converted(network, None, fold=1, rotary=64.0)
@@ -51,14 +51,13 @@ def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: s
 
 
 def definition(a, x, fold, per_group, rank, balance):
-    """Return the scores of tokens and their values from samples x [N, d], as functions of the
-    states.
+    """Return functions for the scores and the values of states, computed from samples x [N, d].
 
     They use eigenvectors of the keys, group by group, and of the remaining parts.
     """
     k, v = apply(a.k, x), apply(a.v, x)
     size, half = a.qk_size, a.qk_size // 2
-    kinds = []  # (axes of real parts, of imaginary parts, index of the frequency or None)
+    kinds = []  # (axes of real parts, axes of imaginary parts, index of the frequency or None)
     for start in range(0, half, fold):
         columns = [(h, j) for h in range(a.n_kv) for j in range(start, start + fold)]
         real, imaginary = ([h * size + j + half * part for h, j in columns] for part in (0, 1))
@@ -68,9 +67,9 @@ def definition(a, x, fold, per_group, rank, balance):
             axes = torch.zeros(2, len(k.T), dtype=k.dtype)
             axes[0, real], axes[1, imaginary] = vectors[:, s], vectors[:, s]
             kinds.append((*axes, start + s * fold // per_group if s < per_group else None))
-    still = torch.stack([axis for *parts, j in kinds if j is None for axis in parts])
-    ratio = (k @ still.T).norm(dim=0).mean() / (v.norm(dim=0).mean() * balance)
-    joint = torch.cat((k @ still.T / ratio, v), 1)
+    unrotated = torch.stack([axis for *parts, j in kinds if j is None for axis in parts])
+    ratio = (k @ unrotated.T).norm(dim=0).mean() / (v.norm(dim=0).mean() * balance)
+    joint = torch.cat((k @ unrotated.T / ratio, v), 1)
     top = torch.linalg.eigh(joint.T @ joint).eigenvectors.flip(1)[:, :rank]
 
     def score(head, query, key, t, s):
@@ -78,7 +77,7 @@ def definition(a, x, fold, per_group, rank, balance):
         long_query = torch.zeros(len(k.T), dtype=k.dtype)
         kv = head // a.group
         long_query[kv * size : (kv + 1) * size] = query
-        total = long_query @ (still.T @ seen(key)[: len(still)]) * ratio
+        total = long_query @ (unrotated.T @ seen(key)[: len(unrotated)]) * ratio
         for u, w, j in kinds:
             if j is not None:
                 first = torch.complex(u @ long_query, w @ long_query)
@@ -88,15 +87,15 @@ def definition(a, x, fold, per_group, rank, balance):
         return total * a.scale
 
     def seen(key):
-        outputs = torch.cat((still @ key[: len(k.T)] / ratio, key[len(k.T) :]))
+        outputs = torch.cat((unrotated @ key[: len(k.T)] / ratio, key[len(k.T) :]))
         return top @ (top.T @ outputs)
 
-    return score, lambda key: seen(key)[len(still) :]
+    return score, lambda key: seen(key)[len(unrotated) :]
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias"])
 @pytest.mark.parametrize(("fold", "share"), [(2, 0.5), (4, 0.5), (1, 1.0)])
-def test_the_network_attends_by_the_definition(request, folder, fold: int, share: float) -> None:
+def test_attention_follows_the_definition(request, folder, fold: int, share: float) -> None:
     network = lrcore.load(str(request.getfixturevalue(folder)), dtype="float64").network
     layer = read_layer(network, 0)
     a, g = layer.attention, torch.Generator().manual_seed(1)
@@ -110,7 +109,7 @@ def test_the_network_attends_by_the_definition(request, folder, fold: int, share
         ROW.choose({"fold": fold, "rotary": share, "balance": 0.7}),
     )["kv"]
     small = clone(network)
-    written(small, layer, factor, 9)
+    write_at_rank(small, layer, factor, 9)
     cut = read_layer(small, 0).attention
     assert cut.kv_values == 9 + (a.head_size if share == 1 else a.head_size // 2)
     x = samples[:5]
@@ -131,7 +130,7 @@ def test_the_network_attends_by_the_definition(request, folder, fold: int, share
     assert torch.allclose(out[0], apply(a.o, expected.flatten(1)), atol=1e-5)
 
 
-def test_the_cache_holds_the_shared_key_and_the_latent(tiny_llama_bias, tmp_path) -> None:
+def test_cache_holds_the_shared_key_and_the_latent(tiny_llama_bias, tmp_path) -> None:
     model = lrcore.load(str(tiny_llama_bias))
     small = converted(model.network, 6)
     full_logits, cache = logits(small), DynamicCache(config=small.config)
@@ -142,12 +141,12 @@ def test_the_cache_holds_the_shared_key_and_the_latent(tiny_llama_bias, tmp_path
     assert torch.equal(logits(lrcore.load(str(folder)).network), full_logits)
 
 
-def test_pairs_that_make_no_whole_groups_are_refused(tiny_llama) -> None:
+def test_fold_must_divide_the_pairs(tiny_llama) -> None:
     with pytest.raises(InputError, match="use one of"):
         converted(lrcore.load(str(tiny_llama)).network, 5, fold=3)
 
 
-def test_the_norm_of_keys_and_values_is_balanced(tiny_llama) -> None:
+def test_balance_equalizes_the_norms_of_keys_and_values(tiny_llama) -> None:
     """Without balance, larger keys have a larger part of the latent."""
     layer = read_layer(lrcore.load(str(tiny_llama)).network, 0)
     a = layer.attention

@@ -1,5 +1,6 @@
-"""`truncate` has no expensive decompositions, since a slider, a probe and the live figure call it
-repeatedly; `factor` does them once.
+"""Decompositions in `truncate`, which must be cheap.
+
+A slider, a probe and the live figure call it repeatedly; `factor` decomposes once.
 """
 
 import pytest
@@ -15,15 +16,15 @@ from lrcore.methods.latentllm import hosvd, joint, subspace
 DECOMPOSITIONS = ("_eig", "svd", "linalg_qr", "geqrf", "cholesky", "lu_factor", "lstsq", "inv_ex")
 DECOMPOSITIONS += ("solve_ex", "ldl", "pinv")
 PRODUCTS = ("cholesky_solve", "cholesky_inverse")
-# The block identity of a space of a single rank: LU finds the columns that span it.
+# LU finds the columns that span a space of a single rank.
 PIVOTS = {"joint_qk": {"linalg_lu_factor_ex"}, "joint_vo": {"linalg_lu_factor_ex"}}
 # Options with a separate problem per rank: docs/methods.md, "Per rank".
-OWN_PROBLEMS = {("vo", "attention"): {"joint_vo"}, ("sparse", 0.1): {"v", "o", "up", "down"}}
-OWN_PROBLEMS["sparse", 0.1] |= {"gate"}
+PROBLEMS_PER_RANK = {("vo", "attention"): {"joint_vo"}, ("sparse", 0.1): {"v", "o", "up", "down"}}
+PROBLEMS_PER_RANK["sparse", 0.1] |= {"gate"}
 
 
 class Decompositions(TorchDispatchMode):
-    """Records all decompositions: (operation, rows)."""
+    """Record all decompositions as (operation, rows)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +39,8 @@ class Decompositions(TorchDispatchMode):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """Limit the largest matrix that may be decomposed to a size that is as small relative to the
-    toy layer as in a model, but at least a head.
+    """Limit decompositions in subspaces to the size of a head, as small relative to the toy layer
+    as the usual limit in a model.
     """
     for module in (subspace, hosvd):
         monkeypatch.setattr(module, "SMALL", HEAD)
@@ -49,12 +50,12 @@ def narrow(monkeypatch):
     ("method", "kind"),
     [case for case in EVERY if case.values[1] in (KINDS[0], KINDS[-1])],
 )
-def test_truncate_decomposes_nothing(
+def test_truncate_makes_no_large_decompositions(
     method: tuple[str, dict], kind: tuple, narrow, monkeypatch
 ) -> None:
     monkeypatch.setattr(hosvd, "ROUNDS", 1)
     case, factors = solve(method, kind)
-    allowed = set().union(*(OWN_PROBLEMS.get(option, set()) for option in method[1].items()))
+    allowed = set().union(*(PROBLEMS_PER_RANK.get(option, set()) for option in method[1].items()))
     for name, factor in factors.items():
         if name in allowed:
             continue
@@ -66,7 +67,7 @@ def test_truncate_decomposes_nothing(
             assert large <= PIVOTS.get(name, set()), (name, rank, counted.seen)
 
 
-def test_what_is_counted_is_what_decomposes() -> None:
+def test_all_decompositions_are_recorded() -> None:
     m = torch.eye(12) + 0.1
     solvers = [torch.linalg.eigh, torch.linalg.svd, torch.linalg.svdvals, torch.linalg.qr]
     solvers += [torch.linalg.cholesky, torch.linalg.lu_factor, torch.linalg.inv, torch.linalg.pinv]
@@ -85,7 +86,7 @@ def test_what_is_counted_is_what_decomposes() -> None:
 
 @pytest.mark.parametrize("kind", [MHA, (4, 2, "rotary", True, True)])
 @pytest.mark.parametrize("name", ["joint_qk", "joint_vo"])
-def test_the_rounds_lose_no_more_than_eigendecompositions_would(kind, name, narrow) -> None:
+def test_rounds_are_as_good_as_eigendecompositions(kind, name, narrow) -> None:
     case = toy(*kind)
     options = latentllm.LatentLLMOptions(vo="joint")
     p = latentllm.factor(case.layer, case.moments, options)[name].pair
@@ -99,7 +100,7 @@ def test_the_rounds_lose_no_more_than_eigendecompositions_would(kind, name, narr
         assert hosvd.loss(p, *bases) <= exact * (1 + 1e-6)
 
 
-def test_a_subspace_of_a_singular_matrix_stays_orthonormal(narrow) -> None:
+def test_subspace_of_a_singular_matrix_stays_orthonormal(narrow) -> None:
     """Dead inputs, or fewer tokens than dimensions, leave directions with value zero."""
     for rank_of_m in (0, 3, 14):
         g = torch.Generator().manual_seed(rank_of_m)

@@ -1,6 +1,4 @@
-"""Heads with partial rotary embeddings: unrotated columns against singular values of scores
-computed from the tokens, and the distribution of the rank against the best of all choices.
-"""
+"""Heads with partial rotary embeddings: errors of unrotated columns and the choice of ranks."""
 
 from dataclasses import replace
 
@@ -20,13 +18,11 @@ from lrcore.models.layers import read_layer, write_layer
 
 MHA, GQA = (3, 3, "partial", True, False), (4, 2, "partial", True, True)
 SOLVE = {"a3": a3.qk_pairs, "fused": fused.qk_pairs}
-STILL = HEAD // 4  # pairs of a head
+UNROTATED_PAIRS = HEAD // 4  # pairs of a head
 
 
-def still_scores(a: Attention, x: torch.Tensor, head: int, centered: bool) -> torch.Tensor:
-    """Return the contribution of the unrotated columns to the scores of a kv head, of all its query
-    heads.
-    """
+def unrotated_scores(a: Attention, x: torch.Tensor, head: int, centered: bool) -> torch.Tensor:
+    """Return the part of the scores [query heads, keys] of a kv head from unrotated columns."""
     unrotated = unrotated_pairs(a)
     if unrotated is None:
         return x.new_zeros(len(x) * a.group, len(x))
@@ -38,7 +34,7 @@ def still_scores(a: Attention, x: torch.Tensor, head: int, centered: bool) -> to
     return queries @ keys.T / len(x)
 
 
-def turning_losses(method: str, case: Toy, head: int) -> torch.Tensor:
+def rotated_losses(method: str, case: Toy, head: int) -> torch.Tensor:
     """Return the squared losses of the rotated pairs, by the scores of the method."""
     a = case.layer.attention
     if method == "fused":
@@ -46,63 +42,63 @@ def turning_losses(method: str, case: Toy, head: int) -> torch.Tensor:
     else:
         grams = (gram.diagonal(dim1=1, dim2=2) for gram in a3.score_grams(a, case.moments))
         squares = column_products(*grams, a)
-    return squares[head].unflatten(-1, (2, -1)).sum(0)[:STILL]
+    return squares[head].unflatten(-1, (2, -1)).sum(0)[:UNROTATED_PAIRS]
 
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 @pytest.mark.parametrize("method", SOLVE)
-def test_the_rank_is_shared_as_the_best_of_all_choices_and_loses_the_exact_tail(
-    kind: tuple, method: str
-) -> None:
+def test_rank_is_split_optimally_and_loses_the_exact_tail(kind: tuple, method: str) -> None:
     case, centered = toy(*kind, tokens=120), method == "fused"
     a = case.layer.attention
     factor = SOLVE[method](a, case.moments)
     for head in range(a.n_kv):
-        dense = still_scores(a, case.x, head, centered)
+        dense = unrotated_scores(a, case.x, head, centered)
         tails = torch.linalg.svdvals(dense) ** 2
-        lost = turning_losses(method, case, head).sort().values
+        lost = rotated_losses(method, case, head).sort().values
         for rank in range(2, HEAD, 2):
             small = factor.truncate(case.layer, rank).attention
             retained = (
                 int(unrotated_pairs(small)[head].sum()) if unrotated_pairs(small) is not None else 0
             )
             best = min(
-                float(lost[: STILL - rank // 2 + still].sum() + tails[2 * still :].sum())
-                for still in range(max(rank // 2 - STILL, 0), min(rank // 2, STILL) + 1)
+                float(lost[: UNROTATED_PAIRS - rank // 2 + still].sum() + tails[2 * still :].sum())
+                for still in range(
+                    max(rank // 2 - UNROTATED_PAIRS, 0), min(rank // 2, UNROTATED_PAIRS) + 1
+                )
             )
             assert relative(float((factor.heads[head, rank // 2 :] ** 2).sum()), best) < 1e-9
-            gap = dense - still_scores(small, case.x, head, centered)
+            gap = dense - unrotated_scores(small, case.x, head, centered)
             assert relative((gap**2).sum(), float(tails[2 * retained :].sum()), tails.sum()) < 1e-9
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("method", SOLVE)
-def test_no_selection_of_columns_loses_less(method: str, case: str) -> None:
-    """Unrotated columns as pairs, ranked with the rotated pairs, also on singular moments."""
+def test_no_selection_of_columns_has_a_lower_loss(method: str, case: str) -> None:
+    """Rank unrotated columns as pairs among the rotated pairs, also for singular moments."""
     made = CASES[case](GQA)
     a, centered = made.layer.attention, method == "fused"
     factor = SOLVE[method](a, made.moments)
     without_frequencies = replace(a, frequencies=None)  # no column is marked as unrotated
     before = (fused if centered else a3).qk_pairs(without_frequencies, made.moments)
     for head in range(a.n_kv):
-        dense = still_scores(a, made.x, head, centered)
-        turning = turning_losses(method, made, head)
+        dense = unrotated_scores(a, made.x, head, centered)
+        pair_losses = rotated_losses(method, made, head)
         total = float(factor.heads[head].square().sum())
         for rank in range(2, HEAD, 2):
             dropped = before.order[head, rank // 2 :]
             old = replace(before.truncate(made.layer, rank).attention, frequencies=a.frequencies)
-            gap = dense - still_scores(old, made.x, head, centered)
-            optimum = float((gap**2).sum() + turning[dropped[dropped < STILL]].sum())
+            gap = dense - unrotated_scores(old, made.x, head, centered)
+            optimum = float((gap**2).sum() + pair_losses[dropped[dropped < UNROTATED_PAIRS]].sum())
             new = float((factor.heads[head, rank // 2 :] ** 2).sum())
             assert new <= optimum * (1 + 1e-9) + 1e-12 * total
 
 
-def test_a_head_narrowed_before_is_narrowed_again() -> None:
+def test_narrowed_head_can_be_narrowed_again() -> None:
     """Each kv head has a different number of unrotated directions."""
     case = toy(4, 2, "partial", True, True, tokens=120)
-    rows = torch.arange(HEAD) % (HEAD // 2) >= STILL
+    rows = torch.arange(HEAD) % (HEAD // 2) >= UNROTATED_PAIRS
     weight = heads(case.layer.attention.k.weight, 2).clone()
-    weight[0, rows] *= 10  # the first retains unrotated columns, the second rotated ones
+    weight[0, rows] *= 10  # the first head retains unrotated columns, the second rotated ones
     weight[1, rows] /= 10
     a = replace(
         case.layer.attention, k=Linear(weight.flatten(0, 1), case.layer.attention.k.bias / 10)
@@ -113,19 +109,19 @@ def test_a_head_narrowed_before_is_narrowed_again() -> None:
     twice = a3.qk_pairs(once.attention, case.moments).truncate(once, 2).attention
     direct = a3.qk_pairs(a, case.moments).truncate(layer, 2).attention
     for head in range(2):
-        first, second = (still_scores(b, case.x, head, False) for b in (twice, direct))
+        first, second = (unrotated_scores(b, case.x, head, False) for b in (twice, direct))
         assert torch.allclose(first, second, atol=1e-9)
     assert torch.equal(twice.rotary_pairs[1], direct.rotary_pairs[1])
 
 
-def test_modegpt_pairs_still_columns_best_with_second_best_and_decomposes_nothing() -> None:
+def test_modegpt_pairs_the_best_unrotated_columns_without_decompositions() -> None:
     case = toy(*GQA)
     a = case.layer.attention
-    with Decompositions() as all_of_it:
+    with Decompositions() as recorded:
         small = modegpt.qk_cr(a, case.moments).truncate(case.layer, 6).attention
-    assert all_of_it.seen == []
+    assert recorded.seen == []
     scores = modegpt.column_losses(a, case.moments).sqrt()
-    columns = torch.cat((torch.arange(HEAD // 2) >= STILL,) * 2).nonzero().flatten()
+    columns = torch.cat((torch.arange(HEAD // 2) >= UNROTATED_PAIRS,) * 2).nonzero().flatten()
     for head in range(a.n_kv):
         best = columns[scores[head, columns].sort(descending=True).indices].tolist()
         remaining = torch.cat((unrotated_pairs(small)[head],) * 2).nonzero().flatten()
@@ -135,7 +131,7 @@ def test_modegpt_pairs_still_columns_best_with_second_best_and_decomposes_nothin
 
 
 @pytest.mark.parametrize("solve", [a3.qk_pairs, fused.qk_pairs])
-def test_truncate_decomposes_nothing_of_still_columns(solve) -> None:
+def test_truncate_makes_no_decompositions_of_unrotated_columns(solve) -> None:
     case = toy(*GQA)
     factor = solve(case.layer.attention, case.moments)
     with Decompositions() as seen:
@@ -145,7 +141,7 @@ def test_truncate_decomposes_nothing_of_still_columns(solve) -> None:
 
 
 @pytest.mark.parametrize("family", ["phi", "gpt_neox"])
-def test_a_network_whose_still_keys_span_two_dimensions_loses_nothing(family: str) -> None:
+def test_unrotated_keys_of_two_dimensions_are_truncated_without_loss(family: str) -> None:
     network, generator = tiny(family), torch.Generator().manual_seed(3)
     layer = read_layer(network, 0)
     a, x = layer.attention, torch.randn(200, 32, generator=generator).double()
@@ -166,13 +162,12 @@ def test_a_network_whose_still_keys_span_two_dimensions_loses_nothing(family: st
 
 
 def toy_moments(x: torch.Tensor) -> Moments:
-    """Return moments of the input of a layer only."""
+    """Return the second moment and mean of the input of a layer."""
     values = {("attn_in", "second"): x.T @ x / len(x), ("attn_in", "mean"): x.mean(0)}
     return Moments(values, len(x))
 
 
-def test_blocks_without_still_columns_are_left_alone() -> None:
-    """A kv head without unrotated columns."""
+def test_joint_blocks_without_unrotated_columns_are_empty() -> None:
     query = key = torch.eye(2, dtype=torch.float64).unsqueeze(0)
     squares, *maps = joint_blocks(query, key)(0, torch.tensor([], dtype=torch.long))
     assert [tensor.numel() for tensor in (squares, *maps)] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Narrowed attention uses PyTorch's fused kernel for prompts, for any head sizes."""
+"""Narrowed attention in PyTorch's fused kernel, for unequal head sizes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ PROMPT = torch.arange(3, 43).view(2, 20)
 
 @pytest.mark.parametrize("component", ["qk", "ov"])
 @pytest.mark.parametrize("method", ["a3", "modegpt"])
-def test_queries_and_values_of_two_sizes_fit_the_fused_kernel(
+def test_unequal_sizes_of_queries_and_values_use_the_fused_kernel(
     component, method, tiny_llama, story_file
 ) -> None:
     recipe = lrcore.Recipe(

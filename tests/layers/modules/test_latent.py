@@ -1,4 +1,4 @@
-"""The latent cache: it holds only latents, and does not change the logits."""
+"""The cache of latents: it holds only latents and does not change the logits."""
 
 from dataclasses import replace
 
@@ -42,10 +42,8 @@ def logits(network, tokens=TOKENS, **kwargs):
     return network(tokens, **kwargs).logits
 
 
-def latents(network, ranks):
-    """Return a clone of the network with these ranks in each layer, solved on the moments of
-    TOKENS.
-    """
+def with_latents(network, ranks):
+    """Return a copy of the network with these ranks in each layer, solved on TOKENS."""
     small, stream, row = clone(network), LayerStream(network, TOKENS), METHODS["care"]
     for index in range(network.config.num_hidden_layers):
         layer = read_layer(small, index)
@@ -59,8 +57,8 @@ def model(request):
 
 
 @pytest.mark.parametrize("ranks", KINDS)
-def test_the_cache_holds_only_latents(model, ranks) -> None:
-    small = latents(model.network, ranks)
+def test_cache_holds_only_latents(model, ranks) -> None:
+    small = with_latents(model.network, ranks)
     cache = DynamicCache(config=small.config)
     logits(small, past_key_values=cache, use_cache=True)
     a = read_layer(model.network, 0).attention
@@ -78,17 +76,17 @@ def test_the_cache_holds_only_latents(model, ranks) -> None:
 
 
 @pytest.mark.parametrize("ranks", KINDS)
-def test_logits_do_not_depend_on_the_use_of_the_cache(model, ranks) -> None:
-    small = latents(model.network, ranks)
+def test_logits_do_not_depend_on_the_cache(model, ranks) -> None:
+    small = with_latents(model.network, ranks)
     expected = logits(small)
     for parts in ([17, 1, 1, 21], [1] * 40, [40]):
         assert torch.allclose(in_pieces(small, TOKENS, parts), expected, atol=2e-5)
 
 
 @torch.inference_mode()
-def test_values_are_not_expanded_for_the_complete_cache(tiny_llama) -> None:
+def test_values_of_cached_tokens_are_not_expanded(tiny_llama) -> None:
     model = lrcore.load(str(tiny_llama))
-    small, seen = latents(model.network, {"k": 7, "v": 11}), []
+    small, seen = with_latents(model.network, {"k": 7, "v": 11}), []
     cache = DynamicCache(config=small.config)
     logits(small, TOKENS[:, :-1], past_key_values=cache, use_cache=True)
     for layer in small.model.layers:
@@ -98,15 +96,15 @@ def test_values_are_not_expanded_for_the_complete_cache(tiny_llama) -> None:
 
 
 class Doubled(torch.nn.Linear):
-    """Stand-in for an adapter: the output is not the product with the weight."""
+    """Linear layer with doubled output, as a stand-in for an adapter."""
 
     def forward(self, x):
         return 2 * super().forward(x)
 
 
 @torch.inference_mode()
-def test_an_adapter_on_the_up_projection_of_values_acts_on_every_token(tiny_llama) -> None:
-    small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
+def test_adapter_on_the_up_projection_of_values_acts_on_every_token(tiny_llama) -> None:
+    small = with_latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
     for layer in small.model.layers:
         layer.self_attn.v_proj.up.__class__ = Doubled
     cache = DynamicCache(config=small.config)
@@ -115,7 +113,7 @@ def test_an_adapter_on_the_up_projection_of_values_acts_on_every_token(tiny_llam
     torch.testing.assert_close(last, logits(small)[:, -1:], atol=1e-4, rtol=1e-4)
 
 
-def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
+def test_latent_shared_by_keys_and_values_is_stored_and_cached_once(
     model, story_file, tmp_path
 ) -> None:
     recipe = lrcore.Recipe(
@@ -140,20 +138,20 @@ def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
     assert back.size == small.size
 
 
-def test_a_cache_of_fixed_length_gives_the_same(tiny_llama) -> None:
-    small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
+def test_static_cache_gives_the_same_logits(tiny_llama) -> None:
+    small = with_latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
     cache = StaticCache(config=small.config, max_cache_len=48)
     result = in_pieces(small, TOKENS, [30, 1, 9], cache)
     assert torch.allclose(result, logits(small), atol=2e-5)
 
 
 def test_left_padding_does_not_change_the_logits(model) -> None:
-    check_left_padded(latents(model.network, {"k": 7, "v": 11}), TOKENS)
+    check_left_padded(with_latents(model.network, {"k": 7, "v": 11}), TOKENS)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_latents_of_full_rank_reproduce_the_dense_logits(model, dtype: str) -> None:
-    """All slots factorized at full rank: `W^b W^a` is W up to rounding."""
+    """Factorize all slots at full rank: `W^b W^a` is W up to rounding."""
     network = lrcore.load(model.name, dtype=dtype).network
     small, stream, row = clone(network), LayerStream(network, TOKENS), METHODS["care"]
     for index in range(network.config.num_hidden_layers):
@@ -170,10 +168,8 @@ def test_latents_of_full_rank_reproduce_the_dense_logits(model, dtype: str) -> N
 
 
 @pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope["rope_type"])
-def test_scaled_rotary_positions_stay_those_of_the_network(rope) -> None:
-    """Keys are rotated at each step, so frequencies that change with the length are correct for all
-    keys.
-    """
+def test_scaled_rotary_positions_equal_those_of_the_network(rope) -> None:
+    """Keys are rotated at each step, so frequencies may change with the length of the text."""
     dynamic = rope["rope_type"] == "dynamic"
     layers = 1 if dynamic else 2  # deeper layers depend on the frequencies of a shorter text
     config = LlamaConfig(
@@ -205,7 +201,7 @@ def test_scaled_rotary_positions_stay_those_of_the_network(rope) -> None:
 
 
 @pytest.mark.parametrize("policy", ["uniform", "waterfill"])
-def test_a_latent_model_comes_back_bit_for_bit_and_writes_the_same_text(
+def test_latent_model_reloads_bit_for_bit_and_generates_the_same_text(
     model, policy, story_file, tmp_path
 ) -> None:
     recipe = lrcore.Recipe(
@@ -234,7 +230,7 @@ def test_a_latent_model_comes_back_bit_for_bit_and_writes_the_same_text(
         back.tokenizer("Once upon").input_ids,
     )
     assert text == lrcore.generate(small, "Once upon", max_new_tokens=16)
-    for _ in range(16):  # the same without a cache
+    for _ in range(16):  # generate without a cache
         ids.append(int(logits(small.network, torch.tensor([ids]))[0, -1].argmax()))
     assert text == back.tokenizer.decode(
         ids[len(back.tokenizer("Once upon").input_ids) :], skip_special_tokens=True
@@ -262,8 +258,8 @@ def test_refit_and_sequential_calibration_work_on_latents(tiny_llama, story_file
     assert not torch.equal(sequential, plain)
 
 
-def test_a_written_layer_reads_back_and_writes_again(model) -> None:
-    small = latents(model.network, {"k": 7, "v": 11})
+def test_written_layer_reads_back_and_can_be_written_again(model) -> None:
+    small = with_latents(model.network, {"k": 7, "v": 11})
     layer = read_layer(small, 1)
     assert layer.attention.latent
     before = logits(small)

@@ -1,4 +1,4 @@
-"""Attentions and hidden states of compressed modules are recorded like those of native modules."""
+"""Attentions and hidden states of compressed modules, recorded as by native modules."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def recorded(network):
 
 @pytest.fixture
 def made(tiny_llama, story_file, tmp_path):
-    """A function that returns the dense and the compressed model of a family."""
+    """Return a function that returns the dense and the compressed model of a family."""
 
     def make(family, method, ratio=0.3, **changes):
         folder = tiny_llama
@@ -41,7 +41,7 @@ CASES = [
     ("gemma2", "a3"),  # softcap
     ("gpt_neo", "modegpt"),  # a window, layers that return tuples
     ("bloom", "a3"),  # a bias for positions
-    ("gpt2", "modegpt"),  # does not pass output_attentions on
+    ("gpt2", "modegpt"),  # the model does not pass output_attentions on
 ]
 
 
@@ -64,15 +64,15 @@ def test_attentions_and_hidden_states_are_recorded(family, method, made) -> None
         assert mine.shape == theirs.shape or method == "sliced"
 
 
-def test_the_weights_are_those_of_the_scores(made) -> None:
-    """If queries and keys are not compressed, the first layer attends like the dense layer."""
+def test_recorded_attentions_are_the_softmax_of_the_scores(made) -> None:
+    """With full ranks of queries and keys, the first layer attends like the dense layer."""
     full_ranks = {f"0.{name}": 8 for name in ("qk",)} | {"0.ov": 4}
     dense, small = made("llama", "a3", rank_overrides=full_ranks)
     mine, theirs = (recorded(model.network).attentions[0] for model in (small, dense))
     assert torch.allclose(mine, theirs, atol=1e-6)
 
 
-def test_a_model_compressed_twice_is_recorded(made, story_file) -> None:
+def test_model_compressed_twice_records_attentions(made, story_file) -> None:
     _, small = made("llama", "modegpt")
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=24, method="care", ratio=0.2)
     out = recorded(lrcore.compress(small, recipe).network)

@@ -1,4 +1,4 @@
-"""Retained rotary pairs per head, in operations that other programs support."""
+"""Rotary pairs retained per head, in operations that other programs support."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -7,7 +7,7 @@ from lrcore.layers.modules.compressed import SIZES, CompressedAttention
 
 
 class Operations(TorchDispatchMode):
-    """Record the operations, and the types of index tensors."""
+    """Record all operations and the dtypes of index tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Operations(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def test_rotary_pairs_are_gathered_by_64_bit_integers(tiny_llama, small_of) -> None:
+def test_rotary_pairs_are_gathered_by_int64_indices(tiny_llama, small_of) -> None:
     small = small_of(tiny_llama, "a3", ratio=0.3)
     assert any(
         isinstance(module, CompressedAttention) and module.rotary_pairs is not None
@@ -58,13 +58,13 @@ def test_columns_of_rotary_pairs_are_computed_once() -> None:
     assert torch.ops.aten.where.self not in seen.operations  # all pairs have positions
 
 
-def test_a_pair_without_a_position_is_not_rotated() -> None:
+def test_pair_without_a_position_is_not_rotated() -> None:
     cos, sin = attention_with([[0, -1], [1, 3]])._angles(tables())
     assert cos[0, :, 0].tolist() == [[0, 1, 4, 1], [1, 3, 5, 7]]
     assert sin[0, :, 0].tolist() == [[10, 0, 14, 0], [11, 13, 15, 17]]
 
 
-def test_loaded_pairs_replace_cached_columns() -> None:
+def test_loading_pairs_replaces_cached_columns() -> None:
     attention, loaded = attention_with([[0, 2], [1, 3]]), attention_with([[1, -1], [0, 2]])
     attention._angles(tables())
     attention.load_state_dict(loaded.state_dict())
@@ -72,7 +72,7 @@ def test_loaded_pairs_replace_cached_columns() -> None:
         assert torch.equal(ours, expected)
 
 
-def test_columns_follow_the_module_to_another_device() -> None:
+def test_cached_columns_follow_the_module_to_its_device() -> None:
     attention = attention_with([[0, 2], [1, 3]])
     attention._angles(tables())
     cos, _ = attention.to("meta")._angles(tuple(table.to("meta") for table in tables()))
