@@ -37,10 +37,10 @@ from lrcore.models.by_structure import refusal  # noqa: E402
 TYPES = ROOT / "docs" / "causal_types.json"  # the causal types of a version of transformers
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
 CHECKS = {
-    "a": "test_unchanged_layers_written_back_leave_the_logits_bit_identical",
-    "b": "test_at_full_rank_a_method_leaves_the_dense_model",
-    "c": "test_compressed_with_and_without_cache_is_the_same",
-    "d": "test_compressed_in_a_left_padded_batch_or_alone_is_the_same",
+    "a": "test_reading_and_writing_layers_keeps_the_logits_bit_for_bit",
+    "b": "test_full_rank_keeps_the_dense_model",
+    "c": "test_compressed_model_gives_the_same_logits_with_a_cache",
+    "d": "test_compressed_model_gives_the_same_logits_with_left_padding",
     "e": "test_a_moved_export_gives_the_same_logits_without_this_project",
 }
 # Causal types without a row that the check before a calibration refuses, with the reason

@@ -30,7 +30,7 @@ SOLVED = STRUCTURES
 CASES = sampled(lambda family, _: family in ("llama", "opt"))
 REPLACED = [
     name for name, row in ARCHITECTURES.items() if not row.native_attention
-]  # families whose attention is replaced
+]  # families with replaced attention modules
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 
 
@@ -45,7 +45,7 @@ def dense(family: str):
 
 @cache
 def compressed(family: str, method: str):
-    """Return 70 % of the ranks of each slot."""
+    """Return a copy of the network with 70 % of the ranks of each slot."""
     network, moments = dense(family)
     small = clone(network)
     for index, moments_of_layer in enumerate(moments):
@@ -82,7 +82,7 @@ def test_every_family_has_a_tiny_model() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_streamed_layer_by_layer_the_hidden_states_are_those_of_the_model(family) -> None:
+def test_streamed_hidden_states_equal_those_of_the_model(family) -> None:
     network, _ = dense(family)
     expected, stream = (
         network(TOKENS, output_hidden_states=True, use_cache=False).hidden_states,
@@ -94,7 +94,7 @@ def test_streamed_layer_by_layer_the_hidden_states_are_those_of_the_model(family
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_entering_at_a_layer_gives_the_logits_of_the_whole(family) -> None:
+def test_starting_at_a_layer_gives_the_logits_of_a_full_pass(family) -> None:
     network, _ = dense(family)
     full_logits, stream = (
         logits(network, TOKENS[:2], use_cache=False),
@@ -106,7 +106,7 @@ def test_entering_at_a_layer_gives_the_logits_of_the_whole(family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unchanged_layers_written_back_leave_the_logits_bit_identical(family) -> None:
+def test_reading_and_writing_layers_keeps_the_logits_bit_for_bit(family) -> None:
     network, _ = dense(family)
     copied = clone(network)
     for index in range(len(decoder_layers(copied))):
@@ -114,7 +114,7 @@ def test_unchanged_layers_written_back_leave_the_logits_bit_identical(family) ->
     assert torch.equal(logits(copied), logits(network))
 
 
-def test_a_config_field_selects_the_row_of_a_variant() -> None:
+def test_config_field_selects_the_row_of_a_variant() -> None:
     network = noisy("glm4_moe", CONFIGS["glm4_moe"] | {"use_qk_norm": True})
     stream, copied = LayerStream(network, TOKENS), clone(network)
     for index in range(2):
@@ -128,7 +128,7 @@ def test_a_config_field_selects_the_row_of_a_variant() -> None:
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
+def test_full_rank_keeps_the_dense_model(family, method) -> None:
     network, moments = dense(family)
     copied = clone(network)
     for index, moments_of_layer in enumerate(moments):
@@ -158,7 +158,7 @@ def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
         if row.position == "rotary" and row.norms is None and not row.native_attention
     ],
 )
-def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
+def test_frequencies_of_a_layer_rotate_like_the_network(family) -> None:
     network, _ = dense(family)
     calls: list[dict] = []
     handles = [
@@ -192,10 +192,8 @@ def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
 
 @pytest.mark.parametrize("latent", ["", "kv"])
 @pytest.mark.parametrize("family", REPLACED)
-def test_compressed_attention_with_whole_heads_is_the_native_attention(family, latent) -> None:
-    """Masks, windows, score caps, ALiBi, norms, partial rotary and scales stay the same when only
-    the module is replaced.
-    """
+def test_compressed_attention_with_all_heads_equals_native_attention(family, latent) -> None:
+    """Masks, windows, softcaps, ALiBi, norms, partial rotary and scales do not change."""
     network, _ = dense(family)
     row, copied = ARCHITECTURES[family], clone(network)
     for index, module in enumerate(decoder_layers(copied)):
@@ -221,7 +219,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
+def test_compressed_model_gives_the_same_logits_with_a_cache(family, method) -> None:
     network, _ = dense(family)
     small = compressed(family, method)
     assert measure(small).decoder_linear < measure(network).decoder_linear
@@ -233,7 +231,7 @@ def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_compressed_in_a_left_padded_batch_or_alone_is_the_same(family, method) -> None:
+def test_compressed_model_gives_the_same_logits_with_left_padding(family, method) -> None:
     small = compressed(family, method)
     mask, positions = left_padding()
     together = logits(small, padded_tokens(), attention_mask=mask, **positions_of(small, positions))
@@ -252,9 +250,8 @@ def test_structure_and_state_rebuild_the_compressed_model_bit_for_bit(family, me
 
 
 @pytest.mark.parametrize("family", REPLACED)
-def test_cached_latents_of_fused_are_what_they_say(family) -> None:
-    """The cache is smaller, gives the same logits, also with padding; the rebuilt model is
-    equal."""
+def test_cached_latents_of_fused_shrink_the_cache_and_keep_the_logits(family) -> None:
+    """The logits are equal with a cache, with padding, and after rebuilding."""
     network, moments = dense(family)
     small = clone(network)
     for index, moments_of_layer in enumerate(moments):
@@ -281,7 +278,7 @@ def by_pieces(network):
 
 
 @pytest.mark.parametrize("fields", [{"multi_query": True}, {"multi_query": False}])
-def test_a_falcon_of_one_kv_head_or_as_many_as_queries(fields) -> None:
+def test_falcon_supports_multi_query_and_full_multi_head_attention(fields) -> None:
     """The config sets the number of groups of the fused matrix: 1, or one per head."""
     options = {"new_decoder_architecture": False, "num_kv_heads": None, **fields}
     network = noisy("falcon", CONFIGS["falcon"] | options)
@@ -309,11 +306,11 @@ def left_padding():
 
 
 def positions_of(network, positions):
-    """ALiBi families take no positions."""
+    """Return position arguments; ALiBi families take none."""
     return {} if network.config.model_type in ("bloom", "mpt") else {"position_ids": positions}
 
 
-def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -> None:
+def test_unsupported_configs_raise_with_the_reason(tmp_path) -> None:
     config = AutoConfig.for_model("phi", **CONFIGS["phi"], qk_layernorm=True)
     config.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="qk_layernorm True is not supported, only with False"):
@@ -333,8 +330,8 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "gptj", "mixtral"])
-def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
-    """The public API compresses the family, with the tokenizer of another model."""
+def test_family_is_compressed_saved_and_reloaded(family, tiny_llama, story_file, tmp_path) -> None:
+    """Use the public API, with the tokenizer of another model."""
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
     recipe = lrcore.Recipe(
         model=str(tmp_path / "dense"),

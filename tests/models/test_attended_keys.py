@@ -1,4 +1,4 @@
-"""The covariance of attended keys, compared with a computation per query."""
+"""Covariances of attended keys, compared with a computation per query."""
 
 from dataclasses import replace
 
@@ -20,21 +20,21 @@ TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(
 WITHOUT_POSITIONS = ("gpt2", "opt")
 
 
-def one_by_one(query, key, mask, scaling) -> torch.Tensor:
-    """Compute the covariance for each query of each head separately."""
+def covariances_by_query(query, key, mask, scaling) -> torch.Tensor:
+    """Return the covariances [kv heads, d_h, d_h], query by query."""
     group, total = len(query) // len(key), torch.zeros(*key.shape[::2], key.shape[2]).double()
     for head, states in enumerate(query.double()):
         keys = key[head // group].double()
         for position, state in enumerate(states):
             score = scaling * (keys @ state) + mask[position]
             p = score.softmax(0).unsqueeze(1)
-            away = keys - (p * keys).sum(0)
-            total[head // group] += (p * away).T @ away / group
+            centered_keys = keys - (p * keys).sum(0)
+            total[head // group] += (p * centered_keys).T @ centered_keys / group
     return total
 
 
 @pytest.mark.parametrize("mask", ["causal", "boolean", "added"])
-def test_covariances_are_those_of_every_query_alone(mask: str) -> None:
+def test_covariances_equal_those_by_query(mask: str) -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn(n, 7, 4, generator=generator) for n in (6, 2))
     key = key + 1000.0  # a large mean must not cause cancellation
@@ -44,12 +44,12 @@ def test_covariances_are_those_of_every_query_alone(mask: str) -> None:
         added = added - 0.3 * torch.arange(7)
     variants = {"causal": None, "boolean": allowed[None], "added": added[None]}[mask]
     # A shift of the keys moves all scores of a query equally.
-    expected = one_by_one(query, key - 1000.0, added.double(), 0.5)
+    expected = covariances_by_query(query, key - 1000.0, added.double(), 0.5)
     assert torch.allclose(covariances(query, key, variants, 0.5), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", WITHOUT_POSITIONS)
-def test_what_is_collected_is_what_the_network_attends_to(family: str) -> None:
+def test_collected_covariances_use_the_attention_of_the_network(family: str) -> None:
     network = tiny(family)
     slow = clone(network)
     slow.set_attn_implementation("eager")
@@ -64,25 +64,27 @@ def test_what_is_collected_is_what_the_network_attends_to(family: str) -> None:
         x = norm(out.hidden_states[index])
         keys = (x @ a.k.weight.T + a.k.bias).unflatten(-1, (a.n_kv, -1)).transpose(1, 2).double()
         for p, k in zip(weights.flatten(0, 1).double(), keys.flatten(0, 1), strict=True):
-            away = k - (p @ k).unsqueeze(1)  # [queries, keys, d_h]
-            seen.append(torch.einsum("qk,qki,qkj->ij", p, away, away))
+            centered_keys = k - (p @ k).unsqueeze(1)  # [queries, keys, d_h]
+            seen.append(torch.einsum("qk,qki,qkj->ij", p, centered_keys, centered_keys))
         expected = torch.stack(seen).unflatten(0, (len(TOKENS), -1)).sum(0) / TOKENS.numel()
         assert torch.allclose(collected.values[ATTENDED_KEYS], expected, rtol=1e-3, atol=1e-6)
         plain.run(index)
     for ours, theirs in zip(stream.hidden, plain.hidden, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
-    assert stream.network.config._attn_implementation != NAME  # it was restored
+    assert (
+        stream.network.config._attn_implementation != NAME
+    )  # the previous implementation is restored
     assert network.config._attn_implementation != NAME
 
 
-def test_the_maps_leave_the_least_of_what_the_softmax_sees() -> None:
+def test_maps_minimize_the_error_in_the_metric_of_attended_keys() -> None:
     case = toy(3, 3, "none", True, False)
     a = case.layer.attention
     query = fused.centered_grams(a, case.moments)[0]
     root = torch.randn(3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     metric = root @ root.mT
     seen = Moments({**case.moments.values, ATTENDED_KEYS: metric}, case.moments.tokens)
-    centered_own, actual = fused.qk_centered(a, seen), fused.qk_centered(a, case.moments)
+    with_metric, without_metric = fused.qk_centered(a, seen), fused.qk_centered(a, case.moments)
 
     def lost(factors, rank: int) -> float:
         maps = (item[:, :rank] for item in (factors.q_maps, factors.k_maps))
@@ -91,16 +93,16 @@ def test_the_maps_leave_the_least_of_what_the_softmax_sees() -> None:
         return float((query * (error @ metric @ error.mT)).sum())
 
     for rank in (1, 3, 6):
-        tail = float((centered_own.values[rank:] ** 2).sum())
-        assert lost(centered_own, rank) == pytest.approx(tail, rel=1e-6)
-        assert lost(centered_own, rank) < lost(actual, rank)
+        tail = float((with_metric.values[rank:] ** 2).sum())
+        assert lost(with_metric, rank) == pytest.approx(tail, rel=1e-6)
+        assert lost(with_metric, rank) < lost(without_metric, rank)
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom"])
-def test_where_they_cannot_be_observed_nothing_is_run_for_them(
+def test_families_without_attended_keys_run_no_extra_pass(
     family, tiny_llama, story_file, tmp_path, monkeypatch
 ) -> None:
-    """Rotary embedding, or attention that does not call the function in its config."""
+    """Llama rotates its keys; Bloom does not call the attention function of its config."""
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "model")))
     assert not has_attended_keys(model.network)
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=24, method="fused")
@@ -117,7 +119,7 @@ QK = ("softmax", "centered")
 
 
 @pytest.mark.parametrize("passes", ["independent", "sequential"])
-def test_an_opt_is_compressed_by_them(passes, tiny_opt, story_file) -> None:
+def test_opt_is_compressed_with_attended_keys(passes, tiny_opt, story_file) -> None:
     model = lrcore.load(str(tiny_opt))
     recipe = lrcore.Recipe(
         data=str(story_file),

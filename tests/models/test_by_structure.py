@@ -1,4 +1,4 @@
-"""Families without a row: every linear module of the decoder layers is compressed."""
+"""Families without a row, in which every linear module of the decoder layers is compressed."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ _ATTENTION = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-CONFIGS = {  # a family of each kind
+CONFIGS = {  # one family of each kind
     "bitnet": _ATTENTION,
     "mamba": {"state_size": 4},
     "lfm2": {**_ATTENTION, "layer_types": ["conv", "full_attention"]},
@@ -55,7 +55,7 @@ CONFIGS = {  # a family of each kind
     },
 }
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
-STATES = {  # a family of each kind of state; the last two also have keys or latents
+STATES = {  # one family of each kind of state; the last two also have keys or latents
     "mamba": CONFIGS["mamba"],
     "lfm2": CONFIGS["lfm2"],
     "qwen3_next": CONFIGS["qwen3_next"],
@@ -75,7 +75,7 @@ STATES = {  # a family of each kind of state; the last two also have keys or lat
         "moe_intermediate_size": 24,
     },
 }
-MATRICES = {  # some of the matrices of a layer, and their number
+MATRICES = {  # layer, name of a matrix in it, and number of matrices
     "bitnet": (0, "self_attn.q_proj", 7),
     "mamba": (0, "mixer.in_proj", 3),
     "lfm2": (0, "conv.in_proj", 5),
@@ -107,7 +107,7 @@ def folder_of(tiny_llama, tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_the_matrices_of_a_layer_are_found_and_written_back(family):
+def test_matrices_of_a_layer_are_read_and_written_back(family):
     assert family not in ARCHITECTURES
     network = tiny(family)
     index, name, count = MATRICES[family]
@@ -123,7 +123,7 @@ def test_the_matrices_of_a_layer_are_found_and_written_back(family):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", STATES)
-def test_states_are_counted_as_transformers_allocates_them(family, dtype):
+def test_state_bytes_equal_the_allocation_of_transformers(family, dtype):
     network = tiny(family).to(dtype)
     _, cache = forward_with_cache(network, TOKENS[:1], None)
     held = 0
@@ -136,7 +136,7 @@ def test_states_are_counted_as_transformers_allocates_them(family, dtype):
     assert held == size.state_bytes + TOKENS.shape[1] * size.kv_bytes
 
 
-def test_sizes_and_costs_have_the_states(folder_of, story_file):
+def test_sizes_and_costs_include_the_states(folder_of, story_file):
     folder = folder_of("lfm2")
     model, states = lrcore.load(str(folder)), 32 * 3 * 4  # channels, kernel, float32
     recipe = lrcore.Recipe(
@@ -154,7 +154,7 @@ def test_sizes_and_costs_have_the_states(folder_of, story_file):
     assert cached == 10 * 2 * projected.kv_values + states // 2
 
 
-def test_a_cache_with_states_is_not_quantized(folder_of, story_file):
+def test_cache_with_states_cannot_be_quantized(folder_of, story_file):
     model = lrcore.load(str(folder_of("lfm2")))
     with pytest.raises(InputError, match="keep a state instead"):
         lrcore.evaluate(model, str(story_file), samples=2, seq_len=16, kv_bits=4)
@@ -163,7 +163,7 @@ def test_a_cache_with_states_is_not_quantized(folder_of, story_file):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_run_layer_by_layer_and_at_full_rank_it_is_the_network(family):
+def test_layerwise_execution_and_full_rank_give_the_network(family):
     network = tiny(family)
     check_layerwise(network, TOKENS)
     copied, method = clone(network), METHODS["svd_llm"]
@@ -178,7 +178,9 @@ def test_run_layer_by_layer_and_at_full_rank_it_is_the_network(family):
 
 
 @pytest.mark.parametrize("method", ["svd", "svd_llm", "kfac_svd"])
-def test_a_hybrid_is_compressed_saved_and_generates(method, folder_of, story_file, tmp_path):
+def test_hybrid_model_is_compressed_saved_generated_and_healed(
+    method, folder_of, story_file, tmp_path
+):
     model = lrcore.load(str(folder_of("lfm2")))
     recipe = lrcore.Recipe(
         model.name, data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.3
@@ -217,7 +219,7 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
         assert torch.allclose(result, expected_logits, atol=1e-5), family
 
 
-def test_analysis_and_matrices_of_each_layer(folder_of, story_file, tmp_path):
+def test_analysis_contains_the_matrices_of_each_layer(folder_of, story_file, tmp_path):
     model = lrcore.load(str(folder_of("lfm2")))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32)
     analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
@@ -227,7 +229,7 @@ def test_analysis_and_matrices_of_each_layer(folder_of, story_file, tmp_path):
     assert back.spectra.keys() == analysis.spectra.keys()
 
 
-def test_what_needs_a_row_is_refused(folder_of, story_file, tmp_path):
+def test_steps_that_need_a_row_raise(folder_of, story_file, tmp_path):
     model = lrcore.load(str(folder_of("lfm2")))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.2)
     for method in ("fused", "modegpt", "care", "latentllm"):
@@ -242,13 +244,13 @@ def test_what_needs_a_row_is_refused(folder_of, story_file, tmp_path):
 @pytest.mark.parametrize(
     ("family", "reason"), [("bert", "later tokens"), ("bart", "an encoder with a decoder")]
 )
-def test_models_that_do_not_predict_the_next_token_are_refused(family, reason, tmp_path):
+def test_models_that_do_not_predict_the_next_token_raise(family, reason, tmp_path):
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=reason):
         read_config(tmp_path)
 
 
-def test_layers_that_give_other_states_one_by_one_are_refused():
+def test_layers_with_different_states_per_call_raise():
     network, calls = tiny("lfm2"), []
 
     def differ(_module, _args, out):

@@ -1,4 +1,4 @@
-"""Layers are read ahead on a device with streams: in time, correctly, and without leftovers."""
+"""Reading layers ahead on a device with streams: timing, results and cleanup."""
 
 import gc
 import os
@@ -25,11 +25,11 @@ from lrcore.system.errors import Cancelled
 from lrcore.system.tensor_files import StoredTensor
 
 TOKENS = torch.arange(3, 23).view(2, 10)
-LONG = 60  # seconds; a longer wait is a failure
+LONG = 60  # seconds; a longer wait fails the test
 
 
 class Seen:
-    """The layer of each tensor that was read on demand or ahead, and tensors still being read."""
+    """Record the layers of tensors read on demand (`late`) or ahead (`early`)."""
 
     def __init__(self) -> None:
         self.late, self.early = [], []
@@ -117,51 +117,51 @@ def nothing_left(model: lrcore.LoadedModel, seen: Seen) -> Iterator[None]:
         assert not [name for name in opened if name.endswith(".safetensors")]
 
 
-def test_the_next_layer_comes_while_one_computes(model, seen):
+def test_next_layer_is_read_while_a_layer_computes(model, seen):
     before = logits(model)
     seen.late.clear()
-    layers, at_once = decoder_layers(model.network), []
-    in_all = len(getattr(layers[0], ATTRIBUTE).tensors)
+    layers, read_layers = decoder_layers(model.network), []
+    tensor_count = len(getattr(layers[0], ATTRIBUTE).tensors)
 
-    def meanwhile(layer, _):
+    def check_next_layer(layer, _):
         index = list(layers).index(layer)
         following = (index + 1) % len(layers)
-        seen.wait_for(following, (at_once.count(following) + 1) * in_all)
+        seen.wait_for(following, (read_layers.count(following) + 1) * tensor_count)
         assert all(isinstance(entry, Away) for entry in layer.parameters())
         assert seen.layers_held() <= {index, following}
-        at_once.append(following)
+        read_layers.append(following)
 
     for layer in layers:
-        layer.register_forward_pre_hook(meanwhile)
+        layer.register_forward_pre_hook(check_next_layer)
     with nothing_left(model, seen), reading_ahead(model.network):
         first, second = logits(model), logits(model)
         assert threads() == ["read-ahead_0"]
     assert torch.equal(first, before)
     assert torch.equal(second, before)
-    assert at_once == [1, 2, 0, 1, 2, 0]
+    assert read_layers == [1, 2, 0, 1, 2, 0]
     assert set(seen.late) == {0}
-    assert len(seen.late) == in_all
+    assert len(seen.late) == tensor_count
 
 
 @pytest.mark.parametrize("work", ["calibrate", "evaluate", "compare", "compress"])
-def test_what_walks_through_all_layers_reads_ahead(
+def test_work_on_all_layers_reads_ahead(
     work, device, seen, tiny_llama, story_file, tmp_path, monkeypatch
 ):
-    """Return results, and how often the computation waited for the device, with and without."""
+    """Results and waits for the device are the same with and without reading ahead."""
     results, waits = [], []
     recipe = lrcore.Recipe(
         str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, refit="on"
     )
-    for on in (set(), {NAME}):
-        monkeypatch.setattr(read_ahead, "STREAMS", on)
-        monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / str(bool(on))))
+    for streams in (set(), {NAME}):
+        monkeypatch.setattr(read_ahead, "STREAMS", streams)
+        monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / str(bool(streams))))
         model = lrcore.load(str(tiny_llama), dtype="bfloat16", device=NAME, offload=True)
         seen.late.clear()
         device.waits.clear()
         with nothing_left(model, seen):
             results.append(WORK[work](model, recipe))
         waits.append(device.waits.copy())
-        assert bool(seen.early) == bool(on)
+        assert bool(seen.early) == bool(streams)
     assert results[0] == results[1]
     assert waits[0] == waits[1]
 
@@ -192,12 +192,12 @@ WORK = {
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["this thread", "another thread"])
-def test_a_layer_that_was_written_anew_is_not_served_as_it_was(elsewhere, model, seen):
+def test_rewritten_layer_is_not_read_from_the_stale_copy(elsewhere, model, seen):
     network = clone(model.network)
     dense = read_layer(network, 1)
     zero = Linear(torch.zeros_like(dense.attention.o.weight))
     changed = dense.with_matrices(o=zero)
-    in_all = len(getattr(decoder_layers(network)[1], ATTRIBUTE).tensors)
+    tensor_count = len(getattr(decoder_layers(network)[1], ATTRIBUTE).tensors)
 
     def write() -> None:
         with Device():
@@ -205,13 +205,13 @@ def test_a_layer_that_was_written_anew_is_not_served_as_it_was(elsewhere, model,
 
     with reading_ahead(network):
         read_layer(network, 0)
-        seen.wait_for(1, in_all)
+        seen.wait_for(1, tensor_count)
         seen.late.clear()
         if elsewhere:
             thread = threading.Thread(target=write)
             thread.start()
             thread.join()
-            assert seen.late == [1] * in_all
+            assert seen.late == [1] * tensor_count
         else:
             write()
             assert not seen.late
@@ -222,7 +222,7 @@ def test_a_layer_that_was_written_anew_is_not_served_as_it_was(elsewhere, model,
     assert read_layer(model.network, 1).attention.o.weight.cpu().any()
 
 
-def test_nothing_is_left_after_an_error_or_a_cancel(model, seen, story_file):
+def test_nothing_remains_after_an_error_or_cancellation(model, seen, story_file):
     def stop(stage: str, done: int, total: int) -> None:
         if done:
             raise Cancelled
@@ -236,7 +236,7 @@ def test_nothing_is_left_after_an_error_or_a_cancel(model, seen, story_file):
     assert 2 in seen.early
 
 
-def test_what_cannot_be_read_ahead_is_read_when_it_is_needed(model, seen, monkeypatch):
+def test_failed_read_ahead_falls_back_to_reading_on_demand(model, seen, monkeypatch):
     def fails(*_):
         raise OSError("the disk is gone")
 
@@ -254,7 +254,7 @@ def test_what_cannot_be_read_ahead_is_read_when_it_is_needed(model, seen, monkey
     assert not seen.early
 
 
-def test_no_layer_is_read_ahead_where_the_device_has_no_memory_for_it(model, seen, monkeypatch):
+def test_no_layer_is_read_ahead_without_device_memory(model, seen, monkeypatch):
     def full(*size, **options):
         if torch.device(options.get("device", "cpu")).type == NAME:
             raise torch.OutOfMemoryError
@@ -267,9 +267,9 @@ def test_no_layer_is_read_ahead_where_the_device_has_no_memory_for_it(model, see
     assert not seen.early
 
 
-def test_a_clone_and_another_thread_read_for_themselves(model, seen):
+def test_clones_and_other_threads_read_layers_separately(model, seen):
     before, made = logits(model), []
-    in_all = len(getattr(decoder_layers(model.network)[0], ATTRIBUTE).tensors)
+    tensor_count = len(getattr(decoder_layers(model.network)[0], ATTRIBUTE).tensors)
 
     def run_elsewhere() -> None:
         with Device(), reading_ahead(model.network):
@@ -277,18 +277,18 @@ def test_a_clone_and_another_thread_read_for_themselves(model, seen):
 
     with nothing_left(model, seen), reading_ahead(model.network):
         read_layer(model.network, 0)
-        seen.wait_for(1, in_all)
+        seen.wait_for(1, tensor_count)
         seen.late.clear()
         made.append(logits_of(clone(model.network)))
         thread = threading.Thread(target=run_elsewhere)
         thread.start()
         thread.join()
-        assert seen.late == [layer for layer in (0, 1, 2, 0, 1, 2) for _ in range(in_all)]
+        assert seen.late == [layer for layer in (0, 1, 2, 0, 1, 2) for _ in range(tensor_count)]
         assert seen.layers_held() == {1}
     assert all(torch.equal(entry, before) for entry in made)
 
 
-def test_networks_in_memory_and_on_the_cpu_are_left_alone(tiny_llama, monkeypatch):
+def test_networks_in_memory_and_on_the_cpu_are_not_read_ahead(tiny_llama, monkeypatch):
     for offload in (False, True):
         model = lrcore.load(str(tiny_llama), offload=offload)
         with reading_ahead(model.network):
@@ -298,7 +298,7 @@ def test_networks_in_memory_and_on_the_cpu_are_left_alone(tiny_llama, monkeypatc
             assert not threads()
 
 
-def test_the_further_layer_is_counted_in_what_calibrating_takes(tiny_llama, monkeypatch):
+def test_memory_of_calibration_includes_the_layer_read_ahead(tiny_llama, monkeypatch):
     of_layer = sum(
         entry.nbytes for entry in lrcore.load(str(tiny_llama)).network.model.layers[0].parameters()
     )

@@ -19,7 +19,7 @@ def with_extra_layer(
     source: Path, folder: Path, family: str, declared: int | None, layers: int = 2
 ) -> Path:
     """Write a tiny model with the weights of a layer after its decoder layers."""
-    # Layers without experts, of which 61 are made in little time
+    # layers without experts, so that 61 of them are made quickly
     dense = {"num_hidden_layers": layers, "first_k_dense_replace": layers}
     noisy(family, CONFIGS[family] | dense).save_pretrained(folder)
     copy_tokenizer(source, folder)
@@ -49,7 +49,7 @@ def with_extra_layer(
 @pytest.mark.parametrize(
     ("family", "offload"), [("deepseek_v3", False), ("llama", False), ("llama", True)]
 )
-def test_declared_layers_are_left_out_with_a_note(family, offload, tiny_llama, tmp_path):
+def test_declared_extra_layers_are_ignored_with_a_note(family, offload, tiny_llama, tmp_path):
     folder = with_extra_layer(tiny_llama, tmp_path / "model", family, 1)
     model = lrcore.load(str(folder), offload=offload)
     assert model.note == "Layers for multi-token prediction are left out: 2"
@@ -61,8 +61,8 @@ def test_declared_layers_are_left_out_with_a_note(family, offload, tiny_llama, t
         assert f"Note: {model.note}." in (exported / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_layer_that_transformers_ignores_is_named(tiny_llama, tmp_path):
-    """transformers ignores layer 61 of a deepseek_v3, as in DeepSeek-V3, without a report."""
+def test_layer_ignored_by_transformers_is_named_in_the_note(tiny_llama, tmp_path):
+    """transformers silently ignores layer 61 of a deepseek_v3, as in DeepSeek-V3."""
     folder = with_extra_layer(tiny_llama, tmp_path / "model", "deepseek_v3", 1, 61)
     expected_note = "Layers for multi-token prediction are left out: 61"
     assert lrcore.load(str(folder)).note == expected_note
@@ -70,13 +70,13 @@ def test_the_layer_that_transformers_ignores_is_named(tiny_llama, tmp_path):
 
 @pytest.mark.parametrize("layers", [2, 61])
 @pytest.mark.parametrize("declared", [None, 0])
-def test_layers_that_are_not_declared_are_an_error(declared, layers, tiny_llama, tmp_path):
+def test_undeclared_extra_layers_raise(declared, layers, tiny_llama, tmp_path):
     folder = with_extra_layer(tiny_llama, tmp_path, "deepseek_v3", declared, layers)
     with pytest.raises(InputError, match=rf"model\.layers\.{layers}.*calls for {layers} layers"):
         lrcore.load(str(folder))
 
 
-def test_a_layer_after_the_declared_layers_is_an_error(tiny_llama, tmp_path):
+def test_layer_after_the_declared_layers_raises(tiny_llama, tmp_path):
     folder = with_extra_layer(tiny_llama, tmp_path, "llama", 1)
     file = folder / "model.safetensors"
     state = load_file(file) | {"model.layers.3.input_layernorm.weight": torch.ones(32)}
@@ -85,7 +85,7 @@ def test_a_layer_after_the_declared_layers_is_an_error(tiny_llama, tmp_path):
         lrcore.load(str(folder))
 
 
-def test_a_network_in_memory_declares_none():
+def test_family_config_declares_no_extra_layers():
     config = noisy("deepseek_v3", CONFIGS["deepseek_v3"] | {FIELD: 1}).config
     assert getattr(family_config(config, "model"), FIELD) == 0
     assert getattr(config, FIELD) == 1

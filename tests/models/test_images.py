@@ -1,4 +1,4 @@
-"""Multimodal models are calibrated and evaluated with images, whose patches are tokens."""
+"""Multimodal models, calibrated and evaluated with images, with patches as tokens."""
 
 import base64
 import copy
@@ -37,21 +37,21 @@ TEXTS = ("svd_llm", "a3", "modegpt", "latentllm", "fused")
 
 
 def png_of(width: int, height: int) -> bytes:
-    """Return a file of a few bytes that claims a large number of black pixels."""
+    """Return a file of a few bytes with a header for a large number of black pixels."""
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    exported = (
+    chunks = (
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
         for name, data in parts
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(exported)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 HUGE = base64.b64encode(png_of(9_000, 9_000)).decode()
 
 
 @pytest.fixture(scope="module")
-def pictured(tiny_llama, tmp_path_factory):
+def multimodal_folder(tiny_llama, tmp_path_factory):
     folders = {}
 
     def folder(kind="llava"):
@@ -63,7 +63,7 @@ def pictured(tiny_llama, tmp_path_factory):
     return folder
 
 
-def of_transformers(model, text, images):
+def processor_output(model, text, images):
     """Return the output of the model's processor for a text with at most one image."""
     keys = MARKER.findall(text)
     image = Image.open(io.BytesIO(images[keys[0]])).convert("RGB") if keys else None
@@ -80,13 +80,13 @@ def of_transformers(model, text, images):
 
 
 @pytest.mark.parametrize("kind", pictured_models.KINDS)
-def test_patches_as_tokens_give_the_logits_of_the_image(kind, pictured):
-    model, texts = lrcore.load(pictured(kind), dtype="float64"), load_texts("shapes")
+def test_patches_as_tokens_give_the_logits_of_the_image(kind, multimodal_folder):
+    model, texts = lrcore.load(multimodal_folder(kind), dtype="float64"), load_texts("shapes")
     encode = text_encoder(model, texts.images)
     for text in [element for element in texts.documents if MARKER.search(element)][:3]:
         tokens = torch.tensor([encode(text).input_ids])
         load_images(encode, tokens)
-        processed = of_transformers(model, text, texts.images)
+        processed = processor_output(model, text, texts.images)
         assert tokens.shape == processed["input_ids"].shape
         assert is_patch(tokens).sum() >= 4
         with torch.inference_mode():
@@ -94,8 +94,8 @@ def test_patches_as_tokens_give_the_logits_of_the_image(kind, pictured):
         assert torch.equal(ours.logits, theirs.logits)
 
 
-def test_a_text_without_images_is_the_same_before_and_after(pictured):
-    model, texts = lrcore.load(pictured()), load_texts("shapes")
+def test_text_without_images_has_the_same_logits_after_loading_images(multimodal_folder):
+    model, texts = lrcore.load(multimodal_folder()), load_texts("shapes")
     tokens = torch.arange(3, 43).view(2, 20)
     names = list(model.network.state_dict())
     with torch.inference_mode():
@@ -109,8 +109,8 @@ def test_a_text_without_images_is_the_same_before_and_after(pictured):
     assert list(model.network.state_dict()) == names
 
 
-def test_copies_of_the_modules_know_images_that_came_later(pictured):
-    model, texts = lrcore.load(pictured()), load_texts("shapes")
+def test_copied_modules_know_images_loaded_later(multimodal_folder):
+    model, texts = lrcore.load(multimodal_folder()), load_texts("shapes")
     encode, two = text_encoder(model, texts.images), list(texts.images)[:2]
     ids = [torch.tensor([encode(f"<image:{key}> is").input_ids]) for key in two]
     load_images(encode, ids[0])
@@ -122,7 +122,7 @@ def test_copies_of_the_modules_know_images_that_came_later(pictured):
             assert torch.equal(actual, expected)
 
 
-def test_patches_are_no_targets():
+def test_patches_are_not_targets():
     tokens = torch.tensor([[5, first_id("f" * 16), first_id("f" * 16) + 1, 7, 9]])
     assert targets(tokens).tolist() == [[IGNORED, IGNORED, 7, 9]]
     assert highest_token(tokens) == 9
@@ -133,15 +133,15 @@ def recipe_of(model, data, **options):
     return lrcore.Recipe(model=model, data=data, **processed)
 
 
-def test_calibration_sees_the_images(pictured):
-    """The moments equal those of a forward pass with images in transformers."""
-    model = lrcore.load(pictured(), dtype="float64")
+def test_calibration_windows_contain_the_images(multimodal_folder):
+    """Layer inputs equal those of a forward pass with images in transformers."""
+    model = lrcore.load(multimodal_folder(), dtype="float64")
     calibrated = lrcore.calibrate(model, recipe_of(model.name, "shapes", dtype="float64"))
     assert is_patch(calibrated.tokens).any()
     assert is_patch(calibrated.unseen_tokens).any()
     texts = load_texts("shapes")
     (first, *_), length = texts.documents, 0
-    processed, inputs = of_transformers(model, first, texts.images), []
+    processed, inputs = processor_output(model, first, texts.images), []
     layer = model.network.model.language_model.layers[0]
     handle = layer.self_attn.q_proj.register_forward_pre_hook(lambda _m, a: inputs.append(a[0][0]))
     with torch.inference_mode():
@@ -154,8 +154,8 @@ def test_calibration_sees_the_images(pictured):
 
 
 @pytest.mark.parametrize("method", TEXTS)
-def test_a_method_compresses_by_images_and_answers_by_them(method, pictured, tmp_path):
-    model = lrcore.load(pictured())
+def test_method_compresses_and_answers_with_images(method, multimodal_folder, tmp_path):
+    model = lrcore.load(multimodal_folder())
     options = {"refit": "auto"} if method == "fused" else {}
     small = lrcore.compress(model, recipe_of(model.name, "shapes", method=method, **options))
     result = lrcore.score_choices(small, "shapes", items=12)
@@ -165,23 +165,23 @@ def test_a_method_compresses_by_images_and_answers_by_them(method, pictured, tmp
 
 
 @pytest.mark.parametrize("policy", ["probed", "fisher", "sensitivity"])
-def test_a_policy_measures_on_images(policy, pictured):
-    model = lrcore.load(pictured())
+def test_policy_measures_on_images(policy, multimodal_folder):
+    model = lrcore.load(multimodal_folder())
     recipe = recipe_of(model.name, "shapes", method="svd_llm", policy=policy)
     plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe)
     assert len(set(plan.ranks.values())) > 1
 
 
-def test_scores_are_those_of_transformers(pictured):
-    model = lrcore.load(pictured(), dtype="float64")
+def test_scores_equal_those_of_transformers(multimodal_folder):
+    model = lrcore.load(multimodal_folder(), dtype="float64")
     chosen = few_shot_items(model, "shapes", 6, 0)
     assert sum("images" in item for item in chosen) in range(2, 6)
     right = []
     for item in chosen:
         scores = []
         for context, choice in continuations(item):
-            processed = of_transformers(model, context + choice, item.get("images", {}))
-            begin = of_transformers(model, context, item.get("images", {}))["input_ids"].shape[1]
+            processed = processor_output(model, context + choice, item.get("images", {}))
+            begin = processor_output(model, context, item.get("images", {}))["input_ids"].shape[1]
             with torch.inference_mode():
                 losses = model.network(**processed).logits.log_softmax(-1)
             actual = processed["input_ids"][0]
@@ -200,8 +200,8 @@ def test_scores_are_those_of_transformers(pictured):
     assert {"IMG", "TXT"} <= result.groups.keys()
 
 
-def test_images_of_a_task_are_forgotten_and_those_of_calibration_stay(pictured):
-    model = lrcore.load(pictured())
+def test_images_of_a_task_are_removed_and_calibration_images_stay(multimodal_folder):
+    model = lrcore.load(multimodal_folder())
     windows = lrcore.calibrate(model, recipe_of(model.name, "shapes")).tokens
     with torch.inference_mode():
         before = model.network(input_ids=windows).logits
@@ -212,13 +212,13 @@ def test_images_of_a_task_are_forgotten_and_those_of_calibration_stay(pictured):
         assert torch.equal(model.network(input_ids=windows).logits, before)
 
 
-def test_examples_keep_their_images(pictured):
-    result = lrcore.score_choices(lrcore.load(pictured()), "shapes", items=4, shots=2)
+def test_few_shot_examples_keep_their_images(multimodal_folder):
+    result = lrcore.score_choices(lrcore.load(multimodal_folder()), "shapes", items=4, shots=2)
     assert result.protocol["shots"] == 2
     assert result.nonfinite == 0
 
 
-def test_questions_of_a_file_with_their_images(pictured, tmp_path):
+def test_questions_and_images_are_read_from_a_file(multimodal_folder, tmp_path):
     """Images are separate files or inside the data file, which also works as calibration text."""
     from lrcore.data import shapes
 
@@ -233,7 +233,7 @@ def test_questions_of_a_file_with_their_images(pictured, tmp_path):
         lines.append(json.dumps(item))
     file = tmp_path / "questions.jsonl"
     file.write_text("\n".join(lines))
-    model = lrcore.load(pictured())
+    model = lrcore.load(multimodal_folder())
     actual, built_in = (
         lrcore.score_choices(model, str(element), items=12) for element in (file, "shapes")
     )
@@ -242,8 +242,8 @@ def test_questions_of_a_file_with_their_images(pictured, tmp_path):
     assert is_patch(windows).any()
 
 
-def test_losses_pass_over_patches(pictured):
-    model, texts = lrcore.load(pictured()), load_texts("shapes")
+def test_losses_of_patches_are_zero(multimodal_folder):
+    model, texts = lrcore.load(multimodal_folder()), load_texts("shapes")
     encode = text_encoder(model, texts.images)
     text = next(element for element in texts.documents if MARKER.search(element))
     tokens = torch.tensor([encode(text).input_ids])
@@ -253,12 +253,18 @@ def test_losses_pass_over_patches(pictured):
     assert (losses[~is_patch(tokens[0, 1:])] > 0).all()
 
 
-def test_a_table_has_a_row_for_every_group(pictured, tmp_path):
-    values = {"model": pictured(), "data": "shapes", "samples": 2, "seq_len": 48, "method": "a3"}
+def test_sweep_has_a_row_for_every_group_of_questions(multimodal_folder, tmp_path):
+    values = {
+        "model": multimodal_folder(),
+        "data": "shapes",
+        "samples": 2,
+        "seq_len": 48,
+        "method": "a3",
+    }
     sweep = lrcore.Sweep.from_dict(
         values | {"tasks": [{"task": "shapes", "items": 9}], "evaluation": [], "ratios": [0.3]}
     )
-    rows = lrcore.run_sweep(lrcore.load(pictured()), sweep, tmp_path)
+    rows = lrcore.run_sweep(lrcore.load(multimodal_folder()), sweep, tmp_path)
     small = [row for row in rows if row.ratio == 0.3]
     assert [row.error for row in small] == [None] * len(small)
     named = {row.measured_on: row.accuracy for row in small}
@@ -268,8 +274,8 @@ def test_a_table_has_a_row_for_every_group(pictured, tmp_path):
     }
 
 
-def test_a_window_is_shown_with_its_images(pictured):
-    model = lrcore.load(pictured())
+def test_displayed_window_marks_its_images(multimodal_folder):
+    model = lrcore.load(multimodal_folder())
     text_shown = lrcore.calibrate(model, recipe_of(model.name, "shapes")).text(model.tokenizer)
     assert text_shown.startswith("[image]")
     assert "Question" in text_shown
@@ -278,7 +284,7 @@ def test_a_window_is_shown_with_its_images(pictured):
 # --- errors ---
 
 
-def test_a_model_of_text_reads_no_images(tiny_llama):
+def test_text_models_raise_for_images(tiny_llama):
     model = lrcore.load(str(tiny_llama))
     with pytest.raises(lrcore.InputError, match="is a llama model, which reads no images"):
         lrcore.calibrate(model, recipe_of(model.name, "shapes"))
@@ -286,35 +292,35 @@ def test_a_model_of_text_reads_no_images(tiny_llama):
         lrcore.score_choices(model, "shapes", items=4)
 
 
-def test_perplexity_and_healing_need_text(pictured):
-    model = lrcore.load(pictured())
+def test_perplexity_raises_for_images(multimodal_folder):
+    model = lrcore.load(multimodal_folder())
     with pytest.raises(
         lrcore.InputError, match="Use a data set of text for perplexity, answers and healing"
     ):
         lrcore.evaluate(model, "shapes", seq_len=32, samples=2)
 
 
-def test_tokens_of_another_model(pictured):
-    model, texts = lrcore.load(pictured()), load_texts("shapes")
+def test_unknown_patch_tokens_raise(multimodal_folder):
+    model, texts = lrcore.load(multimodal_folder()), load_texts("shapes")
     tokens = torch.tensor([text_encoder(model, texts.images)(texts.documents[0]).input_ids])
     enable_patches(model.network.get_input_embeddings())
     with pytest.raises(lrcore.InputError, match="images that the model has not encoded"):
         model.network(input_ids=tokens)
 
 
-def test_a_folder_that_does_not_say_how_images_are_prepared(pictured, tiny_llama, tmp_path):
-    model = lrcore.load(pictured())
+def test_missing_image_preprocessor_raises(multimodal_folder, tiny_llama, tmp_path):
+    model = lrcore.load(multimodal_folder())
     model.folder = tmp_path
     copy_tokenizer(tiny_llama, tmp_path)
     with pytest.raises(lrcore.InputError, match=r"Copy preprocessor_config\.json"):
         lrcore.score_choices(model, "shapes", items=4)
 
 
-def test_workers_elsewhere_read_no_images(pictured):
+def test_cluster_workers_raise_for_images(multimodal_folder):
     class Elsewhere:
         count = 2
 
-    model = lrcore.load(pictured())
+    model = lrcore.load(multimodal_folder())
     with (
         worked_by(pool.Pool(Elsewhere())),
         pytest.raises(lrcore.InputError, match="Workers of a cluster cannot read images"),
@@ -336,17 +342,17 @@ def test_workers_elsewhere_read_no_images(pictured):
         ({"groups": "NAT"}, "groups must be a list of names"),
     ],
 )
-def test_a_question_that_cannot_be_read(fields, message, pictured, tmp_path):
+def test_unreadable_questions_raise(fields, message, multimodal_folder, tmp_path):
     (tmp_path / "outside.png").write_bytes(b"x")
     (tmp_path / "in").mkdir()
     file = tmp_path / "in" / "questions.jsonl"
     item = {"question": "What is it?", "choices": ["a cat", "a dog"], "label": 0}
     file.write_text(json.dumps(item | fields))
     with pytest.raises(lrcore.InputError, match=re.escape(message)):
-        lrcore.score_choices(lrcore.load(pictured()), str(file))
+        lrcore.score_choices(lrcore.load(multimodal_folder()), str(file))
 
 
-def test_shapes_are_the_same_every_time():
+def test_shapes_are_reproducible():
     texts = load_texts("shapes/calibration")
     assert texts.fingerprint == load_texts("shapes").fingerprint
     assert len(texts.documents) == 256

@@ -1,4 +1,4 @@
-"""`load` takes a path object, and a transformers model with its tokenizer."""
+"""Loading from a path object, or from a transformers model with its tokenizer."""
 
 import pytest
 import torch
@@ -25,14 +25,14 @@ def tokenizer(tiny_llama):
     return AutoTokenizer.from_pretrained(tiny_llama)
 
 
-def test_a_path_is_a_name(tiny_llama, story_file, tmp_path) -> None:
+def test_path_object_equals_its_string(tiny_llama, story_file, tmp_path) -> None:
     by_name, by_path = lrcore.load(str(tiny_llama)), lrcore.load(tiny_llama)
     assert (by_path.name, by_path.fingerprint) == (by_name.name, by_name.fingerprint)
     saved = lrcore.save(lrcore.quantize(by_path, bits=8), tmp_path / "kept")
     assert lrcore.load(saved).name == str(saved)
 
 
-def test_a_network_in_memory_is_compressed_saved_and_evaluated(
+def test_network_in_memory_is_compressed_saved_and_evaluated(
     network, tokenizer, tiny_llama, story_file, tmp_path
 ) -> None:
     model = lrcore.load(network, tokenizer)
@@ -47,7 +47,7 @@ def test_a_network_in_memory_is_compressed_saved_and_evaluated(
     assert lrcore.evaluate(model, str(story_file), samples=2, seq_len=32).perplexity > 1
 
 
-def test_the_fingerprint_follows_the_weights(network, tokenizer) -> None:
+def test_fingerprint_depends_on_the_weights(network, tokenizer) -> None:
     first = lrcore.load(network, tokenizer).fingerprint
     assert lrcore.load(network, tokenizer=tokenizer).fingerprint == first
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_the_fingerprint_follows_the_weights(network, tokenizer) -> None:
     assert changed.network.lm_head.weight[0, 0] == network.lm_head.weight[0, 0]
 
 
-def test_a_network_without_files_and_in_another_dtype(tokenizer, story_file) -> None:
+def test_network_without_files_is_loaded_in_its_dtype_or_another(tokenizer, story_file) -> None:
     made = tiny("llama").to(torch.bfloat16)
     model = lrcore.load(made, tokenizer)
     assert (model.name, model.dtype, model.folder.exists()) == (
@@ -70,7 +70,9 @@ def test_a_network_without_files_and_in_another_dtype(tokenizer, story_file) -> 
     assert next(made.parameters()).dtype == torch.bfloat16
 
 
-def test_a_network_that_an_export_gave(tiny_llama, tokenizer, story_file, tmp_path) -> None:
+def test_network_loaded_from_an_export_is_accepted(
+    tiny_llama, tokenizer, story_file, tmp_path
+) -> None:
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method="a3")
     small = lrcore.compress(lrcore.load(tiny_llama), recipe)
     folder = lrcore.export(small, tmp_path / "out")
@@ -80,7 +82,7 @@ def test_a_network_that_an_export_gave(tiny_llama, tokenizer, story_file, tmp_pa
     assert model.size == small.size
 
 
-def test_what_cannot_be_loaded_says_why(network, tokenizer, tiny_llama) -> None:
+def test_invalid_arguments_raise(network, tokenizer, tiny_llama) -> None:
     with pytest.raises(lrcore.InputError, match=r"load\(network, tokenizer\)"):
         lrcore.load(network)
     with pytest.raises(lrcore.InputError, match="has a tokenizer"):
@@ -94,7 +96,7 @@ def test_what_cannot_be_loaded_says_why(network, tokenizer, tiny_llama) -> None:
         lrcore.load(T5ForConditionalGeneration(T5Config(**small)), tokenizer)
 
 
-def test_a_tokenizer_of_another_model_is_one_sentence(network, tokenizer, story_file) -> None:
+def test_tokenizer_of_a_different_model_raises(network, tokenizer, story_file) -> None:
     network.resize_token_embeddings(20)
     model = lrcore.load(network, tokenizer)
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32)

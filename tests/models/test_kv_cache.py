@@ -18,7 +18,7 @@ TOKENS = torch.arange(90).view(1, 90) % 60 + 3
 
 
 def rounded(row: torch.Tensor, bits: int) -> torch.Tensor:
-    """Quantize the numbers of a grid separately."""
+    """Quantize the numbers of one grid separately."""
     low, high = float(row.min()), float(row.max())
     step = (high - low) / (2**bits - 1)
     codes = [round((float(x) - low) / step) if step else 0 for x in row]
@@ -27,13 +27,13 @@ def rounded(row: torch.Tensor, bits: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("size", [20, 50])
-def test_keys_are_rounded_by_channel_and_values_by_token(bits: int, size: int) -> None:
+def test_keys_are_quantized_by_channel_and_values_by_token(bits: int, size: int) -> None:
     torch.manual_seed(0)
     keys, values = torch.randn(2, 2, 3, 100, size, dtype=torch.float64)
     layer = QuantizedLayer(bits, residual=10)
     for start, end in ((0, 70), (70, 71), (71, 100)):
         k, v = layer.update(keys[..., start:end, :], values[..., start:end, :])
-    older = 32  # of the 71 tokens before the last call, at least 10 of which are not quantized
+    older = 32  # quantized tokens: of the 71 before the last call, the newest 10 or more stay exact
     assert torch.equal(k[..., older:71, :], keys[..., older:71, :])
     assert torch.equal(k[..., 71:, :], keys[..., 71:, :])
     assert torch.equal(v[..., older:, :], values[..., older:, :])
@@ -48,7 +48,7 @@ def test_keys_are_rounded_by_channel_and_values_by_token(bits: int, size: int) -
         assert torch.allclose(v[1, 2, token, :half], expected, atol=1e-12)
 
 
-def test_bytes_are_those_of_codes_grids_and_the_newest_tokens() -> None:
+def test_bytes_count_codes_grids_and_the_newest_tokens() -> None:
     layer = QuantizedLayer(4, residual=0)
     layer.update(torch.randn(1, 2, 64, 40), torch.randn(1, 2, 64, 40))
     codes = 2 * 2 * 64 * 40 // 2  # keys and values, two heads, half a byte each
@@ -73,7 +73,7 @@ def models(request, story_file):
 
 @pytest.mark.parametrize("method", METHODS)
 @torch.inference_mode()
-def test_tokens_in_groups_see_what_they_see_one_by_one(models, method) -> None:
+def test_tokens_in_groups_give_the_logits_of_single_tokens(models, method) -> None:
     """Perplexity with the cache equals that of decoding; 8 bits lose almost no accuracy."""
     network = models[method].network
 
@@ -83,18 +83,18 @@ def test_tokens_in_groups_see_what_they_see_one_by_one(models, method) -> None:
         return torch.cat([forward_with_cache(network, part, cache)[0].logits for part in parts], 1)
 
     exact = network(TOKENS).logits
-    alone, grouped = logits(1, 2), logits(GROUP, 2)
-    assert torch.allclose(alone, grouped, atol=1e-4)
+    single, grouped = logits(1, 2), logits(GROUP, 2)
+    assert torch.allclose(single, grouped, atol=1e-4)
     start = 2 * GROUP  # the first token that reads quantized tokens
     assert torch.allclose(grouped[:, :start], exact[:, :start], atol=1e-4)
-    off = [
+    errors = [
         (approximation - exact)[:, start:].abs().mean()
         for approximation in (grouped, logits(GROUP, 8))
     ]
-    assert off[0] > 4 * off[1] > 0
+    assert errors[0] > 4 * errors[1] > 0
 
 
-def test_generation_takes_it_and_beams_choose_their_own(models) -> None:
+def test_generation_uses_the_cache_and_beams_are_reordered(models) -> None:
     network, tokens = models["a3"].network, 60
     plain = network.generate(TOKENS[:, :8], max_new_tokens=tokens, do_sample=False)
     cache = quantized_cache(8)
@@ -111,7 +111,7 @@ def test_generation_takes_it_and_beams_choose_their_own(models) -> None:
     assert torch.equal(k[0, :, :-1], k[1, :, :-1])
 
 
-def test_evaluations_sweeps_and_costs_count_it(models, story_file, tmp_path) -> None:
+def test_evaluations_sweeps_and_costs_use_the_cache(models, story_file, tmp_path) -> None:
     model, data = models["care"], str(story_file)
     direct = lrcore.evaluate(model, data, samples=2, seq_len=96)
     few = lrcore.evaluate(model, data, samples=2, seq_len=96, kv_bits=2)
@@ -131,7 +131,7 @@ def test_evaluations_sweeps_and_costs_count_it(models, story_file, tmp_path) -> 
     assert rows[0].kv_bytes_per_token == models[None].size.kv_bytes
 
 
-def test_what_it_cannot_do_is_said(models, story_file) -> None:
+def test_unsupported_settings_raise(models, story_file) -> None:
     with pytest.raises(InputError, match="8, 4 or 2"):
         lrcore.evaluate(models[None], str(story_file), samples=1, seq_len=16, kv_bits=3)
     with pytest.raises(InputError, match="residual"):

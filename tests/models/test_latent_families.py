@@ -41,7 +41,7 @@ def logits(network):
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_the_matrices_are_those_of_the_family(family):
+def test_layers_have_the_matrices_of_the_family(family):
     """The cache holds a latent and a rotated key per token."""
     network = tiny(family)
     for index in range(2):
@@ -55,7 +55,7 @@ def test_the_matrices_are_those_of_the_family(family):
 
 
 @pytest.mark.parametrize("method", ["svd", "svd_llm", "bolaco", "latentllm", "fused", "aa_svd"])
-def test_plan_and_model_have_one_account(folder, recipe, method):
+def test_account_of_a_plan_equals_the_count_of_the_model(folder, recipe, method):
     model = lrcore.load(str(folder))
     order = "sequential" if method == "aa_svd" else "independent"
     small = lrcore.compress(model, recipe.with_(method=method, calibration_mode=order))
@@ -73,7 +73,7 @@ def test_plan_and_model_have_one_account(folder, recipe, method):
 
 
 @pytest.mark.parametrize("scores", ["param_first", "taylor", "abs"])
-def test_neurons_of_dense_mlps_are_pruned_by_every_kind_of_score(folder, recipe, scores):
+def test_neurons_of_dense_mlps_are_pruned_by_every_score(folder, recipe, scores):
     """Rows and columns of the latents' matrices are neither neurons nor heads."""
     recipe = recipe.with_(method="llm_pruner", ratio=0.02, options={"scores": scores})
     small = lrcore.compress(lrcore.load(str(folder)), recipe)
@@ -82,19 +82,19 @@ def test_neurons_of_dense_mlps_are_pruned_by_every_kind_of_score(folder, recipe,
     assert len(first.up.weight) < small.network.config.intermediate_size
 
 
-def test_where_no_layer_of_experts_is_left_none_can_go(folder, recipe):
+def test_pruning_experts_without_expert_layers_raises(folder, recipe):
     dense = lrcore.drop_layers(lrcore.load(str(folder)), [1])
     with pytest.raises(InputError, match="has no routed experts"):
         lrcore.prune_experts(dense, recipe, ExpertPruning(2))
 
 
-def test_every_matrix_is_analysed_and_parts_are_exchanged(folder, recipe):
+def test_every_matrix_is_analyzed_and_parts_are_mixed(folder, recipe):
     model = lrcore.load(str(folder))
     analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
     assert {*NAMES[model.network.config.model_type]} <= {*analysis.matrices}
     small = lrcore.compress(model, recipe.with_(method="svd_llm"))
-    complete = mix_models(model, small, ("qk", "ov", "mlp"))
-    assert torch.allclose(logits(complete.network), logits(small.network), atol=1e-5)
+    expanded_scales = mix_models(model, small, ("qk", "ov", "mlp"))
+    assert torch.allclose(logits(expanded_scales.network), logits(small.network), atol=1e-5)
     element = mix_models(model, small, ("ov",))
     assert not torch.allclose(logits(element.network), logits(model.network), atol=1e-5)
     errors = local_errors(model, small, recipe.data, samples=2, seq_len=32)
@@ -110,14 +110,14 @@ def test_every_matrix_is_analysed_and_parts_are_exchanged(folder, recipe):
         {"method": "latentllm", "options": {"attention": "joint_qkv"}},
     ],
 )
-def test_what_would_replace_the_attention_is_refused(folder, recipe, fields):
+def test_methods_that_would_replace_the_attention_raise(folder, recipe, fields):
     with pytest.raises(
         InputError, match=r"keeps the form of its family.*Suitable methods.*svd_llm"
     ):
         lrcore.prepare(lrcore.load(str(folder)), recipe.with_(**fields))
 
 
-def test_even_experts_and_mlps_load_without_code(folder, recipe, tmp_path):
+def test_pruned_model_loads_without_remote_code(folder, recipe, tmp_path):
     model = lrcore.load(str(folder))
     small = lrcore.prune_experts(model, recipe, ExpertPruning(2))
     lrcore.export(small, tmp_path / "standard", standard=True)
@@ -125,7 +125,7 @@ def test_even_experts_and_mlps_load_without_code(folder, recipe, tmp_path):
     assert loaded.num_parameters() == small.size.parameters
     assert torch.allclose(logits(loaded), logits(small.network), atol=1e-5)
     step = small.step(ExpertsPruned)
-    assert sorted(number // 4 for _, number, _ in step.pruned) == [0, 1]  # an expert per group
+    assert sorted(number // 4 for _, number, _ in step.pruned) == [0, 1]  # one expert per group
     for pruning in (
         ExpertPruning(1),
         ExpertPruning(6),
@@ -135,7 +135,7 @@ def test_even_experts_and_mlps_load_without_code(folder, recipe, tmp_path):
             lrcore.prune_experts(model, recipe, pruning)
 
 
-def test_weights_in_fp8_are_dequantized_on_loading(tiny_llama, tmp_path):
+def test_fp8_weights_are_dequantized_on_loading(tiny_llama, tmp_path):
     """DeepSeek-V3 and R1 are published in float8, with a scale per square block."""
     folder, side, expected = family_folder("deepseek_v3", tiny_llama, tmp_path / "fp8"), 4, {}
     stored = load_file(folder / "model.safetensors")
@@ -145,10 +145,10 @@ def test_weights_in_fp8_are_dequantized_on_loading(tiny_llama, tmp_path):
         rows, columns = stored[name].shape
         blocks = stored[name].view(rows // side, side, columns // side, side)
         scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-        complete = scales.repeat_interleave(side, 0).repeat_interleave(side, 1)
-        stored[name] = (stored[name] / complete).to(torch.float8_e4m3fn)
+        expanded_scales = scales.repeat_interleave(side, 0).repeat_interleave(side, 1)
+        stored[name] = (stored[name] / expanded_scales).to(torch.float8_e4m3fn)
         stored[f"{name}_scale_inv"] = scales
-        expected[name] = stored[name].float() * complete
+        expected[name] = stored[name].float() * expanded_scales
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     quantized = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [side, side]}

@@ -32,7 +32,7 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 
 def compressed(model, method: str = "a3", keep: float = 0.6):
-    """Factor each slot at a share of its ranks, with the moments of TOKENS."""
+    """Return a copy of the network with a share of the ranks of each slot, solved on TOKENS."""
     network, row = clone(model.network), METHODS[method]
     stream = LayerStream(model.network, TOKENS)
     for index in range(model.network.config.num_hidden_layers):
@@ -51,14 +51,14 @@ def compressed(model, method: str = "a3", keep: float = 0.6):
     return network
 
 
-def test_an_unchanged_layer_written_back_leaves_the_logits_bit_identical(model) -> None:
+def test_reading_and_writing_layers_keeps_the_logits_bit_for_bit(model) -> None:
     network = clone(model.network)
     for index in range(network.config.num_hidden_layers):
         write_layer(network, read_layer(network, index))
     assert torch.equal(logits(network), logits(model.network))
 
 
-def test_a_clone_shares_tensors_and_survives_compression_of_the_other(model) -> None:
+def test_clone_shares_tensors_and_is_independent_of_the_original(model) -> None:
     before = logits(model.network)
     small = compressed(model)
     assert torch.equal(logits(model.network), before)
@@ -70,7 +70,7 @@ def test_a_clone_shares_tensors_and_survives_compression_of_the_other(model) -> 
 
 
 @pytest.mark.parametrize("method", STRUCTURES)
-def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
+def test_parameters_and_cache_of_compressed_models_are_smaller(model, method: str) -> None:
     small = compressed(model, method)
     assert measure(small).decoder_linear < measure(model.network).decoder_linear
     assert measure(small).parameters == sum(p.numel() for p in small.parameters())
@@ -85,7 +85,7 @@ def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", STRUCTURES)
-def test_with_and_without_cache_give_the_same_logits(model, method: str) -> None:
+def test_cached_and_uncached_logits_agree(model, method: str) -> None:
     small = compressed(model, method)
     full_logits = logits(small)
     sizes = [17, 1, 1, TOKENS.shape[1] - 19]
@@ -93,22 +93,22 @@ def test_with_and_without_cache_give_the_same_logits(model, method: str) -> None
 
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
-def test_a_left_padded_batch_gives_the_logits_of_each_row_alone(model, method: str) -> None:
+def test_left_padding_does_not_change_the_logits(model, method: str) -> None:
     small = compressed(model, method)
-    alone = logits(small, TOKENS[:1, :20])
+    unpadded = logits(small, TOKENS[:1, :20])
     padded = torch.cat((torch.full((1, 6), 2), TOKENS[:1, :20]), 1)
     mask = torch.cat((torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 20, dtype=torch.long)), 1)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    together = logits(
+    batch_logits = logits(
         small,
         torch.cat((padded, TOKENS[1:2, :26])),
         attention_mask=torch.cat((mask, torch.ones_like(mask))),
         position_ids=torch.cat((positions, torch.arange(26).unsqueeze(0))),
     )
-    assert torch.allclose(together[:1, 6:], alone, atol=2e-5)
+    assert torch.allclose(batch_logits[:1, 6:], unpadded, atol=2e-5)
 
 
-def test_generate_runs_on_the_small_cache(model) -> None:
+def test_generation_uses_the_small_cache(model) -> None:
     small = compressed(model)
     out = small.generate(
         TOKENS[:, :8],
@@ -124,9 +124,7 @@ def test_generate_runs_on_the_small_cache(model) -> None:
 
 
 @pytest.mark.parametrize("method", STRUCTURES)
-def test_structure_survives_json_and_rebuilds_modules_that_take_the_state_dict(
-    model, method: str
-) -> None:
+def test_structure_in_json_rebuilds_the_modules(model, method: str) -> None:
     small = compressed(model, method)
     description = json.loads(json.dumps(structure(small)))
     rebuilt = clone(model.network)
@@ -135,7 +133,7 @@ def test_structure_survives_json_and_rebuilds_modules_that_take_the_state_dict(
     assert torch.equal(logits(rebuilt), logits(small))
 
 
-def test_a_written_layer_reads_back_as_it_was(model) -> None:
+def test_written_layer_reads_back_unchanged(model) -> None:
     small = compressed(model)
     layer = read_layer(small, 1)
     write_layer(small, layer)

@@ -16,7 +16,7 @@ from lrcore.system.errors import InputError
 
 @pytest.fixture
 def copied(tiny_llama, tmp_path):
-    """A copy of the tiny Llama that a test may damage."""
+    """Return a copy of the tiny Llama that a test may damage."""
     return shutil.copytree(tiny_llama, tmp_path / "model")
 
 
@@ -27,7 +27,7 @@ def edit_weights(folder, change):
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def refused(name, *words, **options):
+def check_refused(name, *words, **options):
     """Check that the message of the InputError is a single line with all words; return it."""
     with pytest.raises(InputError) as caught:
         load_model(str(name), **options)
@@ -39,7 +39,7 @@ def refused(name, *words, **options):
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
-def test_a_folder_loads_ready_to_run(family, request):
+def test_loaded_folder_is_ready_to_run(family, request):
     folder = request.getfixturevalue(family)
     model = load_model(str(folder))
     assert not model.network.training
@@ -56,7 +56,7 @@ def test_a_folder_loads_ready_to_run(family, request):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("family", sorted(CONFIGS))
-def test_tables_that_no_file_holds_are_those_of_transformers(family, dtype, tmp_path):
+def test_buffers_outside_the_files_equal_those_of_transformers(family, dtype, tmp_path):
     """Buffers of an empty network equal those that from_pretrained computes in float32."""
     tiny(family).save_pretrained(tmp_path)
     config = read_config(tmp_path)
@@ -68,21 +68,21 @@ def test_tables_that_no_file_holds_are_those_of_transformers(family, dtype, tmp_
         assert torch.equal(ours[name], expected[name])
 
 
-def test_dtype_is_as_asked_or_as_stored(tiny_llama):
+def test_dtype_is_the_requested_or_the_stored_one(tiny_llama):
     assert (
         load_model(str(tiny_llama), dtype="bfloat16").network.lm_head.weight.dtype == torch.bfloat16
     )
     assert load_model(str(tiny_llama), dtype="auto").dtype == "float32"
 
 
-def test_a_demo_model_is_found_by_name(tiny_llama, tmp_path, monkeypatch):
+def test_demo_model_is_loaded_by_name(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "ASSETS", tmp_path)
-    refused("demo-llama", "demo-llama", "complete clone")
+    check_refused("demo-llama", "demo-llama", "complete clone")
     shutil.copytree(tiny_llama, tmp_path / "demo-llama")
     assert load_model("demo-llama").name == "demo-llama"
 
 
-def test_sharded_weights_load_and_a_missing_shard_is_named(copied):
+def test_sharded_weights_load_and_a_missing_shard_raises(copied):
     state = load_file(copied / "model.safetensors")
     names = sorted(state)
     shards = {
@@ -100,10 +100,10 @@ def test_sharded_weights_load_and_a_missing_shard_is_named(copied):
     loaded = load_model(str(copied)).network.state_dict()
     assert all(torch.equal(loaded[name], state[name]) for name in names)
     (copied / "model-00002-of-00002.safetensors").unlink()
-    refused(copied, "model-00002-of-00002.safetensors", "interrupted")
+    check_refused(copied, "model-00002-of-00002.safetensors", "interrupted")
 
 
-def test_the_fingerprint_follows_contents_not_places(copied, tiny_llama):
+def test_fingerprint_depends_on_contents_and_not_on_paths(copied, tiny_llama):
     assert load_model(str(copied)).fingerprint == load_model(str(tiny_llama)).fingerprint
     edit_weights(copied, lambda state: state["model.norm.weight"].add_(1e-3))
     assert load_model(str(copied)).fingerprint != load_model(str(tiny_llama)).fingerprint
@@ -122,31 +122,31 @@ def test_the_fingerprint_follows_contents_not_places(copied, tiny_llama):
         pytest.param("x" * 300, "too long for the name", id="long"),
     ],
 )
-def test_unknown_names(name, word):
-    refused(name, word)
+def test_unknown_names_raise(name, word):
+    check_refused(name, word)
 
 
-def test_a_revision_of_a_folder_and_a_file_as_a_folder_are_refused(tiny_llama):
-    refused(tiny_llama, "revision", revision="main")
-    refused(tiny_llama / "config.json", "is a file")
+def test_revision_of_a_folder_and_file_as_folder_raise(tiny_llama):
+    check_refused(tiny_llama, "revision", revision="main")
+    check_refused(tiny_llama / "config.json", "is a file")
 
 
-def test_what_a_folder_can_lack(copied, tmp_path):
+def test_missing_files_raise(copied, tmp_path):
     (copied / "model.safetensors").rename(tmp_path / "kept")
-    refused(copied, "has no weights")
+    check_refused(copied, "has no weights")
     (copied / "pytorch_model.bin").touch()
-    refused(copied, "pytorch_model.bin", "Convert it")
+    check_refused(copied, "pytorch_model.bin", "Convert it")
     (tmp_path / "kept").rename(copied / "model.safetensors")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (copied / file).rename(tmp_path / file)
-    refused(copied, "has no tokenizer files")
+    check_refused(copied, "has no tokenizer files")
     (copied / "tokenizer.json").write_text("{")
-    refused(copied, "cannot be read")
+    check_refused(copied, "cannot be read")
     (copied / "config.json").unlink()
-    refused(copied, "has no config.json")
+    check_refused(copied, "has no config.json")
 
 
-def test_damaged_weight_files(copied):
+def test_damaged_weight_files_raise(copied):
     file = copied / "model.safetensors"
     content = file.read_bytes()
     for damaged in (
@@ -157,61 +157,63 @@ def test_damaged_weight_files(copied):
         b"<html>not found</html>",
     ):
         file.write_bytes(damaged)
-        refused(copied, "model.safetensors", "probably interrupted", f"{len(damaged):,} bytes")
+        check_refused(
+            copied, "model.safetensors", "probably interrupted", f"{len(damaged):,} bytes"
+        )
 
 
-def test_missing_and_mismatched_tensors_are_named(copied):
+def test_missing_and_mismatched_tensors_raise(copied):
     name = "model.layers.1.mlp.down_proj.weight"
     edit_weights(copied, lambda state: state.update({name: state[name][:, :-1].contiguous()}))
-    refused(copied, name, "[32, 47]", "[32, 48]")
+    check_refused(copied, name, "[32, 47]", "[32, 48]")
     edit_weights(copied, lambda state: state.pop(name))
-    refused(copied, name, "lacks 1")
+    check_refused(copied, name, "lacks 1")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_named(copied, value):
+def test_non_finite_weights_raise(copied, value):
     edit_weights(
         copied,
         lambda state: state["model.layers.2.self_attn.k_proj.weight"].view(-1)[7].fill_(value),
     )
-    refused(copied, "model.layers.2.self_attn.k_proj.weight", "1 of 512", "NaN")
+    check_refused(copied, "model.layers.2.self_attn.k_proj.weight", "1 of 512", "NaN")
 
 
-def test_weights_too_large_for_float16_say_so(copied):
+def test_weights_too_large_for_float16_raise(copied):
     edit_weights(copied, lambda state: state["model.norm.weight"].fill_(1e6))
     assert load_model(str(copied)).dtype == "float32"
-    refused(copied, "Try dtype float32", dtype="float16")
+    check_refused(copied, "Try dtype float32", dtype="float16")
 
 
-def test_configs_that_cannot_be_used(copied):
+def test_unusable_configs_raise(copied):
     config = json.loads((copied / "config.json").read_text())
     for change, word in [
         ({"model_type": "t5"}, "Supported: llama, "),
         ({"hidden_size": "many"}, "not a valid llama config"),
     ]:
         (copied / "config.json").write_text(json.dumps(config | change))
-        refused(copied, word)
+        check_refused(copied, word)
     (copied / "config.json").write_text("{")
-    refused(copied, "config.json", "JSON")
+    check_refused(copied, "config.json", "JSON")
 
 
-def test_no_code_from_a_model_is_run(copied, tmp_path):
-    ran = tmp_path / "ran"
-    (copied / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\nclass Model: pass\n")
+def test_code_of_a_model_is_not_run(copied, tmp_path):
+    executed = tmp_path / "ran"
+    (copied / "modeling.py").write_text(f"open({str(executed)!r}, 'w')\nclass Model: pass\n")
     config = json.loads((copied / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "modeling.Model", "AutoModelForCausalLM": "modeling.Model"}
     (copied / "config.json").write_text(json.dumps(config))
     load_model(str(copied))
-    assert not ran.exists()
+    assert not executed.exists()
 
 
-def test_devices_and_dtypes_are_checked(tiny_llama):
-    refused(tiny_llama, "Unknown device 'gpu0'", device="gpu0")
-    refused(tiny_llama, "Did you mean 'float16'?", dtype="flaot16")
-    refused(tiny_llama, "cuda:99", device="cuda:99")
-    refused(tiny_llama, "finds no Apple GPU", device="mps")
+def test_invalid_devices_and_dtypes_raise(tiny_llama):
+    check_refused(tiny_llama, "Unknown device 'gpu0'", device="gpu0")
+    check_refused(tiny_llama, "Did you mean 'float16'?", dtype="flaot16")
+    check_refused(tiny_llama, "cuda:99", device="cuda:99")
+    check_refused(tiny_llama, "finds no Apple GPU", device="mps")
 
 
-def test_loading_says_nothing(tiny_llama, capfd):
+def test_loading_prints_nothing(tiny_llama, capfd):
     load_model(str(tiny_llama))
     assert capfd.readouterr() == ("", "")

@@ -16,7 +16,7 @@ TOKENS = torch.arange(12)[None] % 7
 
 @pytest.fixture
 def adapter(tiny_llama, tmp_path):
-    """A folder as PEFT saves it, and the logits of the base with the adapter."""
+    """Return a folder as saved by PEFT, and the logits of the base with the adapter."""
     return saved(tiny_llama, tmp_path / "adapter")
 
 
@@ -38,7 +38,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_damaged_result_in_the_cache_is_merged_again(name, adapter, tmp_path, monkeypatch):
+def test_damaged_merged_model_in_the_cache_is_merged_again(name, adapter, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
     folder, expected = adapter
     model = lrcore.load(folder)
@@ -48,7 +48,7 @@ def test_a_damaged_result_in_the_cache_is_merged_again(name, adapter, tmp_path, 
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}])
-def test_the_merged_model_has_the_logits_of_the_adapter(settings, tiny_llama, tmp_path):
+def test_merged_model_has_the_logits_of_the_adapter(settings, tiny_llama, tmp_path):
     folder, expected = saved(tiny_llama, tmp_path / "adapter", **settings)
     assert sorted(path.name for path in folder.glob("*.json")) == ["adapter_config.json"]
     state = torch.random.get_rng_state()
@@ -60,14 +60,14 @@ def test_the_merged_model_has_the_logits_of_the_adapter(settings, tiny_llama, tm
     assert model.name == str(folder)
 
 
-def test_an_adapter_is_merged_once(adapter, monkeypatch):
+def test_adapter_is_merged_once(adapter, monkeypatch):
     folder, _ = adapter
     first = lrcore.load(folder)
     monkeypatch.setattr(load, "write_merged", None)
     assert lrcore.load(folder).fingerprint == first.fingerprint
 
 
-def test_a_model_with_an_adapter_is_offloaded_compressed_and_evaluated(adapter):
+def test_model_with_an_adapter_is_offloaded_and_compressed(adapter):
     folder, expected = adapter
     model = lrcore.load(folder, offload=True)
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
@@ -77,7 +77,7 @@ def test_a_model_with_an_adapter_is_offloaded_compressed_and_evaluated(adapter):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "auto"])
-def test_the_result_has_the_requested_dtype(dtype, adapter):
+def test_merged_model_has_the_requested_dtype(dtype, adapter):
     model = lrcore.load(adapter[0], dtype=dtype)
     assert model.dtype == ("float32" if dtype == "auto" else dtype)
 
@@ -99,26 +99,26 @@ def changed(folder, **values):
         ({"r": 3}, "PEFT cannot merge"),
     ],
 )
-def test_an_adapter_that_cannot_be_merged_is_refused(values, reason, adapter):
+def test_adapters_that_cannot_be_merged_raise(values, reason, adapter):
     with pytest.raises(lrcore.InputError, match=reason) as refused:
         lrcore.load(changed(adapter[0], **values))
     assert "\n" not in str(refused.value)
 
 
-def test_weights_as_pickles_are_refused(adapter):
+def test_pickled_weights_raise(adapter):
     folder, _ = adapter
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(lrcore.InputError, match=r"lacks adapter_model\.safetensors"):
         lrcore.load(folder)
 
 
-def test_without_peft_the_message_says_how_to_install_it(adapter, monkeypatch):
+def test_missing_peft_names_the_file_to_install(adapter, monkeypatch):
     monkeypatch.setattr("lrcore.models.lora_import.find_spec", lambda name: None)
     with pytest.raises(lrcore.InputError, match=r"requirements-lora\.txt"):
         lrcore.load(adapter[0])
 
 
-def test_no_module_named_by_an_adapter_is_imported(adapter, tmp_path, monkeypatch):
+def test_modules_named_by_an_adapter_are_not_imported(adapter, tmp_path, monkeypatch):
     (tmp_path / "named_by_adapter.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     changed(adapter[0], megatron_config={}, megatron_core="named_by_adapter")
@@ -126,5 +126,5 @@ def test_no_module_named_by_an_adapter_is_imported(adapter, tmp_path, monkeypatc
     assert "named_by_adapter" not in sys.modules
 
 
-def test_a_model_beside_an_adapter_is_a_model(tiny_llama):
+def test_model_folder_is_not_an_adapter(tiny_llama):
     assert not is_adapter(tiny_llama)

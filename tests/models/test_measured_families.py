@@ -55,7 +55,7 @@ def pair(family):
     ],
 )
 @torch.inference_mode()
-def test_a_family_is_measured_part_by_part(family, seen):
+def test_parts_of_a_family_are_measured(family, seen):
     dense, small = pair(family)
     complete = mix_models(dense, small, ("qk", "ov", "mlp"))
     logits = [model.network(TOKENS).logits for model in (small, complete)]
@@ -69,7 +69,7 @@ def test_a_family_is_measured_part_by_part(family, seen):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom", "phi3", "cohere2", "glm4"])
-def test_the_flops_of_a_family_are_those_of_the_formula(family):
+def test_measured_flops_of_a_family_equal_the_formula(family):
     for model in pair(family):
         result = measure_cost(model, context=20)
         assert result.flops_prefill == pytest.approx(result.flops_formula, rel=0.01)

@@ -1,4 +1,4 @@
-"""The language model of multimodal models is compressed; other weights stay bit-identical."""
+"""Multimodal models: the language model is compressed, and other weights stay bit-identical."""
 
 import json
 from dataclasses import replace
@@ -115,7 +115,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def folder(tiny_llama, tmp_path_factory):
-    """Write a tiny multimodal model with the tokenizer of the tiny Llama and an image config."""
+    """Return a function that writes a tiny multimodal model with tokenizer and image config."""
 
     def make(kind):
         path = tmp_path_factory.mktemp(kind)
@@ -159,9 +159,7 @@ def test_every_kind_has_a_tiny_model():
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_language_model_inside_is_compressed_and_the_rest_untouched(
-    kind, folder, story_file, tmp_path
-):
+def test_only_the_language_model_is_compressed(kind, folder, story_file, tmp_path):
     dense, small = compressed(folder(kind), story_file, "svd_llm")
     assert len(outside(dense.network)) > 20
     assert all(
@@ -188,7 +186,7 @@ def test_the_language_model_inside_is_compressed_and_the_rest_untouched(
     )
 
 
-def seen(network):
+def image_logits(network):
     """Return the logits of a text with an image of four patches."""
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
     tokens = torch.tensor([[5, 6, *[IMAGE] * 4, 7, 8, 9]])
@@ -197,7 +195,7 @@ def seen(network):
 
 
 @pytest.mark.parametrize("method", ["a3", "modegpt", "fused", "care"])
-def test_images_go_through_a_compressed_llava(method, folder, story_file, tmp_path):
+def test_compressed_llava_reads_images(method, folder, story_file, tmp_path):
     path = folder("llava")
     dense, small = compressed(path, story_file, method)
     recipe = lrcore.Recipe(
@@ -209,10 +207,12 @@ def test_images_go_through_a_compressed_llava(method, folder, story_file, tmp_pa
         plan, ranks={slot: spectrum.cost.full for slot, spectrum in plan.spectra.items()}
     )
     small_model = lrcore.compress(dense, recipe, factors, full)
-    assert torch.equal(seen(small_model.network), seen(dense.network))
-    assert not torch.equal(seen(small.network), seen(dense.network))
+    assert torch.equal(image_logits(small_model.network), image_logits(dense.network))
+    assert not torch.equal(image_logits(small.network), image_logits(dense.network))
     lrcore.save(small, tmp_path / "small")
-    assert torch.equal(seen(lrcore.load(str(tmp_path / "small")).network), seen(small.network))
+    assert torch.equal(
+        image_logits(lrcore.load(str(tmp_path / "small")).network), image_logits(small.network)
+    )
 
 
 ELSEWHERE = """
@@ -228,7 +228,7 @@ for folder, trust in ((sys.argv[1], True), (sys.argv[2], False)):
 """
 
 
-def test_exports_of_a_llava_see_elsewhere(folder, story_file, tmp_path):
+def test_exports_of_a_llava_read_images_without_this_project(folder, story_file, tmp_path):
     dense, small = compressed(folder("llava"), story_file, "a3")
     lrcore.export(small, tmp_path / "code")
     recipe = lrcore.Recipe(
@@ -239,12 +239,14 @@ def test_exports_of_a_llava_see_elsewhere(folder, story_file, tmp_path):
     even = lrcore.compress(dense, recipe.with_(rank_overrides=fit["ranks"]), factors)
     lrcore.export(even, tmp_path / "standard", standard=True)
     elsewhere(ELSEWHERE, str(tmp_path / "code"), str(tmp_path / "standard"), cwd=tmp_path)
-    assert torch.equal(torch.load(tmp_path / "code.pt"), seen(small.network))
-    assert torch.allclose(torch.load(tmp_path / "standard.pt"), seen(even.network), atol=1e-5)
+    assert torch.equal(torch.load(tmp_path / "code.pt"), image_logits(small.network))
+    assert torch.allclose(
+        torch.load(tmp_path / "standard.pt"), image_logits(even.network), atol=1e-5
+    )
     assert "pipeline_tag: image-text-to-text" in (tmp_path / "code" / "README.md").read_text()
 
 
-def test_a_language_model_that_is_not_supported_is_named(tmp_path):
+def test_unsupported_language_model_raises(tmp_path):
     config = AutoConfig.for_model(
         "llava", text_config={"model_type": "codegen"}, vision_config=_CLIP["vision_config"]
     )
@@ -258,9 +260,7 @@ def test_a_language_model_that_is_not_supported_is_named(tmp_path):
 
 # Gemma 4 has embeddings per layer, so no layer can be removed.
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "gemma4"])
-def test_a_layer_of_the_language_model_is_dropped_and_the_rest_comes_back(
-    kind, folder, story_file, tmp_path
-):
+def test_model_with_a_pruned_language_layer_reloads(kind, folder, story_file, tmp_path):
     model = lrcore.load(str(folder(kind)))
     tokens = torch.arange(3, 43).view(2, 20)
     short = lrcore.prune_layers(

@@ -1,4 +1,4 @@
-"""gpt-oss with experts in MXFP4, which transformers dequantizes on loading."""
+"""gpt-oss with experts in MXFP4, dequantized on loading."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_experts_in_mxfp4_are_read_and_compressed(published, story_file, tmp_pat
     assert "quantization_config" not in config
 
 
-def test_no_quantizer_of_transformers_is_used(published, monkeypatch) -> None:
-    """With kernels for the format, it would leave the experts quantized."""
+def test_quantizer_of_transformers_is_not_used(published, monkeypatch) -> None:
+    """If kernels for the format exist, it leaves the experts quantized."""
     monkeypatch.setattr(Mxfp4HfQuantizer, "validate_environment", pytest.fail)
     assert lrcore.load(str(published[0])).note == "Dequantized from 4 bits (mxfp4)"

@@ -1,5 +1,7 @@
-"""Families with native attention: Gemma 4 (two head sizes, values equal to keys) and Llama 4 (the
-router scales the inputs of its experts).
+"""Families with native attention: Gemma 4 and Llama 4.
+
+Gemma 4 has two head sizes and values equal to keys; in Llama 4 the router scales the inputs of its
+experts.
 """
 
 import json
@@ -31,7 +33,7 @@ def test_heads_have_the_size_of_their_layer():
         assert layer.kv_values == cached
 
 
-def test_fields_of_a_config_are_read_by_layer():
+def test_config_fields_are_read_by_layer():
     config = tiny("gemma4_text").config
     assert layer_values(config, "head_dim") == [8, 16]
     assert layer_values(config, "hidden_size") == [32, 32]
@@ -40,7 +42,7 @@ def test_fields_of_a_config_are_read_by_layer():
     assert sizes_by_layer(tiny("llama").config) is None
 
 
-def test_layers_that_are_alike_stay_so_in_an_export(tiny_llama, story_file, tmp_path):
+def test_export_keeps_equal_layer_sizes(tiny_llama, story_file, tmp_path):
     """Without the sizes by layer in the config, all layers would have heads of 512."""
     fields = CONFIGS["gemma4_text"] | {"global_head_dim": 8, "num_global_key_value_heads": 2}
     noisy("gemma4_text", fields).save_pretrained(tmp_path / "dense")
@@ -54,7 +56,7 @@ def test_layers_that_are_alike_stay_so_in_an_export(tiny_llama, story_file, tmp_
             assert torch.equal(back.network(TOKENS).logits, small.network(TOKENS).logits)
 
 
-def test_a_gemma_4_that_looks_ahead_is_refused_in_a_sentence(tiny_llama, tmp_path):
+def test_bidirectional_gemma_4_raises(tiny_llama, tmp_path):
     folder = family_folder("gemma4_text", tiny_llama, tmp_path / "gemma")
     config = json.loads((folder / "config.json").read_text())
     config["use_bidirectional_attention"] = "all"
@@ -75,7 +77,7 @@ def inputs_of_experts(network):
 
 
 @pytest.mark.parametrize("active", [1, 2])
-def test_scaled_inputs_are_routed_as_the_family_routes_them(active):
+def test_scaled_inputs_are_routed_like_the_family(active):
     network = noisy("llama4_text", CONFIGS["llama4_text"] | {"num_experts_per_tok": active})
     received, made = inputs_of_experts(network)
     mlps = read_layer(network, 1).experts.mlps
@@ -93,12 +95,12 @@ def test_scaled_inputs_are_routed_as_the_family_routes_them(active):
         assert torch.equal(compressed_experts[first], batch.inputs[batch.reached[:, number]][first])
 
 
-def test_compressed_experts_are_called_as_the_native_ones():
+def test_compressed_experts_equal_native_experts():
     network = tiny("llama4_text")
     received, made = inputs_of_experts(network)
     compressed_experts = CompressedExperts.of(read_layer(network, 1).experts)
     assert torch.allclose(compressed_experts(received), made, atol=1e-5)
-    for mlp in compressed_experts:  # a bias only applies to the tokens of its expert
+    for mlp in compressed_experts:  # a bias applies only to the tokens of its expert
         mlp.down_proj.bias = torch.nn.Parameter(torch.ones(32))
     reached = (received != 0).any(-1, keepdim=True)
     assert torch.allclose(compressed_experts(received), made + reached, atol=1e-5)

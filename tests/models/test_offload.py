@@ -37,7 +37,7 @@ VARIED = {
 
 @pytest.fixture(scope="module")
 def sharded(tiny_llama_bias, tmp_path_factory) -> Path:
-    """The tiny Llama with biases and an untied head, in bfloat16, in several files."""
+    """Save the tiny Llama with biases and an untied head, in bfloat16, in several files."""
     return reshard(tiny_llama_bias, tmp_path_factory.mktemp("sharded"), torch.bfloat16)
 
 
@@ -67,7 +67,7 @@ def recipe(story_file: Path, name: str, **options) -> lrcore.Recipe:
 
 
 def in_memory(network) -> list[int]:
-    """Return the layers whose tensors are in memory."""
+    """Return the layers with tensors in memory."""
     return [
         i
         for i, layer in enumerate(decoder_layers(network))
@@ -88,7 +88,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, "float32") for name in VARIED), ("svd_llm", "bfloat16")]
 )
-def test_a_checkpoint_is_the_same_to_the_byte(
+def test_checkpoint_is_byte_identical_with_and_without_offload(
     name, dtype, sharded, story_file, tmp_path, monkeypatch
 ):
     requested, made = recipe(story_file, name, **VARIED[name]), {}
@@ -117,7 +117,7 @@ REFUSED = [name for name, row in ARCHITECTURES.items() if row.experts or name in
 
 
 @pytest.mark.parametrize("family", [name for name in ARCHITECTURES if name not in REFUSED])
-def test_every_family_runs_from_disk(family, tmp_path, tiny_llama):
+def test_every_family_runs_offloaded(family, tmp_path, tiny_llama):
     tiny(family).save_pretrained(tmp_path, max_shard_size="10KB")
     add_tokenizer(tiny_llama, tmp_path)
     full_ranks, offloaded = (
@@ -133,14 +133,14 @@ def test_every_family_runs_from_disk(family, tmp_path, tiny_llama):
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_joined_or_renamed_weights_are_refused(family, tmp_path, tiny_llama):
+def test_joined_or_renamed_weights_raise(family, tmp_path, tiny_llama):
     tiny(family).save_pretrained(tmp_path)
     add_tokenizer(tiny_llama, tmp_path)
     with pytest.raises(InputError, match="without offload"):
         lrcore.load(str(tmp_path), offload=True)
 
 
-def test_one_layer_at_a_time_is_in_memory(sharded, story_file, monkeypatch):
+def test_only_one_layer_at_a_time_is_in_memory(sharded, story_file, monkeypatch):
     seen = []
     model = lrcore.load(str(sharded), offload=True)
     for layer in decoder_layers(model.network):
@@ -162,7 +162,7 @@ def test_layers_are_released_after_an_error(sharded):
     assert not in_memory(model.network)
 
 
-def test_what_a_clone_exchanges_stays_its_own(sharded, story_file):
+def test_replaced_layers_of_a_clone_do_not_change_the_original(sharded, story_file):
     model = lrcore.load(str(sharded), offload=True)
     before = read_layer(model.network, 0)
     small = lrcore.compress(model, recipe(story_file, "a3"))
@@ -176,7 +176,7 @@ def test_what_a_clone_exchanges_stays_its_own(sharded, story_file):
     assert read_layer(copied, 0).attention.qk_size < before.attention.qk_size
 
 
-def test_nothing_is_left_on_disk(sharded, story_file, tmp_path, monkeypatch):
+def test_no_files_remain_after_deletion(sharded, story_file, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     model = lrcore.load(str(sharded), offload=True)
     every_layer = {f"{i}.mlp": 32 for i in range(3)}
@@ -189,7 +189,7 @@ def test_nothing_is_left_on_disk(sharded, story_file, tmp_path, monkeypatch):
     assert not list((cache_folder() / OFFLOADED).rglob("*.safetensors"))
 
 
-def test_a_tensor_on_disk_is_read_once_to_be_saved(sharded, tmp_path, monkeypatch):
+def test_saving_reads_each_stored_tensor_once(sharded, tmp_path, monkeypatch):
     model, read, plain = lrcore.load(str(sharded), offload=True), [], StoredTensor.map
 
     def counted(stored):
@@ -202,7 +202,7 @@ def test_a_tensor_on_disk_is_read_once_to_be_saved(sharded, tmp_path, monkeypatc
     assert len(read) == len(set(read))
 
 
-def test_a_model_that_lacks_weights_is_refused(sharded, tmp_path):
+def test_model_with_missing_weights_raises(sharded, tmp_path):
     shutil.copytree(sharded, tmp_path, dirs_exist_ok=True)
     config = json.loads((sharded / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
@@ -211,7 +211,9 @@ def test_a_model_that_lacks_weights_is_refused(sharded, tmp_path):
 
 
 @pytest.mark.parametrize("standard", [False, True])
-def test_exports_are_the_same_to_the_byte(standard, sharded, story_file, tmp_path):
+def test_exports_are_byte_identical_with_and_without_offload(
+    standard, sharded, story_file, tmp_path
+):
     full_ranks = {"qk": 8, "ov": 8, "mlp": 32}
     requested = recipe(
         story_file,
@@ -238,7 +240,7 @@ def test_exports_are_the_same_to_the_byte(standard, sharded, story_file, tmp_pat
     assert len(made[0]) > 8
 
 
-def test_sizes_of_layers_are_told_without_reading_them(sharded, story_file, monkeypatch):
+def test_sizes_of_layers_are_known_without_reading_them(sharded, story_file, monkeypatch):
     small = lrcore.compress(lrcore.load(str(sharded), offload=True), recipe(story_file, "fused"))
     before = uneven_sizes(
         lrcore.compress(lrcore.load(str(sharded)), recipe(story_file, "fused")).network
@@ -247,7 +249,7 @@ def test_sizes_of_layers_are_told_without_reading_them(sharded, story_file, monk
     assert uneven_sizes(small.network) == before != {}
 
 
-def test_the_recipe_and_the_command_line_say_it(sharded, story_file, tmp_path, capsys):
+def test_offload_is_set_by_recipe_and_command_line(sharded, story_file, tmp_path, capsys):
     from lrcore.cli import main
 
     requested = recipe(story_file, "a3", model=str(sharded), offload=True)
@@ -288,7 +290,7 @@ def test_the_recipe_and_the_command_line_say_it(sharded, story_file, tmp_path, c
         requested.with_(offload="yes")
 
 
-def test_broken_checkpoints_are_refused_as_they_are_in_memory(sharded, story_file, tmp_path):
+def test_damaged_checkpoints_raise_the_same_error_offloaded(sharded, story_file, tmp_path):
     folder = lrcore.save(
         lrcore.compress(lrcore.load(str(sharded)), recipe(story_file, "a3")), tmp_path / "small"
     )

@@ -1,4 +1,4 @@
-"""Quantized models of published formats: dequantized when they are read, or refused."""
+"""Quantized models in published formats: dequantized on loading, or refused."""
 
 import json
 import shutil
@@ -95,7 +95,7 @@ def int8(stem, weight):
 
 
 def blocks(stem, weight, side=20):
-    """Square blocks, of which the last in a row and a column are smaller."""
+    """Quantize square blocks; the last blocks of a row and a column are smaller."""
     rows, columns = weight.shape
     larger = torch.zeros(-(-rows // side) * side, -(-columns // side) * side)
     larger[:rows, :columns] = weight
@@ -127,7 +127,7 @@ def nvfp4(stem, weight):
 
 
 def normal_float(stem, weight, is_nested=True):
-    """NF4 with a table of 16 values; the maxima of the blocks are codes, too, if is_nested."""
+    """Quantize to NF4 with a table of 16 values; `is_nested` also stores block maxima as codes."""
     table, size = torch.linspace(-1, 1, 16), 64
     maxima = weight.flatten().unflatten(0, (-1, size)).abs().amax(-1)
     state = {"quant_type": "nf4", "blocksize": size, "shape": list(weight.shape)}
@@ -204,7 +204,7 @@ KINDS = {
 
 @pytest.fixture
 def quantized(tiny_llama, tmp_path):
-    """Return a function that quantizes a layer; it returns the folder and the matrices."""
+    """Return a function that quantizes a layer and returns the folder and the expected matrices."""
 
     def write(pack, description):
         folder = shutil.copytree(tiny_llama, tmp_path / "model")
@@ -262,7 +262,7 @@ def quantization_of_folder(folder):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_quantized_model_is_compressed_in_its_dtype(offload, quantized, story_file, tmp_path):
+def test_quantized_model_is_compressed_in_its_dtype(offload, quantized, story_file, tmp_path):
     folder, _ = quantized(*KINDS["float8"][:2])
     model = lrcore.load(str(folder), dtype="bfloat16", offload=offload)
     assert model.dtype == "bfloat16"
@@ -271,20 +271,20 @@ def test_a_quantized_model_is_compressed_in_its_dtype(offload, quantized, story_
     assert lrcore.load(str(lrcore.save(small, tmp_path / "small"))).note == model.note
 
 
-def test_dtype_auto_is_that_of_the_config(quantized):
+def test_dtype_auto_is_the_dtype_of_the_config(quantized):
     folder, _ = quantized(*KINDS["gptq"][:2])
     write_config(folder, dtype="bfloat16")
     for offload in (False, True):
         assert lrcore.load(str(folder), dtype="auto", offload=offload).dtype == "bfloat16"
 
 
-def test_the_generation_config_is_read(quantized):
+def test_generation_config_is_read(quantized):
     folder, _ = quantized(*KINDS["awq"][:2])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
     assert lrcore.load(str(folder)).network.generation_config.eos_token_id == [1, 7]
 
 
-def test_numbers_in_float8_without_a_description_are_read(tiny_llama, tmp_path):
+def test_float8_weights_without_a_quantization_config_are_read(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     state = load_file(folder / "model.safetensors")
     state[Q_PROJ] = state[Q_PROJ].to(torch.float8_e4m3fn)
@@ -307,7 +307,7 @@ def test_numbers_in_float8_without_a_description_are_read(tiny_llama, tmp_path):
         ),
     }.values(),
 )
-def test_codes_without_scales_are_refused(change, words, offload, quantized):
+def test_codes_without_scales_raise(change, words, offload, quantized):
     folder, _ = quantized(*KINDS["float8 blocks"][:2])
     state = load_file(folder / "model.safetensors")
     change(state)
@@ -329,7 +329,7 @@ def test_codes_without_scales_are_refused(change, words, offload, quantized):
         ("llm.int8", "SCB"),
     ],
 )
-def test_damaged_tensors_are_refused_in_a_sentence(kind, part, offload, quantized):
+def test_damaged_tensors_raise(kind, part, offload, quantized):
     folder, _ = quantized(*KINDS[kind][:2])
     state = load_file(folder / "model.safetensors")
     name = Q_PROJ.removesuffix("weight") + part
@@ -342,7 +342,7 @@ def test_damaged_tensors_are_refused_in_a_sentence(kind, part, offload, quantize
 
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("kind", ["float8 blocks", "int8", "gptq", "nf4"])
-def test_a_config_without_the_quantization_is_an_error(kind, offload, quantized):
+def test_missing_quantization_config_raises(kind, offload, quantized):
     folder, _ = quantized(*KINDS[kind][:2])
     write_config(folder, quantization_config=None)
     with pytest.raises(InputError, match="quantized"):
@@ -363,7 +363,7 @@ def test_a_config_without_the_quantization_is_an_error(kind, offload, quantized)
         compressed("float-quantized", 8) | {"sparsity_config": {"format": "sparse-24-bitmask"}},
     ],
 )
-def test_other_formats_are_refused_and_name_the_unquantized_model(
+def test_other_formats_raise_and_name_the_unquantized_model(
     description, offload, tiny_llama, tmp_path
 ):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
@@ -376,7 +376,7 @@ def test_other_formats_are_refused_and_name_the_unquantized_model(
 
 
 @pytest.mark.parametrize("description", [5, {"bits": 4}])
-def test_a_description_without_a_method_is_refused(description, tiny_llama, tmp_path):
+def test_quantization_config_without_a_method_raises(description, tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     write_config(folder, quantization_config=description)
     with pytest.raises(InputError, match="quantized by"):
@@ -394,6 +394,6 @@ def test_a_description_without_a_method_is_refused(description, tiny_llama, tmp_
         ({}, "license: mit", ""),
     ],
 )
-def test_the_unquantized_model_is_named_by_config_or_card(values, card, name, tmp_path):
+def test_unquantized_model_is_named_by_config_or_card(values, card, name, tmp_path):
     (tmp_path / "README.md").write_text(f"---\n{card}\n---\n# A model\n", encoding="utf-8")
     assert unquantized_name(values, tmp_path) == name

@@ -1,5 +1,7 @@
-"""Small Gemma 4 E2B and Gemma 3n: embeddings per layer, and layers that reuse keys and values of
-earlier layers, with wider MLPs; Gemma 3n has several residual streams.
+"""Small Gemma 4 E2B and Gemma 3n, with embeddings per layer and shared keys and values.
+
+Some layers reuse keys and values of earlier layers, with wider MLPs; Gemma 3n has several residual
+streams.
 """
 
 import json
@@ -53,13 +55,13 @@ def recipe_for(folder, story_file, **fields):
 
 
 def changed(layer, name):
-    """Return the layer with other numbers in a projection of its attention."""
+    """Return the layer with different weights in a projection of its attention."""
     shape = layer.attention.projections[name].weight.shape
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return replace(layer, attention=layer.attention.with_projections({name: Linear(rows)}))
 
 
-def test_a_layer_that_reads_other_keys_has_two_matrices_and_no_cache(model):
+def test_layer_with_shared_keys_has_two_matrices_and_no_cache(model):
     layers = [read_layer(model.network, index) for index in range(6)]
     assert [list(decoder_layer.attention.projections) for decoder_layer in layers] == [
         list("qkvo")
@@ -84,7 +86,7 @@ def logits_of(network, stream):
 
 
 @torch.inference_mode()
-def test_layer_by_layer_the_states_are_those_of_the_network(model):
+def test_streamed_states_equal_those_of_the_network(model):
     stream = LayerStream(clone(model.network), TOKENS, 4)  # three batches, the last is smaller
     for index in range(6):
         stream.run(index)
@@ -92,8 +94,8 @@ def test_layer_by_layer_the_states_are_those_of_the_network(model):
 
 
 @torch.inference_mode()
-def test_a_layer_that_is_replaced_on_the_way_hands_on_its_own_keys(model):
-    """A sequential calibration proceeds like this."""
+def test_layer_replaced_during_streaming_passes_on_its_new_keys(model):
+    """A sequential calibration replaces layers in this way."""
     network = clone(model.network)
     stream = LayerStream(network, TOKENS, 4)
     for index in range(6):
@@ -108,8 +110,8 @@ def test_a_layer_that_is_replaced_on_the_way_hands_on_its_own_keys(model):
 
 @pytest.mark.parametrize("index", range(6))
 @torch.inference_mode()
-def test_a_probe_of_a_layer_is_the_divergence_of_the_whole_network(model, index):
-    """Layers after it read keys and values of layers before it, which do not run."""
+def test_probe_of_a_layer_is_the_divergence_of_the_network(model, index):
+    """Later layers read keys and values of earlier layers, which do not run."""
     predictions, network = DensePredictions(model.network, TOKENS), clone(model.network)
     stream = LayerStream(clone(model.network), TOKENS)
     for before in range(index):
@@ -117,15 +119,13 @@ def test_a_probe_of_a_layer_is_the_divergence_of_the_whole_network(model, index)
     write_layer(network, changed(read_layer(network, index), "q"))
     result = predictions.divergences(network, index, stream.hidden, shared=stream.shared)
     dense, small = (net(TOKENS).logits[:, :-1].log_softmax(-1) for net in (model.network, network))
-    want = (dense.exp() * (dense - small)).sum(-1).mean(-1)
-    assert want.min() > 1e-3
-    assert torch.allclose(result.float(), want, rtol=1e-4)
+    expected = (dense.exp() * (dense - small)).sum(-1).mean(-1)
+    assert expected.min() > 1e-3
+    assert torch.allclose(result.float(), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", structures_of("gemma4_text"))
-def test_every_structure_is_the_same_after_it_was_saved_or_exported(
-    method, model, story_file, tmp_path
-):
+def test_every_structure_is_saved_and_exported(method, model, story_file, tmp_path):
     small = lrcore.compress(model, recipe_for(model.name, story_file, method=method, ratio=0.3))
     for write in (lrcore.save, lrcore.export):
         back = lrcore.load(write(small, tmp_path / write.__name__))
@@ -136,7 +136,7 @@ def test_every_structure_is_the_same_after_it_was_saved_or_exported(
     assert after.kv_bytes_per_token == before.kv_bytes_per_token
 
 
-def test_with_a_cache_the_compressed_model_continues_as_without(model, story_file):
+def test_compressed_model_generates_the_same_with_a_cache(model, story_file):
     small = lrcore.compress(model, recipe_for(model.name, story_file, method="fused", ratio=0.4))
     network, prompt = small.network, TOKENS[:2, :9]
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -144,7 +144,7 @@ def test_with_a_cache_the_compressed_model_continues_as_without(model, story_fil
     assert torch.equal(with_cache, network.generate(prompt, use_cache=False, **settings))
 
 
-def test_policies_that_measure_find_their_evidence(model, story_file):
+def test_policies_with_evidence_are_supported(model, story_file):
     for policy in ("probed", "mix", "fisher"):
         recipe = recipe_for(model.name, story_file, method="fused", ratio=0.3, policy=policy)
         assert lrcore.compress(model, recipe).ranks
@@ -159,7 +159,7 @@ def test_offloaded_layers_give_the_same_model(folder, model, story_file, tmp_pat
         assert torch.equal(back.network(TOKENS).logits, compressed_model.network(TOKENS).logits)
 
 
-def test_local_errors_are_of_one_layer(model, story_file):
+def test_local_errors_are_below_one(model, story_file):
     recipe = recipe_for(model.name, story_file, method="svd_llm", ratio=0.5)
     small = lrcore.compress(model, recipe)
     errors = local_errors(model, small, str(story_file), samples=2, seq_len=16)
@@ -167,26 +167,26 @@ def test_local_errors_are_of_one_layer(model, story_file):
 
 
 @pytest.mark.parametrize("shared", [5, 6, 7])
-def test_keys_that_no_earlier_layer_has_are_refused(shared, folder, tmp_path):
+def test_shared_keys_without_an_earlier_layer_raise(shared, folder, tmp_path):
     config = json.loads((folder / "config.json").read_text()) | {"num_kv_shared_layers": shared}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=f"num_kv_shared_layers is {shared}.*of the type"):
         lrcore.load(str(tmp_path))
 
 
-def test_shared_keys_without_embeddings_of_layers_are_refused(folder, tmp_path):
+def test_shared_keys_without_embeddings_per_layer_raise(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text()) | {"hidden_size_per_layer_input": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="hidden_size_per_layer_input 0, which transformers does"):
         lrcore.load(str(tmp_path))
 
 
-def test_no_layer_can_be_dropped(model, story_file):
+def test_dropping_layers_raises(model, story_file):
     with pytest.raises(InputError, match=r"cannot be dropped: they have separate embeddings"):
         lrcore.prune_layers(model, recipe_for(model.name, story_file), layers=1)
 
 
-def test_a_standard_export_is_refused_with_the_reason(model, story_file, tmp_path):
+def test_stock_export_raises_with_the_reason(model, story_file, tmp_path):
     recipe = recipe_for(model.name, story_file, method="modegpt", target="transformers-stock")
     with pytest.raises(InputError, match=r"differ in size .mlp of layer 3|differs by layer"):
         lrcore.compress(model, recipe)

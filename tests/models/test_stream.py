@@ -1,4 +1,4 @@
-"""A layer that runs in two steps gives the same result as in a single step, in all families."""
+"""Layers run in two steps, with the same result as in a single step, in all families."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from lrcore.models.stream import LayerStream
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_before_the_output_projection_need_not_be_computed_again(family):
+def test_second_step_reuses_the_input_of_the_output_projection(family):
     network = tiny(family)
     tokens = torch.randint(2, 300, (3, 8), generator=torch.Generator().manual_seed(0))
     stream, second_stream = (LayerStream(network, tokens, batch=2) for _ in range(2))
@@ -35,7 +35,7 @@ def test_what_is_before_the_output_projection_need_not_be_computed_again(family)
             assert torch.allclose(first, two, rtol=1e-4, atol=1e-5)
 
 
-def test_activations_beyond_what_is_kept_are_computed_again(monkeypatch):
+def test_activations_beyond_the_cache_limit_are_recomputed(monkeypatch):
     network = tiny("llama").double()
     tokens = torch.randint(2, 300, (3, 8), generator=torch.Generator().manual_seed(0))
     dense, small, spare = (LayerStream(network, tokens, batch=1) for _ in range(3))
@@ -55,10 +55,10 @@ def test_activations_beyond_what_is_kept_are_computed_again(monkeypatch):
         ("olmo2", "mlp"),
     ],
 )
-def test_the_influence_of_a_part_is_that_of_what_it_adds_to_the_stream(family, second):
+def test_influence_of_a_component_is_that_of_its_update_of_the_stream(family, second):
     """Granite scales the output of a component, Gemma 2 and OLMo 2 normalize it.
 
-    second: the projection that reads the stream after attention.
+    `second` is the module that reads the stream after attention.
     """
     network, middle = tiny(family), []
     stream = LayerStream(network, torch.randint(2, 300, (3, 8)), batch=3)

@@ -1,5 +1,4 @@
-"""Tokenizers that would make texts of gigabytes are refused; those of supported families are
-not."""
+"""Growth of texts by tokenizers: unlimited growth is refused, supported families pass."""
 
 import base64
 import json
@@ -34,7 +33,7 @@ def precompiled(longest: int) -> dict:
     return {"type": "Precompiled", "precompiled_charsmap": charmap(longest)}
 
 
-def of(part) -> dict:
+def as_json(part) -> dict:
     """Return a component of the library as in a tokenizer.json."""
     return json.loads(part.__getstate__())
 
@@ -86,17 +85,17 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_tokenizers_of_known_families_make_texts_little_longer(name):
-    parts = [of(part) for part in KNOWN[name] if part is not None]
+def test_tokenizers_of_known_families_have_little_growth(name):
+    parts = [as_json(part) for part in KNOWN[name] if part is not None]
     assert growth(*parts) <= USUAL
     # preceded by NFKC of SentencePiece, as in T5 and XLM-R
     assert growth(precompiled(LIGATURE), *parts) <= USUAL
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_no_text_grows_by_more(name):
+def test_texts_grow_by_at_most_the_estimate(name):
     normalizer, splitter = KNOWN[name]
-    largest = growth(*(of(part) for part in KNOWN[name] if part is not None))
+    largest = growth(*(as_json(part) for part in KNOWN[name] if part is not None))
     for text in (" ", "a", "a b", "  ", "é", "―", "“`` ''", "日本", "…–\n\t"):
         grown = text if normalizer is None else normalizer.normalize_str(text)
         if splitter is not None:
@@ -107,85 +106,85 @@ def test_no_text_grows_by_more(name):
 HOSTILE = {
     "a million characters for one": (
         "normalizer",
-        sequence(of(normalizers.Replace("a", "b" * 10**6))),
+        sequence(as_json(normalizers.Replace("a", "b" * 10**6))),
     ),
     "two for one, thirty times": (
         "normalizer",
-        sequence(*[of(normalizers.Replace("a", "aa"))] * 30),
+        sequence(*[as_json(normalizers.Replace("a", "aa"))] * 30),
     ),
     "between all characters": (
         "normalizer",
-        sequence(*[of(normalizers.Replace(Regex("(?=.)"), "x"))] * 30),
+        sequence(*[as_json(normalizers.Replace(Regex("(?=.)"), "x"))] * 30),
     ),
-    "in the place of nothing": ("normalizer", of(normalizers.Replace("", "x" * 500))),
+    "in the place of nothing": ("normalizer", as_json(normalizers.Replace("", "x" * 500))),
     "by a class of its own": (
         "normalizer",
-        sequence(*[of(normalizers.Replace(Regex("[[:space:]]*"), "xx"))] * 9),
+        sequence(*[as_json(normalizers.Replace(Regex("[[:space:]]*"), "xx"))] * 9),
     ),
-    "before every text": ("normalizer", of(normalizers.Prepend("x" * 1000))),
-    "bytes of bytes": ("normalizer", sequence(*[of(normalizers.ByteLevel())] * 30)),
+    "before every text": ("normalizer", as_json(normalizers.Prepend("x" * 1000))),
+    "bytes of bytes": ("normalizer", sequence(*[as_json(normalizers.ByteLevel())] * 30)),
     "a map to a long text": ("normalizer", precompiled(5000)),
     "maps of maps": ("normalizer", sequence(*[precompiled(20)] * 3)),
     "split into bytes of bytes": (
         "pre_tokenizer",
-        of(pre_tokenizers.Sequence([BYTES] * 30)),
+        as_json(pre_tokenizers.Sequence([BYTES] * 30)),
     ),
     "marks before marks": (
         "pre_tokenizer",
-        of(pre_tokenizers.Sequence([pre_tokenizers.Metaspace()] * 30)),
+        as_json(pre_tokenizers.Sequence([pre_tokenizers.Metaspace()] * 30)),
     ),
     "copies of the text": (
         "post_processor",
-        of(processors.TemplateProcessing(single=" ".join(["$A"] * 300), special_tokens=[])),
+        as_json(processors.TemplateProcessing(single=" ".join(["$A"] * 300), special_tokens=[])),
     ),
     "in an older form": ("normalizer", [[[{"String": "a"}, "b" * 1000]]]),
     "without a name": ("normalizer", {"prepend": "x" * 1000}),
     "with another name": ("normalizer", {"type": "Nothing", "prepend": "x" * 1000}),
     "tokens decoded to long texts": (
         "decoder",
-        of(decoders.Sequence([decoders.Replace("a", "aa")] * 30)),
+        as_json(decoders.Sequence([decoders.Replace("a", "aa")] * 30)),
     ),
 }
 
 
-def exported(tiny_llama, folder, **parts):
-    """Copy a model's tokenizer to a folder, with these components replaced."""
+def with_components(tiny_llama, folder, **parts):
+    """Write a tokenizer with these components replaced; return the folder."""
     tokenizer_json = json.loads((tiny_llama / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json | parts))
     return folder
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_tokenizer_that_multiplies_texts_is_refused(case, tiny_llama, tmp_path):
+def test_tokenizer_with_unlimited_growth_raises(case, tiny_llama, tmp_path):
     name, part = HOSTILE[case]
     with pytest.raises(InputError, match="times as long, which is too much") as error_info:
-        check_vocabulary(exported(tiny_llama, tmp_path, **{name: part}))
+        check_vocabulary(with_components(tiny_llama, tmp_path, **{name: part}))
     assert "\n" not in str(error_info.value)
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_tokenizer_of_a_known_family_is_read(name, tiny_llama, tmp_path):
+def test_tokenizer_of_a_known_family_is_accepted(name, tiny_llama, tmp_path):
     components = dict(zip(("normalizer", "pre_tokenizer"), KNOWN[name], strict=True))
     check_vocabulary(
-        exported(
+        with_components(
             tiny_llama,
             tmp_path,
-            **{part: pattern and of(pattern) for part, pattern in components.items()},
+            **{part: pattern and as_json(pattern) for part, pattern in components.items()},
         )
     )
 
 
-def test_tokens_that_are_texts_and_templates_of_many_tokens_are_refused(tiny_llama, tmp_path):
+def test_long_tokens_and_templates_with_many_tokens_raise(tiny_llama, tmp_path):
     tokenizer_json = json.loads((tiny_llama / "tokenizer.json").read_text())
     vocab = tokenizer_json["model"] | {
         "vocab": tokenizer_json["model"]["vocab"] | {"x" * (MAX_TOKEN_BYTES + 1): 5}
     }
     with pytest.raises(InputError, match="has a token of 10,001 bytes"):
-        check_vocabulary(exported(tiny_llama, tmp_path, model=vocab))
+        check_vocabulary(with_components(tiny_llama, tmp_path, model=vocab))
     mark = {"id": "[X]", "ids": [0] * 100, "tokens": ["a"] * 100}
     template = processors.TemplateProcessing(single="$A" + " [X]" * 20, special_tokens=[mark])
     with pytest.raises(InputError, match="adds 2,000 tokens to each text"):
-        check_vocabulary(exported(tiny_llama, tmp_path, post_processor=of(template)))
+        check_vocabulary(with_components(tiny_llama, tmp_path, post_processor=as_json(template)))
     assert MAX_ADDED_TOKENS < 2000
 
 
@@ -193,13 +192,13 @@ def test_tokens_that_are_texts_and_templates_of_many_tokens_are_refused(tiny_lla
     "part",
     [5, [], {}, "x", {"type": "Sequence", "normalizers": 5}, {"type": "Replace", "pattern": []}],
 )
-def test_what_is_no_part_is_left_to_the_library(part, tiny_llama, tmp_path):
+def test_malformed_components_are_left_to_the_library(part, tiny_llama, tmp_path):
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model", "added_tokens")
     for name in names:
-        check_vocabulary(exported(tiny_llama, tmp_path, **{name: part}))
+        check_vocabulary(with_components(tiny_llama, tmp_path, **{name: part}))
 
 
-def test_what_may_grow_further_takes_more_of_the_memory(monkeypatch):
+def test_larger_growth_reserves_more_memory(monkeypatch):
     """Growth below the limit is accepted."""
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -214,7 +213,7 @@ def test_what_may_grow_further_takes_more_of_the_memory(monkeypatch):
     assert len(tokens.tokenize(text, PreTrainedTokenizerFast(tokenizer_object=backend)).ids) == 500
 
 
-def test_a_tokenizer_of_other_files_is_looked_at_once_it_is_made(tmp_path):
+def test_tokenizer_without_tokenizer_json_is_checked_once_loaded(tmp_path):
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     check_growth(PreTrainedTokenizerFast(tokenizer_object=backend), tmp_path)
     backend.normalizer = normalizers.Replace("a", "a" * 10**6)

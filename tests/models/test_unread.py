@@ -1,4 +1,4 @@
-"""Tensors in the files of a model that no module reads: an error, a note, or no word."""
+"""Tensors that no module reads: an error, a note, or silence."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def offload(request):
 
 @pytest.fixture
 def with_tensors(tiny_llama, tmp_path):
-    """Return a function that writes the tiny Llama with further tensors."""
+    """Return a function that writes the tiny Llama with additional tensors."""
 
     def write(tensors, family=None):
         folder = shutil.copytree(tiny_llama, tmp_path / "model", dirs_exist_ok=True)
@@ -46,7 +46,7 @@ def with_tensors(tiny_llama, tmp_path):
         "lm_head.bias": "belong to different models",
     }.items(),
 )
-def test_an_unread_tensor_of_the_network_is_an_error(name, cause, with_tensors, offload):
+def test_unread_tensor_of_the_network_raises(name, cause, with_tensors, offload):
     folder = with_tensors({name: torch.ones(8)})
     with pytest.raises(InputError) as caught:
         lrcore.load(str(folder), offload=offload)
@@ -54,14 +54,14 @@ def test_an_unread_tensor_of_the_network_is_an_error(name, cause, with_tensors, 
     assert cause in str(caught.value)
 
 
-def test_an_error_names_the_first_tensors_and_counts_the_others(with_tensors, offload):
+def test_error_names_the_first_tensors_and_counts_the_others(with_tensors, offload):
     names = [f"model.layers.{i}.self_attn.{p}_proj.bias" for i in range(2) for p in "qkv"]
     folder = with_tensors({name: torch.ones(8) for name in names})
     with pytest.raises(InputError, match=r"layers.0.self_attn.k_proj.bias.*and 2 more"):
         lrcore.load(str(folder), offload=offload)
 
 
-def test_qwen3_as_a_llama_is_an_error(tiny_llama, tmp_path, offload):
+def test_qwen3_as_a_llama_raises(tiny_llama, tmp_path, offload):
     noisy("qwen3", CONFIGS["qwen3"]).save_pretrained(tmp_path)
     copy_tokenizer(tiny_llama, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -86,8 +86,8 @@ def test_computed_tensors_pass_without_a_note(family, names, with_tensors, offlo
     assert lrcore.load(str(folder), offload=offload).note == ""
 
 
-def test_biases_of_zeros_pass_without_a_note(with_tensors, offload):
-    """AutoGPTQ stored them for all matrices."""
+def test_zero_biases_pass_without_a_note(with_tensors, offload):
+    """AutoGPTQ stored zero biases for all matrices."""
     biases = {f"{ATTENTION}.{name}_proj.bias": torch.zeros(32) for name in "qo"}
     assert lrcore.load(str(with_tensors(biases)), offload=offload).note == ""
 
@@ -112,7 +112,7 @@ HEADS = {
 }
 
 
-def test_a_note_of_other_tensors_stays_with_the_model_and_its_card(
+def test_note_about_other_tensors_is_in_saved_models_and_cards(
     with_tensors, offload, story_file, tmp_path
 ):
     model = lrcore.load(str(with_tensors(HEADS)), offload=offload)
@@ -129,7 +129,7 @@ def test_a_note_of_other_tensors_stays_with_the_model_and_its_card(
 
 
 def test_ignored_tensors_of_a_family_are_named(tiny_llama, tmp_path):
-    """transformers drops tensors whose names contain "mtp" from an ernie4_5_moe."""
+    """transformers drops tensors with names that contain "mtp" from an ernie4_5_moe."""
     tiny("ernie4_5_moe").save_pretrained(tmp_path)
     copy_tokenizer(tiny_llama, tmp_path)
     file = tmp_path / "model.safetensors"
@@ -138,7 +138,7 @@ def test_ignored_tensors_of_a_family_are_named(tiny_llama, tmp_path):
     assert "model.mtp_block (1)" in lrcore.load(str(tmp_path)).note
 
 
-def test_an_unread_tensor_of_a_checkpoint_is_an_error(with_tensors, story_file, offload, tmp_path):
+def test_unread_tensor_of_a_checkpoint_raises(with_tensors, story_file, offload, tmp_path):
     model = lrcore.load(str(with_tensors({})))
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="svd", ratio=0.2)
     saved = lrcore.save(lrcore.compress(model, recipe), tmp_path / "saved")

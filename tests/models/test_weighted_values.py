@@ -1,4 +1,4 @@
-"""Attention-weighted values, measured on networks, and only for options that need them."""
+"""Attention-weighted values, collected only for options that need them."""
 
 import copy
 
@@ -25,7 +25,7 @@ WITH_VALUES = [name for name in ARCHITECTURES if name not in LATENT]
 
 
 @pytest.mark.parametrize("family", WITH_VALUES)
-def test_what_a_head_makes_of_its_own_values_is_its_output(family):
+def test_weighted_values_of_each_heads_kv_head_are_its_outputs(family):
     network = tiny(family)
     stream = LayerStream(network, TOKENS, batch=2)
     for index in range(len(decoder_layers(network))):
@@ -50,8 +50,8 @@ def test_what_a_head_makes_of_its_own_values_is_its_output(family):
 
 
 @pytest.mark.parametrize("family", WITH_VALUES)
-def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(family):
-    """Only values are permuted; a permutation of keys or queries would change the weights."""
+def test_equal_values_of_all_heads_give_equal_weighted_values(family):
+    """Only values are equalized; changed keys or queries would change the attention weights."""
     network = copy.deepcopy(tiny(family))
     row = architecture_of(network)
     for index, layer in enumerate(decoder_layers(network)):
@@ -75,7 +75,7 @@ def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
-def test_it_is_the_attention_weights_times_the_values_of_every_head(folder, request):
+def test_weighted_values_equal_attention_weights_times_values(folder, request):
     network = load_model(str(request.getfixturevalue(folder))).network
     network.set_attn_implementation("eager")
     with torch.inference_mode():
@@ -91,9 +91,7 @@ def test_it_is_the_attention_weights_times_the_values_of_every_head(folder, requ
     assert torch.allclose(result, expected, atol=1e-6)
 
 
-def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
-    tiny_llama, monkeypatch, tmp_path
-):
+def test_weighted_values_are_collected_once_and_only_if_read(tiny_llama, monkeypatch, tmp_path):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     assert not NEEDS & all_needs()
     model = lrcore.load(str(tiny_llama))
@@ -124,14 +122,14 @@ def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
         assert torch.isfinite(small.network(TOKENS).logits).all()
 
 
-def test_too_wide_a_layer_is_refused_in_words(tiny_llama, monkeypatch):
+def test_layer_that_is_too_wide_raises(tiny_llama, monkeypatch):
     monkeypatch.setattr(weighted_values, "WIDEST", 10)
     stream = LayerStream(load_model(str(tiny_llama)).network, TOKENS)
     with pytest.raises(InputError, match="vo=joint"):
         stream.run(0, NEEDS)
 
 
-def test_of_narrow_heads_too_and_not_of_cached_latents(tiny_llama):
+def test_weighted_values_support_narrow_heads_and_raise_for_cached_latents(tiny_llama):
     recipe = lrcore.Recipe(model=str(tiny_llama), method="a3", ratio=0.4, samples=4, seq_len=32)
     small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
     stream = LayerStream(small.network, torch.arange(3, 35).unsqueeze(0))
@@ -147,6 +145,6 @@ def test_of_narrow_heads_too_and_not_of_cached_latents(tiny_llama):
 
 
 @pytest.mark.parametrize("family", LATENT)
-def test_of_a_family_that_caches_latents_they_are_refused_in_words(family):
+def test_families_that_cache_latents_raise(family):
     with pytest.raises(InputError, match="caches latents"):
         LayerStream(tiny(family), TOKENS).run(0, NEEDS)

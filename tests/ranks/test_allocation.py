@@ -1,4 +1,4 @@
-"""Plans meet their budget within a rank step, and policies follow their papers."""
+"""Rank plans: budgets are met within a rank step, and policies follow their papers."""
 
 import inspect
 import math
@@ -37,7 +37,7 @@ TYPE_WEIGHTS = {
 
 @cache
 def model_like(factored: bool = False, layers: int = 6) -> Evidence:
-    """Return the slots of a small Llama: rotary pairs, a value head, neurons; or seven factored
+    """Return the slots of a small Llama: rotary pairs, value heads and neurons, or factored
     matrices.
     """
     g = torch.Generator().manual_seed(3)
@@ -115,7 +115,7 @@ def total(spectra: dict) -> int:
 )
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("ratio", [0.05, 0.1, 0.237, 0.5, 0.8])
-def test_a_plan_is_within_one_step_below_its_budget(
+def test_plan_is_within_one_step_below_its_budget(
     factored: bool, kind: str, policy: str, ratio: float
 ) -> None:
     evidence = model_like(factored)
@@ -142,7 +142,7 @@ def test_a_plan_is_within_one_step_below_its_budget(
         assert rank in spectra[slot].cost.ranks()
 
 
-def test_kv_budget_leaves_the_mlp_dense_and_needs_narrowed_heads() -> None:
+def test_kv_budget_keeps_the_mlp_dense_and_needs_narrowed_heads() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     budget = make_budget("kv", 0.5, spectra, cached(spectra))
@@ -152,7 +152,7 @@ def test_kv_budget_leaves_the_mlp_dense_and_needs_narrowed_heads() -> None:
         make_budget("kv", 0.5, model_like(factored=True).spectra, 1)
 
 
-def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
+def test_uniform_gives_all_layers_the_same_rank_up_to_one_step() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     ranks = plan_ranks(
@@ -182,7 +182,7 @@ def test_nearest_rounds_each_slot_separately() -> None:
 
 @pytest.mark.parametrize("mean", [0.1, 0.4, 0.7])
 @pytest.mark.parametrize("temperature", [1e-3, 0.05, 0.3, 100.0])
-def test_softmax_sparsity_keeps_the_mean_and_the_cap_and_the_order(
+def test_softmax_sparsity_keeps_the_mean_the_cap_and_the_order(
     mean: float, temperature: float
 ) -> None:
     phi = softmax_sparsity(INFLUENCE, mean, temperature)
@@ -198,13 +198,13 @@ def test_softmax_sparsity_follows_the_formula_without_clipping() -> None:
     assert softmax_sparsity(INFLUENCE, 0.2, 0.5) == pytest.approx(expected.tolist(), abs=1e-12)
 
 
-def test_suggested_temperature_puts_the_largest_sparsity_at_the_rule_of_thumb() -> None:
+def test_suggested_temperature_gives_the_largest_sparsity_of_the_rule_of_thumb() -> None:
     assert max(
         softmax_sparsity(INFLUENCE, 0.4, suggested_temperature(INFLUENCE, 0.4))
     ) == pytest.approx(0.8, abs=1e-3)
 
 
-def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None:
+def test_waterfill_keeps_the_largest_sum_within_the_budget() -> None:
     g = torch.Generator().manual_seed(0)
     cost = Cost(5, 7, 35)
     pool = {
@@ -229,7 +229,7 @@ def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None
         ) == pytest.approx(best)
 
 
-def test_fixed_ranks_stay_and_the_policy_shares_the_remainder() -> None:
+def test_fixed_ranks_are_kept_and_the_policy_shares_the_remainder() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     budget = make_budget("params", 0.3, spectra, total(spectra))
@@ -243,7 +243,7 @@ def test_fixed_ranks_stay_and_the_policy_shares_the_remainder() -> None:
         plan_ranks("uniform", evidence, budget, 1.0, fixed=everything)
 
 
-def test_messages_for_unknown_policies_and_impossible_ratios() -> None:
+def test_unknown_policies_and_impossible_ratios_raise() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     budget = make_budget("params", 0.3, spectra, total(spectra))
@@ -297,7 +297,7 @@ def test_softmax_cap_and_weighted_mean_are_exact() -> None:
 
 
 def test_dual_scores_follow_equations_42_and_43() -> None:
-    """`phi_ij` in proportion to `exp(-w_j s_ij / eps)`, with the requested mean weighted by
+    """`phi_ij` is proportional to `exp(-w_j s_ij / eps)`, with the requested mean weighted by
     parameters; w = 1 and 2 here.
     """
     spectra = {}
@@ -329,7 +329,7 @@ def test_dual_scores_follow_equations_42_and_43() -> None:
     assert spent == pytest.approx(0.7 * total(spectra), abs=1e-6)
 
 
-def test_energy_keeps_the_same_share_of_energy_everywhere() -> None:
+def test_energy_keeps_the_same_share_of_energy_in_all_slots() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     budget = make_budget("params", 0.4, spectra, total(spectra))
@@ -345,7 +345,7 @@ def test_energy_keeps_the_same_share_of_energy_everywhere() -> None:
     )  # remaining steps raise a few slots above the threshold
 
 
-def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
+def test_marginal_minimizes_the_relative_loss() -> None:
     g = torch.Generator().manual_seed(4)
     spectra = {}
     for layer in range(3):
@@ -375,7 +375,7 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
         )
 
 
-def test_marginal_removes_no_slot_whose_energy_lies_in_one_direction() -> None:
+def test_marginal_keeps_slots_with_their_energy_in_one_direction() -> None:
     one_direction = torch.ones(100, dtype=torch.float64)
     one_direction[0] = 1e4
     values = {(0, "mlp"): one_direction, (1, "mlp"): torch.ones(100, dtype=torch.float64)}
@@ -426,7 +426,7 @@ def test_component_ratios_are_met_separately(policy: str, factored: bool) -> Non
     assert 0.47 * dense_total <= price_of(ranks) <= 0.5 * dense_total
 
 
-def test_component_ratios_reject_unknown_names_and_impossible_budgets() -> None:
+def test_unknown_component_ratios_and_impossible_budgets_raise() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     dense_total = total(spectra)
@@ -455,7 +455,7 @@ def test_component_ratios_reject_unknown_names_and_impossible_budgets() -> None:
     ("family", "method", "remedy"),
     [("llama", "svd", "choose one that shrinks it: a3"), ("deepseek_v3", "a3", "another budget")],
 )
-def test_a_kv_budget_is_rejected_for_methods_that_do_not_shrink_the_cache(
+def test_kv_budget_raises_for_methods_that_do_not_shrink_the_cache(
     family, method, remedy, tiny_llama, story_file, tmp_path
 ) -> None:
     """Heads that read cached latents are narrowed after the cache."""

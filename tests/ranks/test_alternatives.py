@@ -1,4 +1,4 @@
-"""Forms of a part: a plan takes a single form, and its account is that of the model."""
+"""Forms of a part: a plan selects one form, and its account is that of the model."""
 
 import math
 from dataclasses import replace
@@ -31,9 +31,9 @@ def spectra(layers: int = 2) -> dict:
         for layer in range(layers)
         for name, (cost, form) in values.items()
     }
-    alone = Cost(4, 6, 24)
+    mlp_cost = Cost(4, 6, 24)
     return result | {
-        (layer, "mlp"): Spectrum((layer, "mlp"), torch.ones(4).double(), alone)
+        (layer, "mlp"): Spectrum((layer, "mlp"), torch.ones(4).double(), mlp_cost)
         for layer in range(layers)
     }
 
@@ -61,7 +61,7 @@ def test_slots_are_grouped_by_part_and_form() -> None:
     assert [*first_forms(slot_spectra)] == [(0, "heads"), (0, "mlp")]
 
 
-def test_a_part_is_priced_once_and_at_its_cheapest_form() -> None:
+def test_part_is_priced_once_at_its_cheapest_form() -> None:
     slot_spectra, prices = spectra(1), Prices("params")
     assert prices.dense_price(slot_spectra) == 60 + 24
     assert prices.smallest_price(slot_spectra) == min(10, 5 + 5) + 6
@@ -78,8 +78,8 @@ def test_a_part_is_priced_once_and_at_its_cheapest_form() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 0.5, 0.7])
-def test_probed_takes_the_forms_of_least_loss(ratio: float, seed: int) -> None:
-    """Compared with all choices of forms and ranks for a multiplier; the remaining budget raises
+def test_probed_selects_the_forms_of_lowest_loss(ratio: float, seed: int) -> None:
+    """Compare with all choices of forms and ranks for a multiplier; the remaining budget raises
     ranks.
     """
     slot_spectra = spectra(1)
@@ -108,18 +108,18 @@ def test_probed_takes_the_forms_of_least_loss(ratio: float, seed: int) -> None:
     )
 
 
-def test_policies_that_do_not_choose_take_the_first_form() -> None:
+def test_policies_without_a_choice_of_forms_use_the_first_form() -> None:
     slot_spectra = spectra()
     available = available_forms(slot_spectra, Prices("params"), Constraints(), all_forms=False)
     assert {name for _, name in available} == {"heads", "mlp"}
 
 
-def test_a_budget_takes_the_forms_that_it_counts() -> None:
+def test_budget_offers_only_the_forms_that_it_counts() -> None:
     available = available_forms(spectra(1), Prices("kv"), Constraints(), all_forms=True)
     assert {name for _, name in available} == {"heads", "mlp"}  # pairs do not change the cache
 
 
-def test_fixed_ranks_choose_the_form() -> None:
+def test_fixed_ranks_select_the_form() -> None:
     slot_spectra = spectra()
     available = available_forms(
         slot_spectra, Prices("params"), Constraints({(0, "q"): 2}), all_forms=False
@@ -153,7 +153,7 @@ def prepared(tiny_llama, story_file):
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.4])
-def test_the_account_of_mixed_forms_is_that_of_the_model(prepared, ratio) -> None:
+def test_account_of_mixed_forms_equals_the_count_of_the_model(prepared, ratio) -> None:
     model, recipe, factors = prepared
     forced = {"0.v": 4, "1.ov": 4}
     plan = lrcore.allocate(factors, recipe.with_(ratio=ratio, rank_overrides=forced))
@@ -170,7 +170,7 @@ def test_the_account_of_mixed_forms_is_that_of_the_model(prepared, ratio) -> Non
     assert 0 < min(shares) < max(shares) < 1
 
 
-def test_a_plan_written_as_overrides_is_the_same_plan(prepared) -> None:
+def test_plan_written_as_overrides_is_the_same_plan(prepared) -> None:
     _, recipe, factors = prepared
     plan = lrcore.allocate(factors, recipe.with_(ratio=0.3))
     by_hand = {f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items()}
@@ -180,21 +180,21 @@ def test_a_plan_written_as_overrides_is_the_same_plan(prepared) -> None:
     assert repeated.ranks == plan.ranks
 
 
-def test_uniform_ranks_take_narrowed_forms(prepared) -> None:
+def test_uniform_ranks_use_narrowed_forms(prepared) -> None:
     model, recipe, all_factors = prepared
-    alone = recipe.with_(policy="uniform", options={"forms": "narrowed"}, ratio=0.3)
-    factors = lrcore.prepare(model, alone)
+    mlp_cost = recipe.with_(policy="uniform", options={"forms": "narrowed"}, ratio=0.3)
+    factors = lrcore.prepare(model, mlp_cost)
     assert {name for _, name in factors.spectra} == {"qk", "ov", "mlp"}
-    plan = lrcore.allocate(factors, alone)
-    assert plan.ranks == lrcore.allocate(all_factors, alone.with_(options={})).ranks
-    small = lrcore.compress(model, alone, factors, plan).network.state_dict()
-    same = lrcore.compress(model, alone.with_(options={}), all_factors).network.state_dict()
+    plan = lrcore.allocate(factors, mlp_cost)
+    assert plan.ranks == lrcore.allocate(all_factors, mlp_cost.with_(options={})).ranks
+    small = lrcore.compress(model, mlp_cost, factors, plan).network.state_dict()
+    same = lrcore.compress(model, mlp_cost.with_(options={}), all_factors).network.state_dict()
     assert small.keys() == same.keys()
     assert all(torch.equal(slot_spectra, same[name]) for name, slot_spectra in small.items())
 
 
 def mlp_microseconds(layer, hidden, call, repeats) -> float:
-    """Return a time that does not depend on the machine: a microsecond per parameter of the MLP."""
+    """Return a time independent of the machine: one microsecond per parameter of the MLP."""
     return sum(parameter.numel() for parameter in layer.mlp.parameters()) * 1e-6
 
 
@@ -211,7 +211,7 @@ def mlp_microseconds(layer, hidden, call, repeats) -> float:
         ({"budget": "latency", "ratio": 0.02}, "auto"),
     ],
 )
-def test_a_plan_solves_only_the_available_forms(
+def test_plan_solves_only_the_available_forms(
     prepared, monkeypatch: pytest.MonkeyPatch, change: dict, forms: str
 ) -> None:
     model, recipe, all_factors = prepared
@@ -223,12 +223,12 @@ def test_a_plan_solves_only_the_available_forms(
 
     monkeypatch.setitem(METHODS, "fused", replace(row, factor=factor))
     monkeypatch.setattr(latency, "_seconds", mlp_microseconds)
-    alone = recipe.with_(**({"policy": "uniform", "ratio": 0.1} | change))
-    small = lrcore.compress(model, alone)
+    mlp_cost = recipe.with_(**({"policy": "uniform", "ratio": 0.1} | change))
+    small = lrcore.compress(model, mlp_cost)
     assert set(solved) == {forms}
     if forms == "narrowed":
-        same = lrcore.compress(model, alone, all_factors).network.state_dict()
+        same = lrcore.compress(model, mlp_cost, all_factors).network.state_dict()
         slot_spectra = small.network.state_dict()
         assert slot_spectra.keys() == same.keys()
         assert all(torch.equal(slot_spectra[name], candidate) for name, candidate in same.items())
-        assert small.fingerprint == lrcore.compress(model, alone, all_factors).fingerprint
+        assert small.fingerprint == lrcore.compress(model, mlp_cost, all_factors).fingerprint

@@ -1,4 +1,4 @@
-"""Spending a budget step by step, compared with a direct search for the best step that fits."""
+"""Spending a budget step by step, compared with a direct search for the best step."""
 
 import random
 

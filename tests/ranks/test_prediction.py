@@ -65,7 +65,7 @@ def integrated(x: float) -> tuple[float, float]:
     ("summed", "divergence"),
     [(0.08, 0.11), (math.sqrt(0.01 * 0.08), math.sqrt(0.012 * 0.11)), (0.4, 0.9)],
 )
-def test_the_prediction_is_the_posterior_of_its_model(summed, divergence) -> None:
+def test_prediction_is_the_posterior_of_its_model(summed, divergence) -> None:
     mean, variance = integrated(math.log(summed))
     predicted = interaction(*JOINT).predict(summed)
     assert rise(predicted) == pytest.approx(mean * divergence, rel=1e-3)
@@ -84,7 +84,7 @@ def test_the_prediction_is_the_posterior_of_its_model(summed, divergence) -> Non
         assert margin == pytest.approx(math.hypot(expected_margin, chance), rel=1e-2)
 
 
-def test_a_predicted_rise_never_becomes_a_fall_beyond_the_measured_plans() -> None:
+def test_predicted_rise_stays_positive_beyond_the_measured_plans() -> None:
     fit = interaction(*JOINT)  # the text is long, so the sampling error is small
     for summed in (0.4, 4.0, 40.0):
         result = fit.predict(summed)
@@ -92,13 +92,13 @@ def test_a_predicted_rise_never_becomes_a_fall_beyond_the_measured_plans() -> No
         assert result.high > result.perplexity
 
 
-def test_the_interval_widens_beyond_the_measured_plans() -> None:
+def test_interval_widens_beyond_the_measured_plans() -> None:
     fit = interaction(*JOINT)
     last, beyond = fit.predict(0.4), fit.predict(0.4 * math.e)
     assert half_width(beyond) / rise(beyond) > half_width(last) / rise(last) + BEYOND
 
 
-def test_below_the_measured_plans_interactions_fall_with_the_square() -> None:
+def test_interactions_fall_with_the_square_below_the_measured_plans() -> None:
     fit, third = interaction(*JOINT), 0.01 / 3
     below, first = fit.predict(third), fit.predict(0.01)
     expected = (third + 0.002 * (third / 0.01) ** 2) / 0.012
@@ -119,8 +119,8 @@ def test_unchosen_plans_follow_the_measured_unchosen_plan() -> None:
         assert rise(pair[1]) / rise(pair[0]) == pytest.approx(
             rise(unchosen) / rise(expected_margin)
         )
-    away = fit.predict(0.1, chosen=False)
-    assert half_width(away) / rise(away) > half_width(unchosen) / rise(unchosen)
+    smaller_sum = fit.predict(0.1, chosen=False)
+    assert half_width(smaller_sum) / rise(smaller_sum) > half_width(unchosen) / rise(unchosen)
     without = interaction(JOINT[1], JOINT[2])
     assert rise(without.predict(0.2, chosen=False)) == pytest.approx(rise(without.predict(0.2)))
     assert half_width(without.predict(0.2, chosen=False)) > half_width(without.predict(0.2))
@@ -131,7 +131,7 @@ def test_predictions_from_uniform_plans_only() -> None:
     assert rise(fit.predict(0.08, chosen=False)) == pytest.approx(rise(fit.predict(0.08)))
 
 
-def test_predictions_rise_with_the_sum_from_the_dense_perplexity_on() -> None:
+def test_predictions_rise_with_the_sum_above_the_dense_perplexity() -> None:
     fit = interaction(*JOINT)
     values = [fit.predict(0.001 * 1.3**step).perplexity for step in range(30)]
     assert values == sorted(values)
@@ -140,20 +140,20 @@ def test_predictions_rise_with_the_sum_from_the_dense_perplexity_on() -> None:
     assert values[0] > dense
 
 
-def test_without_measurements_the_sum_has_a_wide_interval() -> None:
+def test_sum_without_measurements_has_a_wide_interval() -> None:
     predicted = interaction().predict(0.2)
     assert rise(predicted) == pytest.approx(0.2)
     assert half_width(predicted) > 0.3 * 0.2
 
 
-def test_one_window_and_a_diverged_model_give_finite_predictions() -> None:
+def test_single_window_and_diverged_model_give_finite_predictions() -> None:
     measurement = JointMeasurement(5.0, 900.0, 1000.0, math.inf, 100)
     predicted = interaction(measurement).predict(5.0)
     assert math.isfinite(predicted.low)
     assert math.isfinite(predicted.high)
 
 
-def test_a_model_that_has_lost_everything_is_predicted_to_guess() -> None:
+def test_prediction_for_a_destroyed_model_is_the_loss_of_guessing() -> None:
     """On a GPT-2 with 4,096 tokens at 90 %, the power of the sum gave a perplexity of 1e304."""
     measured = (
         JointMeasurement(0.15, 0.16, 0.28, 0.05, 2000),
@@ -169,13 +169,15 @@ def test_a_model_that_has_lost_everything_is_predicted_to_guess() -> None:
         assert bounded.predict(summed) == free.predict(summed)
 
 
-def test_a_prediction_beyond_its_range_is_none() -> None:
+def test_predictions_beyond_their_range_are_not_trustworthy() -> None:
     measured = (JointMeasurement(0.15, 0.16, 0.28, 0.05, 2000),)
     small = Interaction(measured, Target("text", 1.5, 1000, math.log(64)), PASSES)
     guessed = small.predict(40.0)
     dense = math.exp(1.5)
     assert guessed.is_bounded
-    assert math.log(guessed.high / guessed.low) > math.log(64) - 1.51  # narrow, with 64 tokens
+    assert (
+        math.log(guessed.high / guessed.low) > math.log(64) - 1.51
+    )  # narrow because of only 64 tokens
     assert not guessed.is_trustworthy(dense)
     assert small.predict(0.15).is_trustworthy(dense)
     assert not Predicted(9.0, 3.0, 31.0).is_trustworthy(dense)
@@ -193,7 +195,7 @@ def test_measured_losses_above_guessing_are_predicted() -> None:
     assert lost.predict(0.5).low < lost.predict(0.5).perplexity < lost.predict(0.5).high
 
 
-def test_the_loss_of_guessing_follows_from_the_vocabulary(tiny_opt, story_file) -> None:
+def test_loss_of_guessing_follows_from_the_vocabulary(tiny_opt, story_file) -> None:
     model = lrcore.load(str(tiny_opt))
     data = {"data": str(story_file), "samples": 1, "seq_len": 16}
     factors = lrcore.prepare(model, lrcore.Recipe(method="a3", policy="probed", **data))

@@ -22,8 +22,8 @@ def spectrum(name: str, cost: Cost, form: Form | None = None) -> Spectrum:
     return Spectrum((0, name), values, cost, form=form)
 
 
-def by_line(cost: Cost, ranks, share: float = 0.5) -> SlotTimes:
-    """Return times of a layer of one second, with a slot that takes time in proportion to its
+def proportional_times(cost: Cost, ranks, share: float = 0.5) -> SlotTimes:
+    """Return times of a one-second layer with a slot that takes time in proportion to its
     parameters.
     """
     seconds = [1 - share * (1 - cost.parameters(rank) / cost.dense) for rank in ranks]
@@ -35,7 +35,7 @@ PAIR = Cost(full=32, per_rank=64, dense=1024)
 
 
 def test_prices_follow_measured_times() -> None:
-    times = by_line(NARROWED, (2, 16, 30))
+    times = proportional_times(NARROWED, (2, 16, 30))
     latency = Latency(128, "a device", (1.0,), {(0, "qk"): times})
     s = spectrum("qk", NARROWED)
     cost = latency.priced({s.slot: s})[s.slot].cost
@@ -47,19 +47,19 @@ def test_prices_follow_measured_times() -> None:
     assert latency.nanoseconds == 1_000_000_000
 
 
-def test_ranks_that_take_longer_than_the_dense_layer_are_not_on_offer() -> None:
+def test_ranks_slower_than_the_dense_layer_are_not_offered() -> None:
     times = SlotTimes((1, 8, 15), (0.7, 0.9, 1.1), 1.0)
     latency = Latency(128, "a device", (1.0,), {(0, "q"): times})
     s = spectrum("q", PAIR)
     cost = latency.priced({s.slot: s})[s.slot].cost
     offered = Prices("latency").offer(cost)
     assert 8 in offered.ranks
-    assert 15 not in offered.ranks  # slower, though it has fewer parameters
+    assert 15 not in offered.ranks  # slower, despite fewer parameters
     assert 16 not in offered.ranks  # as many parameters as the dense matrix
     assert all(low < high for low, high in itertools.pairwise(offered.prices.tolist()))
 
 
-def test_a_slot_that_saves_no_time_has_full_rank() -> None:
+def test_slot_that_saves_no_time_has_full_rank() -> None:
     latency = Latency(128, "a device", (1.0,), {(0, "q"): SlotTimes((1, 15), (1.2, 1.3), 1.0)})
     s = spectrum("q", PAIR)
     cost = latency.priced({s.slot: s})[s.slot].cost
@@ -74,8 +74,8 @@ def test_forms_of_a_part_have_equal_full_prices() -> None:
         spectrum("down", PAIR, pairs),
     ]
     times = {
-        (0, "mlp"): by_line(NARROWED, (2, 30), 0.6),
-        (0, "up"): by_line(PAIR, (1, 15), 0.1),
+        (0, "mlp"): proportional_times(NARROWED, (2, 30), 0.6),
+        (0, "up"): proportional_times(PAIR, (1, 15), 0.1),
         (0, "down"): SlotTimes((1, 15), (1.2, 1.3), 1.0),  # no time to save
     }
     latency = Latency(128, "a device", (1.0,), times)
@@ -92,7 +92,7 @@ def test_forms_of_a_part_have_equal_full_prices() -> None:
 
 def test_multiples_keep_the_prices_between_them() -> None:
     s = spectrum("qk", NARROWED)
-    latency = Latency(128, "a device", (1.0,), {s.slot: by_line(NARROWED, (2, 16, 30))})
+    latency = Latency(128, "a device", (1.0,), {s.slot: proportional_times(NARROWED, (2, 16, 30))})
     plain, eights = (
         latency.priced({s.slot: variant})[s.slot].cost for variant in (s, s.in_multiples(8))
     )
@@ -102,19 +102,19 @@ def test_multiples_keep_the_prices_between_them() -> None:
     assert Prices("latency").offer(eights).ranks == [8, 16, 24, 32]
 
 
-def test_the_nearest_rising_sequence() -> None:
+def test_rising_returns_the_nearest_ascending_sequence() -> None:
     assert rising([1, 2, 3]) == [1, 2, 3]
     assert rising([3, 1, 2]) == [2, 2, 2]
     assert rising([1, 4, 2, 5]) == [1, 3, 3, 5]
     assert rising([]) == []
 
 
-def of_flops(model, text, **chosen) -> lrcore.Recipe:
+def flops_recipe(model, text, **chosen) -> lrcore.Recipe:
     few = {"samples": 4, "seq_len": 32, "budget": "flops"}
     return lrcore.Recipe(str(model), data=str(text), **few, **chosen)
 
 
-def test_a_rank_costs_its_multiply_adds_per_token_and_per_cached_token() -> None:
+def test_cost_of_a_rank_counts_multiply_adds_per_token_and_cached_token() -> None:
     cost = Cost(full=32, per_rank=10, dense=320, step=2, per_cached=3, cached_dense=96)
     s = spectrum("qk", cost)
     repriced_cost = priced_in_multiply_adds({s.slot: s}, 100)[s.slot].cost
@@ -124,7 +124,7 @@ def test_a_rank_costs_its_multiply_adds_per_token_and_per_cached_token() -> None
     ]
 
 
-def test_a_rank_that_multiplies_more_than_the_dense_slot_is_not_on_offer() -> None:
+def test_ranks_with_more_multiply_adds_than_the_dense_slot_are_not_offered() -> None:
     """A latent of keys is expanded for each token in the cache."""
     cost = Cost(full=32, per_rank=64, dense=1024, per_cached=32, cached_dense=32)
     s = spectrum("qk", cost)
@@ -137,9 +137,9 @@ def test_a_rank_that_multiplies_more_than_the_dense_slot_is_not_on_offer() -> No
 
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm", "modegpt"])
-def test_a_plan_removes_the_requested_share_of_flops(method, tiny_llama, story_file) -> None:
+def test_plan_removes_the_requested_share_of_flops(method, tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = of_flops(tiny_llama, story_file, method=method, refit="off", ratio=0.2)
+    recipe = flops_recipe(tiny_llama, story_file, method=method, refit="off", ratio=0.2)
     factors = lrcore.prepare(model, recipe)
     plans = [lrcore.allocate(factors, recipe.with_(ratio=share)) for share in (0.1, 0.2, 0.3)]
     for share, plan in zip((0.1, 0.2, 0.3), plans, strict=True):
@@ -153,9 +153,9 @@ def test_a_plan_removes_the_requested_share_of_flops(method, tiny_llama, story_f
     assert small.account.model.flops_per_token == plans[1].account.model.flops_per_token
 
 
-def test_methods_with_more_flops_for_the_cache_are_rejected(tiny_llama, story_file) -> None:
+def test_methods_with_more_flops_for_the_cache_raise(tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = of_flops(tiny_llama, story_file, method="care", ratio=0.5)
+    recipe = flops_recipe(tiny_llama, story_file, method="care", ratio=0.5)
     factors = lrcore.prepare(model, recipe)
     with pytest.raises(lrcore.InputError, match="changes keys and values only"):
         lrcore.allocate(factors, recipe)

@@ -1,4 +1,4 @@
-"""Files and command lines with the former names of fields, steps, flags and values load."""
+"""Former names of fields, steps, flags and values, which files and command lines may use."""
 
 import json
 
@@ -30,7 +30,7 @@ RECIPE = lrcore.Recipe(
 )
 
 
-def test_a_recipe_file_loads_and_is_written_with_the_present_names(tmp_path):
+def test_recipe_with_former_names_loads_and_is_written_with_current_names(tmp_path):
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(FORMER))
     recipe = lrcore.Recipe.read(file)
@@ -39,17 +39,17 @@ def test_a_recipe_file_loads_and_is_written_with_the_present_names(tmp_path):
     assert FORMER.items() <= recipe.identity().items()
 
 
-def test_python_has_the_present_names_alone():
+def test_python_accepts_only_current_names():
     with pytest.raises(TypeError):
         lrcore.Recipe(calibration="sequential")
 
 
-def test_a_field_under_both_names_is_refused():
+def test_field_under_both_names_raises():
     with pytest.raises(lrcore.InputError, match="'rank_multiple' is given twice"):
         lrcore.Recipe.from_dict({"multiple": 2, "rank_multiple": 4})
 
 
-def test_a_sweep_loads(tmp_path):
+def test_sweep_with_former_names_loads(tmp_path):
     former = {
         **FORMER,
         "rows": [
@@ -82,12 +82,12 @@ def test_a_sweep_loads(tmp_path):
         ("quantise", "6734a3cc6ed0e705f9610f99"),
     ],
 )
-def test_keys_of_chains_stay(row, key):
+def test_keys_of_chains_do_not_change(row, key):
     base = lrcore.Recipe.from_dict({"model": "x", **FORMER, "overrides": {}})
     assert [chain_key(chain) for chain in read_chains(row, base)] == [key]
 
 
-def test_a_report_loads():
+def test_report_with_former_names_loads():
     steps = [
         {"kind": "shortened", "by": "loss", "gone": [1], "of": 3},
         {"kind": "quantised", "method": "hqq", "bits": 4, "group": 16},
@@ -116,12 +116,12 @@ def test_a_report_loads():
         ("--version", "--version"),
     ],
 )
-def test_former_commands_and_flags_become_the_present_ones(former, present):
+def test_former_commands_and_flags_become_the_current_ones(former, present):
     assert former_names.current_arguments(former.split()) == present.split()
 
 
 @pytest.mark.parametrize("command", former_names.FLAGS)
-def test_help_names_the_present_flags_alone(command, capsys):
+def test_help_shows_only_current_names(command, capsys):
     assert main([command, "--help"]) == 0
     words = capsys.readouterr().out.split()
     for former, present in former_names.FLAGS[command].items():

@@ -1,4 +1,4 @@
-"""Histories, accounts and what may follow what: as they are written they are read again."""
+"""Histories and accounts: round trips through JSON, and the steps that may follow each step."""
 
 import json
 from dataclasses import replace
@@ -75,15 +75,15 @@ def test_every_kind_of_step_has_an_example_and_a_rule():
 
 
 @pytest.mark.parametrize("step", EXAMPLES.values(), ids=lambda step: step.kind)
-def test_a_step_is_read_as_it_is_written(step):
+def test_step_survives_a_round_trip(step):
     assert type(step).from_dict(json.loads(json.dumps(step.to_dict()))) == step
 
 
-def test_how_a_model_came_to_be_is_read_as_it_is_written():
+def test_provenance_survives_a_round_trip():
     provenance = Provenance(tuple(EXAMPLES.values()), BaseModel("dense", "abc"), ACCOUNT)
     assert Provenance.from_dict(json.loads(json.dumps(provenance.to_dict()))) == provenance
-    nothing = Provenance()
-    assert Provenance.from_dict(nothing.to_dict()) == nothing
+    empty = Provenance()
+    assert Provenance.from_dict(empty.to_dict()) == empty
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_how_a_model_came_to_be_is_read_as_it_is_written():
         ({"recipe": {"method": "svd"}}, "cannot be read"),
     ],
 )
-def test_a_report_that_cannot_be_read_says_so(values, message):
+def test_unreadable_report_raises(values, message):
     with pytest.raises(lrcore.InputError, match=message):
         Provenance.from_dict(values)
 
 
-def test_an_account_keeps_the_names_of_its_figures():
+def test_account_has_stable_names_of_figures():
     values = ACCOUNT.to_dict()
     assert values["parameters"], values["dense_parameters"] == (600, 1000)
     assert (values["megabytes"], values["dense_megabytes"]) == (0.0024, 0.004)
@@ -112,7 +112,7 @@ def test_an_account_keeps_the_names_of_its_figures():
     assert SizeAndCost.from_dict(planned.to_dict()) == planned
 
 
-def test_queries_of_a_history():
+def test_last_step_and_stock_fit_of_a_history():
     history = (SLICED, COMPRESSED, replace(QUANTIZED, bits=8), QUANTIZED, HEALED)
     assert last_step(history, Quantized) == QUANTIZED
     assert last_step(history, LayersDropped) is None
@@ -121,7 +121,7 @@ def test_queries_of_a_history():
     assert standard_fit_of((SHORTENED,)) is None
 
 
-# compressed, healed, quantised, shortened, sliced, sparse, with shared bases, with fewer experts
+# compressed, healed, quantized, pruned layers, sliced, sparse, shared bases, pruned experts
 C, H, Q, SH, SL, SP, SB, EP = EXAMPLES
 REFUSED = {
     (Q, C): "then quantize",
@@ -153,13 +153,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("before", EXAMPLES, ids=lambda kind: kind.kind)
 @pytest.mark.parametrize("after", EXAMPLES, ids=lambda kind: kind.kind)
-def test_what_may_follow_what(before, after):
-    """Each pair, the first step taken on a dense model where it may be, else on a compressed
-    one.
-    """
+def test_steps_that_may_follow_each_step(before, after):
+    """Take the first step on a dense model if possible, and on a compressed model otherwise."""
     history = (EXAMPLES[before],) if before is not H else (COMPRESSED, HEALED)
     expected = REFUSED.get((before, after))
-    if before is H:  # it is compressed as well
+    if before is H:  # a healed model is compressed as well
         expected = REFUSED.get((C, after))
     reason = step_conflict(after, history, "small")
     if expected is None:
@@ -173,10 +171,10 @@ def test_what_may_follow_what(before, after):
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.kind)
-def test_what_may_be_done_with_a_dense_model(kind):
+def test_every_step_except_healing_may_follow_a_dense_model(kind):
     assert (step_conflict(kind, (), "dense") is None) == (kind is not H)
 
 
-def test_compressing_writes_every_matrix_anew():
+def test_compression_replaces_quantized_matrices():
     assert step_conflict(Q, (QUANTIZED, COMPRESSED), "small") is None
     assert step_conflict(H, (COMPRESSED, QUANTIZED, COMPRESSED), "small") is None

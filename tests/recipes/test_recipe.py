@@ -1,6 +1,4 @@
-"""A recipe survives its files, refuses what it does not know, and writes the command that does
-the same.
-"""
+"""Recipes: files, validation, and the equivalent command line."""
 
 import shlex
 from dataclasses import fields
@@ -12,7 +10,7 @@ from lrcore.recipes.recipe import Recipe
 from lrcore.system.errors import InputError
 
 
-def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
+def test_json_and_yaml_return_the_same_recipe(tmp_path) -> None:
     recipe = Recipe(
         method="modegpt",
         ratio=0.35,
@@ -41,14 +39,14 @@ def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
         ({"component_ratios": {"mlp": 1.0}}, "component mlp"),
     ],
 )
-def test_bad_values_are_named(changes: dict, expected: str) -> None:
+def test_invalid_values_raise(changes: dict, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         Recipe.from_dict(changes)
 
 
 @pytest.mark.parametrize("number", ["1e-1", "1E-1", ".1e0", "1.e-1", "+1e-1", "10e-2", "0.1"])
 @pytest.mark.parametrize("name", ["a.yaml", "a.json"])
-def test_numbers_with_an_exponent_need_no_point(number, name, tmp_path) -> None:
+def test_numbers_with_an_exponent_need_no_decimal_point(number, name, tmp_path) -> None:
     fields = ("ratio", "temperature", "component_ratios")
     values = dict.fromkeys(fields, number) | {"component_ratios": f'{{"mlp": {number}}}'}
     text = ", ".join(f'"{name}": {value}' for name, value in values.items())
@@ -58,13 +56,13 @@ def test_numbers_with_an_exponent_need_no_point(number, name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e", "e1", "1e-1x", "main", "1e1-5", "abc1e5"])
-def test_texts_that_resemble_numbers_are_texts(text, tmp_path) -> None:
+def test_texts_that_resemble_numbers_stay_texts(text, tmp_path) -> None:
     (tmp_path / "a.yaml").write_text(f"revision: {text}\n")
     assert Recipe.read(tmp_path / "a.yaml").revision == text
 
 
 @pytest.mark.parametrize(("value", "refit"), [("on", "on"), ("off", "off"), ("true", "on")])
-def test_a_refit_is_switched_on_and_off_in_yaml(value, refit, tmp_path) -> None:
+def test_refit_accepts_yaml_booleans(value, refit, tmp_path) -> None:
     (tmp_path / "a.yaml").write_text(f"refit: {value}\n")
     assert Recipe.read(tmp_path / "a.yaml").refit == refit
 
@@ -81,7 +79,7 @@ def test_keys_for_anchors_are_ignored(tmp_path) -> None:
         Recipe.read(tmp_path / "b.yaml")
 
 
-def test_files_that_are_no_recipe(tmp_path) -> None:
+def test_files_that_are_not_a_recipe_raise(tmp_path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
     (tmp_path / "broken.json").write_text('{"ratio": ')
     for name, expected in {
@@ -93,7 +91,7 @@ def test_files_that_are_no_recipe(tmp_path) -> None:
             Recipe.read(tmp_path / name)
 
 
-def test_the_command_line_says_the_same() -> None:
+def test_command_line_is_equivalent_to_the_recipe() -> None:
     recipe = Recipe(
         data="my file.txt",
         policy="softmax",
@@ -111,10 +109,10 @@ def test_the_command_line_says_the_same() -> None:
     assert pairs["--component-ratio"] == "qk=0.3"
     assert pairs["--policy-option"] == "cap=0.8"
     assert pairs["--out"] == "out dir"
-    assert "--budget" not in pairs  # defaults stay unsaid
+    assert "--budget" not in pairs  # defaults are omitted
 
 
-def test_every_field_is_of_one_group() -> None:
+def test_every_field_belongs_to_one_group() -> None:
     groups = [
         Recipe.fields_of(group) for group in ("source", "windows", "passes", "methods", "plan")
     ]

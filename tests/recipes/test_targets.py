@@ -1,4 +1,4 @@
-"""Ranks for a target: only what it runs natively, and exports that need no detour."""
+"""Targets: ranks that a target runs natively, and their exports."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def dense(tiny_llama):
 
 @pytest.fixture(scope="module")
 def prepared(dense, story_file):
-    """Factors by method, made once."""
+    """Return a function from a method to its recipe and cached factors."""
     made: dict[str, Factorization] = {}
     base = lrcore.Recipe(
         dense.name, data=str(story_file), samples=4, seq_len=32, ratio=0.2, policy="energy"
@@ -40,7 +40,7 @@ def prepared(dense, story_file):
     return of
 
 
-def test_the_document_has_the_table_of_targets() -> None:
+def test_documentation_contains_the_table_of_targets() -> None:
     words = DOCUMENT.read_text(encoding="utf-8")
     for row in TARGETS.values():
         cells = ["yes" if structure in row.native else "-" for structure in STRUCTURES]
@@ -50,7 +50,7 @@ def test_the_document_has_the_table_of_targets() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["a3", "fused", "svd_llm", "care"])
-def test_a_plan_has_only_what_its_target_runs(method, name, prepared) -> None:
+def test_plan_uses_only_structures_of_its_target(method, name, prepared) -> None:
     target, row = TARGETS[name], METHODS[method]
     recipe, factors = prepared(method, target=name, ratio=0.1)
     fits = {row.structure(slot, factors.options) for _, slot in factors.spectra} & target.native
@@ -72,7 +72,7 @@ def test_a_plan_has_only_what_its_target_runs(method, name, prepared) -> None:
         assert all(len(ranks) == 1 for ranks in by_component.values())
 
 
-def test_a_wider_even_plan_would_not_fit(prepared) -> None:
+def test_even_plan_is_the_widest_within_its_budget(prepared) -> None:
     recipe, factors = prepared("a3", target="transformers-stock")
     plan = lrcore.allocate(factors, recipe)
     limit = (1 - 0.2) * factors.shape.decoder_linear
@@ -85,15 +85,15 @@ def test_a_wider_even_plan_would_not_fit(prepared) -> None:
 
 
 @pytest.mark.parametrize("name", ["transformers", "vllm"])
-def test_a_method_without_any_part_in_a_model_says_so(name, prepared) -> None:
+def test_method_without_a_slot_in_the_model_raises(name, prepared) -> None:
     recipe, factors = prepared("llm_pruner", target=name)
-    nothing = replace(factors, evidence=replace(factors.evidence, spectra={}))
+    without_slots = replace(factors, evidence=replace(factors.evidence, spectra={}))
     sentence = r"cannot compress this model.*heads, mlp.*always apply: svd, svd_llm"
     with pytest.raises(lrcore.InputError, match=sentence):
-        lrcore.allocate(nothing, recipe)
+        lrcore.allocate(without_slots, recipe)
 
 
-def test_what_is_set_by_hand_must_run_there(prepared) -> None:
+def test_ranks_set_by_hand_must_run_on_the_target(prepared) -> None:
     recipe, factors = prepared("a3", target="vllm")
     sentence = "vllm does not run narrower heads: set no rank or ratio"
     with pytest.raises(lrcore.InputError, match=sentence):
@@ -104,7 +104,7 @@ def test_what_is_set_by_hand_must_run_there(prepared) -> None:
         )
 
 
-def test_probed_takes_the_forms_that_run_there(prepared) -> None:
+def test_probed_uses_the_forms_of_the_target(prepared) -> None:
     recipe, factors = prepared("fused", policy="probed", target="vllm", ratio=0.3)
     plan = lrcore.allocate(factors, recipe)
     assert not {"qk", "ov"} & {component for _, component in plan.ranks}
@@ -116,10 +116,10 @@ def test_probed_takes_the_forms_that_run_there(prepared) -> None:
     ("method", "name", "out"),
     [("a3", "transformers-stock", "stock"), ("care", "mla", "youtu")],
 )
-def test_export_writes_what_the_target_asks_for(
+def test_export_writes_the_format_of_the_target(
     method, name, out, prepared, dense, tmp_path
 ) -> None:
-    """Stock classes load it without code, and nothing but the plan's sizes is written."""
+    """Stock classes load the export without remote code, in the sizes of the plan."""
     recipe, factors = prepared(method, target=name, policy="uniform")
     small = lrcore.compress(dense, recipe, factors)
     lrcore.save(small, tmp_path / "checkpoint")
@@ -132,7 +132,7 @@ def test_export_writes_what_the_target_asks_for(
         assert loaded.config.kv_lora_rank == 1 + next(iter(small.history[-1].ranks)).rank
 
 
-def test_stock_is_a_format_whatever_the_target(prepared, dense, tmp_path) -> None:
+def test_standard_export_overrides_the_target(prepared, dense, tmp_path) -> None:
     recipe, factors = prepared("a3", target="llama.cpp")
     lrcore.save(lrcore.compress(dense, recipe, factors), tmp_path / "checkpoint")
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "out"), "--standard"]) == 0
@@ -140,8 +140,8 @@ def test_stock_is_a_format_whatever_the_target(prepared, dense, tmp_path) -> Non
     assert reloaded.config.model_type == "llama"
 
 
-def test_a_method_that_adds_biases_the_file_has_no_place_for_is_refused(story_file) -> None:
-    """Before any work, with the methods that fit; the same method on a llama is not."""
+def test_methods_that_add_biases_unsupported_by_the_target_raise(story_file) -> None:
+    """The error comes before any work and names suitable methods; a llama supports the biases."""
     tokenizer = lrcore.load("demo-llama").tokenizer
     config = CONFIGS["qwen3"] | {"vocab_size": len(tokenizer)}
     model = lrcore.load(noisy("qwen3", config), tokenizer)
@@ -155,7 +155,7 @@ def test_a_method_that_adds_biases_the_file_has_no_place_for_is_refused(story_fi
     check_target(lrcore.load("demo-llama"), recipe.with_(method="fused"))
 
 
-def test_models_that_no_ranks_fit_are_refused_before_any_work(tiny_opt, story_file) -> None:
+def test_models_without_a_fit_for_the_target_raise_before_any_work(tiny_opt, story_file) -> None:
     model = lrcore.load(str(tiny_opt))
     recipe = lrcore.Recipe(str(tiny_opt), data=str(story_file), samples=4, seq_len=24)
     for name in ("llama.cpp", "mla"):

@@ -27,9 +27,7 @@ OUTLIERS = [[0.2 * d**m for m in range(1, 21)] for d in (0.5, 0.1, 0.3, 0.35, 0.
 
 
 def uneven(seed: int = 0) -> Evidence:
-    """Return two types of slots, the second more expensive in later layers; losses from 1e-3 to
-    1e3.
-    """
+    """Return two types of slots, the second more expensive in later layers, losses 1e-3 to 1e3."""
     g, spectra = torch.Generator().manual_seed(seed), {}
     increases, information = {}, {}
     for layer in range(LAYERS):
@@ -89,7 +87,7 @@ def test_owl_is_linear_in_the_outliers_within_its_band(ratio: float, threshold: 
         assert share == pytest.approx(keep + slope * (result[layer] - center), abs=1e-12)
 
 
-def test_owl_is_uniform_without_a_spread_or_differences_and_needs_its_ratios() -> None:
+def test_owl_is_uniform_without_spread_or_differences_and_needs_outliers() -> None:
     assert set(targets("owl", 0.3, spread=0.0)[0].values()) == {requested(uneven(), 0.3).keep}
     evidence = uneven().with_measurement("outliers", [OUTLIERS[0]] * LAYERS)
     same = find_policy("owl").targets(evidence, requested(evidence, 0.3), chosen("owl", 1.0))
@@ -128,10 +126,8 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
 
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_sensitivity_takes_the_smallest_threshold_within_the_budget(
-    ratio: float, seed: int
-) -> None:
-    """Compared with all possible thresholds and all ranks of all slots."""
+def test_sensitivity_uses_the_smallest_threshold_within_the_budget(ratio: float, seed: int) -> None:
+    """Compare with all possible thresholds and all ranks of all slots."""
     evidence = uneven(seed)
     spectra, budget = evidence.spectra, requested(evidence, ratio)
     curves = {slot: curve.increase for slot, curve in evidence.get("probes").curves.items()}
@@ -160,17 +156,17 @@ def test_sensitivity_takes_the_smallest_threshold_within_the_budget(
     step = max(s.cost.per_rank for s in spectra.values())
     assert price(result) - price(smallest) <= step * len(
         raised
-    )  # at most the last step of the threshold is returned
+    )  # at most the last step of the threshold is undone
 
 
 @pytest.mark.parametrize("policy", ["owl", "sensitivity", "fisher"])
-def test_a_larger_ratio_never_raises_a_share(policy: str) -> None:
+def test_larger_ratio_never_raises_a_share(policy: str) -> None:
     shares = [targets(policy, ratio)[0] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)]
     for larger, less in pairwise(shares):
         assert all(less[slot] <= larger[slot] + 1e-12 for slot in larger)
 
 
-def test_sensitivity_needs_probes() -> None:
+def test_sensitivity_without_probes_raises() -> None:
     evidence = Evidence(uneven().spectra)
     with pytest.raises(lrcore.InputError, match="'probes'"):
         plan_ranks("sensitivity", evidence, requested(evidence, 0.3))
@@ -181,7 +177,7 @@ def test_sensitivity_needs_probes() -> None:
 def test_fisher_shares_are_proportional_to_information_up_to_one(
     ratio: float, power: float
 ) -> None:
-    """Compared with a common scale: a share is `scale * I^power`, clipped at 1."""
+    """A share is `scale * I^power`, clipped at 1, with a common scale."""
     evidence = uneven()
     shares, prices, mean = targets("fisher", ratio, power=power)
     keep = requested(evidence, ratio).keep
@@ -202,7 +198,7 @@ def test_fisher_shares_are_proportional_to_information_up_to_one(
 
 
 def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
-    """Section 3.3 for matrices of equal size: the rank is the share of the information times all
+    """In section 3.3, for matrices of equal size, a rank is the share of information times all
     ranks.
     """
     g, cost = (
@@ -225,13 +221,15 @@ def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
     assert sum(ranks.values()) == total
 
 
-def test_fisher_needs_gradients_and_is_even_without_any() -> None:
+def test_fisher_without_gradients_raises_and_zero_gradients_give_even_shares() -> None:
     evidence = Evidence(uneven().spectra)
     with pytest.raises(lrcore.InputError, match="'gradients'"):
         plan_ranks("fisher", evidence, requested(evidence, 0.3))
-    still = evidence.with_measurement("gradients", dict.fromkeys(evidence.spectra, 0.0))
+    zero_gradients = evidence.with_measurement("gradients", dict.fromkeys(evidence.spectra, 0.0))
     keep = requested(evidence, 0.3).keep
-    assert all(share == pytest.approx(keep) for share in targets("fisher", 0.3, still)[0].values())
+    assert all(
+        share == pytest.approx(keep) for share in targets("fisher", 0.3, zero_gradients)[0].values()
+    )
 
 
 NAMES = {
@@ -260,7 +258,7 @@ NAMES = {
 def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(
     request, story_file, name: str, method: str
 ) -> None:
-    """Compared with autograd on the family's parameters, window by window."""
+    """Compare with autograd on the family's parameters, window by window."""
     model = lrcore.load(str(request.getfixturevalue(name)))
     recipe = lrcore.Recipe(
         data=str(story_file), samples=3, seq_len=24, method=method, policy="fisher", ratio=0.3
@@ -298,7 +296,7 @@ def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(
     )
 
 
-def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(
+def test_gradients_are_collected_once_and_only_for_fisher(
     tiny_llama, story_file, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
@@ -321,7 +319,7 @@ def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(
 
 @pytest.mark.parametrize("level", [0.5, 1.0, 8.0])
 @pytest.mark.parametrize("ratio", [0.1, 0.2])
-def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(
+def test_svd_llm_v2_shares_follow_the_inverse_log_losses_of_a_type(
     ratio: float, level: float
 ) -> None:
     evidence = uneven()
@@ -350,7 +348,7 @@ def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(
 
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("cap", [0.6, 0.95])
-def test_svd_llm_v2_keeps_the_share_of_every_type_under_its_cap(ratio: float, cap: float) -> None:
+def test_svd_llm_v2_keeps_the_share_of_every_type_and_its_cap(ratio: float, cap: float) -> None:
     shares, prices, _ = targets("svd_llm_v2", ratio, level=0.1, cap=cap)
     keep = requested(uneven(), ratio).keep
     for name in ("q", "up"):
@@ -361,17 +359,17 @@ def test_svd_llm_v2_keeps_the_share_of_every_type_under_its_cap(ratio: float, ca
         assert min(shares[slot] for slot in subset) >= min(1 - cap, keep) - 1e-12
 
 
-def test_svd_llm_v2_tolerates_slots_without_loss_and_a_large_level_is_even() -> None:
+def test_svd_llm_v2_supports_zero_losses_and_a_large_level_is_even() -> None:
     spectra = dict(uneven().spectra)
     spectra[0, "q"] = Spectrum((0, "q"), torch.zeros(24, dtype=torch.float64), spectra[0, "q"].cost)
     shares = targets("svd_llm_v2", 0.3, Evidence(spectra))[0]
     assert min(shares, key=shares.__getitem__) == (0, "q")
-    nothing = {
+    zero_spectra = {
         slot: Spectrum(slot, torch.zeros_like(s.values), s.cost) for slot, s in spectra.items()
     }
     keep = requested(Evidence(spectra), 0.3).keep
-    none_lost = targets("svd_llm_v2", 0.3, Evidence(nothing))[0]
-    assert all(share == pytest.approx(keep) for share in none_lost.values())
+    zero_loss_shares = targets("svd_llm_v2", 0.3, Evidence(zero_spectra))[0]
+    assert all(share == pytest.approx(keep) for share in zero_loss_shares.values())
     even = targets("svd_llm_v2", 0.3, level=100.0)[0]
     assert all(abs(share - keep) < 0.03 for share in even.values())
 
@@ -400,8 +398,8 @@ def test_all_methods_compress_with_baseline_policies(
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.4, 0.8])
-def test_the_multiplier_equals_that_of_an_exhaustive_search(ratio: float) -> None:
-    """Slots of several sizes with uneven losses: some ranks are never optimal."""
+def test_multiplier_equals_that_of_an_exhaustive_search(ratio: float) -> None:
+    """Slots of several sizes have uneven losses, so some ranks are never optimal."""
     g = torch.Generator().manual_seed(4)
     costs = {"a": Cost(7, 3, 21), "b": Cost(40, 5, 200), "c": Cost(12, 30, 200)}
     spectra = {
@@ -438,7 +436,7 @@ def test_the_multiplier_equals_that_of_an_exhaustive_search(ratio: float) -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_guess_by_few_ranks_gives_the_same_ranks(seed, monkeypatch) -> None:
+def test_initial_guess_from_few_ranks_gives_the_same_ranks(seed, monkeypatch) -> None:
     """For slots with thousands of ranks, a guess avoids a search over all ranks."""
     g = np.random.default_rng(seed)
     spectra, losses = {}, {}

@@ -1,6 +1,4 @@
-"""CARE's allocations, compared with their definitions; multiples of ranks; the account of the
-cache.
-"""
+"""CARE's allocations, multiples of ranks, and the account of the cache."""
 
 import math
 from itertools import product
@@ -24,7 +22,7 @@ OUTLIERS = [[0.1 / m * (1 + i % 3) for m in range(1, 21)] for i in range(4)]
 
 
 def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
-    """Return spectra as from `care`, with values uneven between layers and larger for V."""
+    """Return spectra as from `care`, uneven between layers and larger for V."""
     g, spectra = torch.Generator().manual_seed(seed), {}
     for layer in range(layers):
         for name in ("k", "v"):
@@ -73,7 +71,7 @@ def plan(policy: str, spectra: dict, ratio: float, **arguments) -> dict:
 def test_waterfill_maximizes_the_sum_of_singular_values_over_keys_and_values(
     ratio: float, seed: int
 ) -> None:
-    """Equation 2 by brute force over all choices of ranks; the complete budget is spent."""
+    """Check equation 2 by brute force over all choices of ranks that spend the budget."""
     spectra = keys_and_values(2, seed)
     total = math.floor((1 - ratio) * 4 * WIDTH + 1e-9)
     ranks = plan("waterfill", spectra, ratio)
@@ -130,7 +128,7 @@ def test_ties_favor_values() -> None:
     assert ranks == {(0, "k"): 1, (0, "v"): 6, (1, "k"): 1, (1, "v"): 6}
 
 
-def test_slots_without_a_common_unit_keep_the_same_share_each() -> None:
+def test_slots_without_a_common_unit_keep_equal_shares() -> None:
     spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in keys_and_values(4).items()}
     ranks = plan("waterfill", spectra, 0.5)
     for name in ("k", "v"):
@@ -141,8 +139,9 @@ def test_slots_without_a_common_unit_keep_the_same_share_each() -> None:
 
 
 def test_greedy_follows_the_released_code() -> None:
-    """Rank by rank: residual reduction times propagation horizon over rank cost, K and V
-    separately, between half and twice the even share.
+    """Each rank maximizes residual reduction times propagation horizon over rank cost.
+
+    K and V are separate, with ranks between half and twice the even share.
     """
     cost = Cost(20, 50, 20 * 30, kv_per_rank=1, kv_dense=20)
     spectra, ranks, layers = keys_and_values(4, cost=cost), {}, 4
@@ -190,7 +189,9 @@ def test_multiples_keep_the_curve_and_the_prices() -> None:
     assert [coarse.cost.parameters(r) for r in (8, 16)] == [s.cost.parameters(r) for r in (8, 16)]
     assert [coarse.tail(r) for r in (8, 16)] == [s.tail(r) for r in (8, 16)]
     assert probes({0: s}, {0: torch.arange(8.0).flip(0)}).curves[0].at([8, 16]).tolist() == [4, 0]
-    assert [coarse.cost.parameters(r) for r in range(2, 16, 2)] == list(s.cost.curve)  # set by hand
+    assert [coarse.cost.parameters(r) for r in range(2, 16, 2)] == list(
+        s.cost.curve
+    )  # ranks set by hand
     assert s.in_multiples(2) is s
     assert s.in_multiples(32).cost.ranks() == [16]  # only the full rank remains
 
@@ -206,7 +207,7 @@ def test_waterfill_in_multiples_maximizes_the_sum() -> None:
 
 
 @pytest.mark.parametrize("method", ["care", "a3", "svd"])
-def test_a_recipe_with_multiples_reaches_the_model(tiny_llama, story_file, method: str) -> None:
+def test_rank_multiple_of_a_recipe_reaches_the_model(tiny_llama, story_file, method: str) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(
         model.name,
@@ -238,12 +239,12 @@ def test_a_recipe_with_multiples_reaches_the_model(tiny_llama, story_file, metho
 def test_flops_include_other_weights_and_the_expansion_of_the_cache(tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.5)
-    a3_factors, two = (
+    a3_factors, care_factors = (
         lrcore.prepare(model, recipe.with_(method=method)) for method in ("a3", "care")
     )
     plans = [
         lrcore.allocate(factors, recipe.with_(method=factors.method, budget="kv"))
-        for factors in (a3_factors, two)
+        for factors in (a3_factors, care_factors)
     ]
     summaries = [part_name.summary() for part_name in plans]
     assert summaries[0]["dense_flops_per_token"] == summaries[1]["dense_flops_per_token"]
@@ -260,7 +261,7 @@ def test_flops_include_other_weights_and_the_expansion_of_the_cache(tiny_llama, 
     )
 
 
-def test_message_for_a_parameter_budget_beyond_keys_and_values(tiny_llama, story_file) -> None:
+def test_parameter_budget_beyond_keys_and_values_raises(tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(
         model.name,

@@ -15,7 +15,7 @@ from lrcore.ranks.policies.lems import depth_weights, modeled_errors
 
 
 def slot_of(layer: int, name: str, rows: int, columns: int, steep: float) -> Spectrum:
-    """A factored matrix with an exponentially falling spectrum."""
+    """Return a factored matrix with an exponentially falling spectrum."""
     full = min(rows, columns)
     values = (-steep * torch.arange(full, dtype=torch.float64) / full).exp()
     return Spectrum((layer, name), values, Cost(full, rows + columns, rows * columns))
@@ -28,8 +28,8 @@ def evidence_of(spectra: dict, increases: dict, layers: int, gamma: float) -> Ev
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_solver_finds_the_optimum_of_an_exhaustive_search(seed: int) -> None:
-    """Curves that are not convex, for which a single multiplier misses plans."""
+def test_solver_finds_the_optimum_of_an_exhaustive_search(seed: int) -> None:
+    """Use curves that are not convex, for which a single multiplier misses plans."""
     g = np.random.default_rng(seed)
     losses, prices, spectra = {}, {}, {}
     for layer, count in enumerate(g.integers(1, 7, 5)):
@@ -59,7 +59,7 @@ def test_the_solver_finds_the_optimum_of_an_exhaustive_search(seed: int) -> None
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5, 3.0])
 @pytest.mark.parametrize("layers", [1, 2, 7])
-def test_depth_weights_are_the_rescaled_sums_of_later_layers(layers: int, alpha: float) -> None:
+def test_depth_weights_are_rescaled_sums_over_later_layers(layers: int, alpha: float) -> None:
     weights = depth_weights(layers, alpha, 4.0)
     sums = [sum((k + 1) ** -alpha for k in range(layer, layers)) for layer in range(layers)]
     for layer in range(layers):
@@ -68,7 +68,7 @@ def test_depth_weights_are_the_rescaled_sums_of_later_layers(layers: int, alpha:
     assert depth_weights(layers, alpha, 0.0).tolist() == [1.0] * layers
 
 
-def test_errors_are_the_measured_one_times_the_ratio_of_the_tails() -> None:
+def test_errors_are_the_measured_error_times_the_ratio_of_tails() -> None:
     s = slot_of(0, "up", 24, 16, 3.0)
     error_model = ErrorModel({s.slot: Probe(2, 0.7, 0.1)}, layers=3)
     offer = Prices("params").offer(s.cost)
@@ -80,8 +80,8 @@ def test_errors_are_the_measured_one_times_the_ratio_of_the_tails() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.4, 0.6])
-def test_plans_are_at_least_as_good_as_all_plans_of_ranks_in_eights(ratio: float) -> None:
-    """Of at least 0.3 of the price of a slot, or 0.1 if the budget keeps less than half."""
+def test_plans_are_at_least_as_good_as_all_plans_in_multiples_of_eight(ratio: float) -> None:
+    """A slot keeps at least 0.3 of its parameters, or 0.1 if the budget keeps less than half."""
     shapes = ((64, 64, 2.0), (32, 64, 5.0), (160, 64, 1.0))
     spectra = {(layer, "q"): slot_of(layer, "q", *shape) for layer, shape in enumerate(shapes)}
     increases = dict(zip(spectra, (0.5, 1.0, 0.4), strict=True))

@@ -1,4 +1,4 @@
-"""A policy with a new kind of evidence takes a file with a row, and a row of the table of evidence.
+"""A new policy with a new kind of evidence, which takes a file and two rows of tables.
 
 Measurement, allocation, cache keys of the page and errors follow from the rows.
 """
@@ -25,7 +25,7 @@ def weight_norms(model, factors, recipe, progress) -> list[float]:
 
 
 def by_norm(evidence, budget, options) -> dict:
-    """Return targets: layers with large weights keep more."""
+    """Return target shares, larger for layers with large weights."""
     norms = evidence.get("norms")
     largest = max(norms)
     return {slot: budget.keep * norms[slot[0]] / largest for slot in evidence.spectra}
@@ -40,9 +40,7 @@ def one_budget(request, monkeypatch) -> bool:
     return request.param
 
 
-def test_a_new_policy_with_new_evidence_works_everywhere(
-    tiny_llama, story_file, one_budget
-) -> None:
+def test_new_policy_with_new_evidence_works_everywhere(tiny_llama, story_file, one_budget) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(
         model=str(tiny_llama),

@@ -1,5 +1,6 @@
-"""The allocations of FLAT-LLM, Swift-SVD, D-Rank, ZS-SVD and Duo-SVD, compared with slow
-implementations, and their measurements on a model.
+"""The allocations of FLAT-LLM, Swift-SVD, D-Rank, ZS-SVD and Duo-SVD.
+
+They are compared with slow implementations and measured on a model.
 """
 
 import copy
@@ -52,8 +53,8 @@ def mean_share(shares: dict, spectra: dict) -> float:
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_flat_shares_by_angle_and_redistributes_the_excess(ratio: float) -> None:
-    """Compared with `phi = min(1, C t)`, C by bisection."""
+def test_flat_shares_follow_the_angles_and_redistribute_the_excess(ratio: float) -> None:
+    """Compare with `phi = min(1, C t)`, with C by bisection."""
     spectra, angles = spectra_of(), [0.5, 0.01, 0.1, 0.2, 0.3]
     shares = shares_of("flat", Evidence(spectra).with_measurement("angles", angles), ratio)
     low, high = 0.0, 1e6
@@ -67,7 +68,7 @@ def test_flat_shares_by_angle_and_redistributes_the_excess(ratio: float) -> None
 
 @pytest.mark.parametrize("ratio", [0.6, 0.8])
 def test_d_rank_minimizes_effective_rank_over_rank(ratio: float) -> None:
-    """Compared with the closed form of the Lagrange problem; uniform if that loses less."""
+    """Compare with the closed form of the Lagrange problem; uniform if it loses less."""
     spectra = spectra_of()
     budget = budget_of(spectra, ratio)
     shares = shares_of("d_rank", Evidence(spectra), ratio)
@@ -105,7 +106,7 @@ def test_d_rank_minimizes_effective_rank_over_rank(ratio: float) -> None:
     assert chosen
 
 
-def test_swift_svd_shares_by_influence_and_size_above_a_floor() -> None:
+def test_swift_svd_shares_follow_influence_and_size_above_a_floor() -> None:
     spectra, alpha, floor, ratio = spectra_of(), 0.6, 0.25, 0.4
     evidence = Evidence(spectra, {"block": INFLUENCE})
     shares = shares_of("swift_svd", evidence, ratio, alpha=alpha, floor=floor, level=2.0)
@@ -120,7 +121,7 @@ def test_swift_svd_shares_by_influence_and_size_above_a_floor() -> None:
             for slot in pool
         }
         cost = next(iter(pool.values())).cost
-        ranks = keep * cost.dense * LAYERS / cost.per_rank  # of the complete type
+        ranks = keep * cost.dense * LAYERS / cost.per_rank  # of all slots of the type
         base = floor * keep * cost.full
         for slot in pool:
             rank = base + (ranks - base * LAYERS) * scores[slot] / sum(scores.values())
@@ -141,8 +142,8 @@ def test_swift_svd_keeps_the_share_of_every_type(ratio: float, options: dict) ->
 
 @pytest.mark.parametrize("seed", range(4))
 def test_zs_svd_drops_the_smallest_balancing_change(seed: int) -> None:
-    """Compared with a search over all slots at each step; the sum of changes stays below the
-    largest change.
+    """Compare with a search over all slots at each step; the sum of changes stays below the largest
+    change.
     """
     g = torch.Generator().manual_seed(seed)
     changes = {(0, name): torch.randn(9, generator=g).tolist() for name in "abcd"}
@@ -165,7 +166,7 @@ def test_zs_svd_drops_the_smallest_balancing_change(seed: int) -> None:
             assert abs(total) <= largest
 
 
-def test_zs_svd_without_slopes_drops_the_least_share_of_a_slot() -> None:
+def test_zs_svd_without_slopes_drops_the_smallest_share_of_a_slot() -> None:
     spectra = spectra_of()
     evidence = Evidence(spectra).with_measurement("slopes", {})
     shares = shares_of("zs_svd", evidence, 0.7, floor=0.0)
@@ -189,7 +190,7 @@ def test_zs_svd_without_slopes_drops_the_least_share_of_a_slot() -> None:
     assert shares == {slot: price(slot) / spectra[slot].cost.dense for slot in spectra}
 
 
-def test_zs_svd_keeps_its_floor_as_far_as_the_budget_allows() -> None:
+def test_zs_svd_keeps_its_floor_if_the_budget_allows() -> None:
     spectra = spectra_of()
     changes = {slot: torch.full((s.cost.full,), 1.0 + slot[0]) for slot, s in spectra.items()}
     evidence = Evidence(spectra).with_measurement("slopes", changes)
@@ -205,7 +206,7 @@ def test_zs_svd_keeps_its_floor_as_far_as_the_budget_allows() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_least_loss_equals_that_of_an_exhaustive_search(seed: int) -> None:
+def test_least_loss_equals_an_exhaustive_search(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     losses = [torch.rand(n, generator=g, dtype=torch.float64) for n in (4, 5, 3, 4)]
     prices = [
@@ -229,8 +230,8 @@ def test_least_loss_equals_that_of_an_exhaustive_search(seed: int) -> None:
 
 
 def test_duo_svd_is_at_least_as_good_as_a_single_multiplier() -> None:
-    """For curves that are not convex its sum of losses is at most that of `probed`, and lower for
-    some budget.
+    """For curves that are not convex, its sum of losses is at most that of `probed`, and lower for
+    some budgets.
     """
     g, gains = torch.Generator().manual_seed(3), []
     spectra = {slot: s for slot, s in spectra_of().items() if slot[0] < 3}
@@ -271,7 +272,7 @@ def plain(model, recipe):
     return lrcore.prepare(model, recipe)
 
 
-def test_angles_between_input_and_output_of_each_layer(model, recipe, plain) -> None:
+def test_angles_are_between_input_and_output_of_each_layer(model, recipe, plain) -> None:
     measured = lrcore.measure_evidence(model, plain, recipe.with_(policy="flat")).evidence
     with torch.inference_mode():
         states = model.network(plain.calibration.tokens, output_hidden_states=True).hidden_states
@@ -284,7 +285,7 @@ def test_angles_between_input_and_output_of_each_layer(model, recipe, plain) -> 
 
 
 def test_slopes_are_first_order_changes_of_the_loss(model, recipe, plain) -> None:
-    """Compared with autograd on the family's parameters: `-<G, up_i down_i>` of each term."""
+    """Compare with autograd on the family's parameters: `-<G, up_i down_i>` of each term."""
     measured = lrcore.measure_evidence(model, plain, recipe.with_(policy="zs_svd")).evidence
     network, tokens = copy.deepcopy(model.network).requires_grad_(), plain.calibration.tokens
     loss = sum(network(item, labels=item).loss for item in tokens.split(1)) / len(tokens)
@@ -315,7 +316,7 @@ def test_slopes_need_no_gradients_without_sums_of_terms(model, recipe, plain, mo
 
 
 @pytest.mark.parametrize("policy", ["flat", "swift_svd", "d_rank", "zs_svd"])
-def test_the_policies_reach_the_model(model, recipe, plain, policy: str) -> None:
+def test_policies_reach_the_model(model, recipe, plain, policy: str) -> None:
     """Missing evidence is measured; `duo_svd` reads the evidence of `probed`."""
     small = lrcore.compress(model, recipe.with_(policy=policy), plain)
     assert small.account.to_dict()["achieved"] >= 0.3
