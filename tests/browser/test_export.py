@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from workbench import words
 
-from .test_reach import press_until
+from .test_accessibility import press_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
