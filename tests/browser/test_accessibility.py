@@ -115,4 +115,4 @@ def test_all_steps_of_a_compression_work_with_the_keyboard(workbench):
     press_until(workbench, "Tab", "#generate")
     keys.press("Enter")
     prompt = workbench.value("prompt")
-    workbench.until(lambda: len(workbench.answer(1)) > len(prompt) + 5, "no answer is written")
+    workbench.until(lambda: len(workbench.answer(1)) > len(prompt) + 5, "the answer is not shown")

@@ -83,7 +83,7 @@ def test_a_report_opens_offline_and_shows_all_answers_as_text(browser, store, tm
     context.close()
 
 
-def test_answers_of_other_models_are_left_out(store):
+def test_a_report_omits_answers_of_other_models(store):
     ids = [run.id for run in store.runs.all()]
     generated = Generated((), "Once", ("Once a", "Once b"))
     text = json.loads(report.save_report(store, ids, None, *SAMPLING, [], "", generated))["text"]

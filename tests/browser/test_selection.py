@@ -240,4 +240,4 @@ def test_a_linked_tab_has_its_content(open_page):
         workbench.until(lambda shown=panel_locator: shown.inner_text().strip(), f"{panel} is empty")
     workbench.tab("Compare")
     label = workbench.locator("#answer-0 h4")
-    workbench.until(lambda: "demo-llama" in label.inner_text(), "no model above the answers")
+    workbench.until(lambda: "demo-llama" in label.inner_text(), "the model is not named")
