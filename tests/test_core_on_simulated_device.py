@@ -18,6 +18,8 @@ from lrcore.layers import linalg
 from lrcore.methods import METHODS
 from lrcore.ranks.policies import POLICIES
 
+pytestmark = pytest.mark.one_in(3)
+
 TOLERANCE = 1e-6  # relative; products equal those on the CPU except for the batches
 CACHE_METHODS = ("care", "mha2mla", "transmla")  # methods that shrink the KV cache alone
 MEASURING_POLICIES = (

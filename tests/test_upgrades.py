@@ -25,6 +25,8 @@ from lrcore.recipes.history import Healed
 from lrcore.runs import sweep_store
 from lrcore.system import cache
 
+pytestmark = pytest.mark.one_in(2)
+
 # The number in the key of a cached file, apart from the measured object: a format, or a constant
 # used in its place. None: files are named by contents or code.
 FORMATS = {

@@ -188,6 +188,7 @@ def drag_ratio(workbench, shares, pause: int = 0) -> float:
     workbench.allocation()
     workbench.answered()
     slider = workbench.locator("#field-ratio input[type=range]")
+    slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     y = box["y"] + box["height"] / 2
     workbench.page.mouse.move(box["x"] + shares[0] * box["width"], y)

@@ -12,6 +12,8 @@ from tiny_models import ONE_EACH, family_folder, sampled, structures_of
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
 
+pytestmark = pytest.mark.one_in(3)
+
 FEW = ("llama", "gpt2", "bloom")  # representative families; all families take minutes
 CASES = sampled(lambda family, _: family in FEW)
 

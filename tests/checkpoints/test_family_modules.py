@@ -17,6 +17,8 @@ from lrcore.checkpoints.export import export_for
 from lrcore.cli import main
 from lrcore.methods import METHODS
 
+pytestmark = pytest.mark.one_in(3)
+
 TARGETS = ("transformers-stock", "vllm")
 FEW = ("llama-a3", "llama-care", "bloom-flap", "phi3-svd_llm", "mixtral-modegpt")
 CASES = sampled(lambda family, method: f"{family}-{method}" in FEW)

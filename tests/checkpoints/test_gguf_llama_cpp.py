@@ -18,6 +18,8 @@ from llama_cpp import LlamaCpp
 import lrcore
 from lrcore.models.layers import read_layer
 
+pytestmark = pytest.mark.one_in(3)
+
 PROMPTS = ("Once upon a time", "Tom and Lily saw 12 ducks. They")
 STORY = "One day a girl named Lily went to the park. She saw 3 dogs, and they barked at her!"
 TOKENS = 24

@@ -13,6 +13,8 @@ sys.path.insert(0, SCRIPTS)
 import export_targets  # noqa: E402
 import libraries  # noqa: E402 (its folder is not a package)
 
+pytestmark = pytest.mark.one_in(2)
+
 sys.path.remove(SCRIPTS)
 
 SLOW = ("`torch.compile`",)  # compiles C++ for minutes

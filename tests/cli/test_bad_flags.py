@@ -5,6 +5,8 @@ Each case of a table contains one error.
 
 import pytest
 
+pytestmark = pytest.mark.one_in(3)
+
 LARGE = 10**12
 FLAGS = {
     "evaluate": (

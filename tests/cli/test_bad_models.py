@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.one_in(3)
+
 WEIGHTS, LARGE = "model.safetensors", 10**12
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import lrcore
 
+pytestmark = pytest.mark.one_in(3)
+
 LARGE = 10**12
 FIELDS: dict[str, tuple] = {
     "model": (5, None, "", [], "a" * 5000, "no\0thing", "demo-lama"),

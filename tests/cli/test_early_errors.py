@@ -7,6 +7,8 @@ import pytest
 
 from lrcore.cli.listing import summaries
 
+pytestmark = pytest.mark.one_in(2)
+
 MISTAKES = {
     "no such folder": ("evaluate", "/nonexistent"),
     "no such model": ("generate", "demo-lama", "--prompt", "x"),

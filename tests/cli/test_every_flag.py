@@ -13,6 +13,8 @@ import lrcore
 from lrcore.cli.commands import app
 from lrcore.runs.runs import Runs
 
+pytestmark = pytest.mark.one_in(3)
+
 LARGE, MISSING = str(10**12), "/no/such/place"
 
 

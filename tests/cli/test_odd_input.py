@@ -13,6 +13,8 @@ import pytest
 
 import lrcore
 
+pytestmark = pytest.mark.one_in(3)
+
 HUGE = "0x" + "f" * 5000  # more digits than Python converts
 DIGITS = "9" * 400  # beyond the range of a float
 NO_HOME = "~nobody_is_called_so"

@@ -10,6 +10,8 @@ import pytest
 from fresh import ROOT
 from interrupts import hears_ctrl_c
 
+pytestmark = pytest.mark.one_in(3)
+
 LRCORE = f"{sys.executable} -m lrcore"
 
 

@@ -345,7 +345,7 @@ def test_the_command_writes_csv_json_and_a_page(requested, tmp_path, capsys):
     assert float(lines[1]["perplexity"]) == rows[1]["perplexity"]
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 4  # parameters, KV bytes, FLOPs, decode time
-    assert "http" not in page
+    assert "://" not in page
     assert "<script" not in page
     assert rows[0]["protocol"]["fingerprint"] in page
     assert len(points([SweepRow.from_dict(row) for row in rows], "time")) == 3

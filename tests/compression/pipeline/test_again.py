@@ -14,6 +14,8 @@ from lrcore.models.model_size import count_flops
 from lrcore.models.structure import compressed_structures
 from lrcore.recipes.history import Healed
 
+pytestmark = pytest.mark.one_in(2)
+
 METHODS = ("a3", "modegpt", "fused", "svd", "svd_llm", "latentllm", "care")
 EXTRA_MODELS = {
     "summed": ("a3", {"ov": "overall"}),

@@ -9,7 +9,7 @@ from tiny_models import STRUCTURES
 
 import lrcore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_in(2)]
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 ENDS = (0.1, 0.5)
 WINDOWS = torch.arange(64).view(2, 32)

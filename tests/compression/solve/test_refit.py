@@ -25,6 +25,8 @@ from lrcore.layers.layer import Linear, LowRank
 from lrcore.methods import METHODS
 from lrcore.recipes.history import Compressed
 
+pytestmark = pytest.mark.one_in(2)
+
 
 def slow_ridge(x, y, start, ridge, bias):
     """Solve least squares on the rows, with one row per input for the ridge toward `start`."""

@@ -19,6 +19,8 @@ from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_
 from lrcore.models.layers import projection_paths, read_layer
 from lrcore.recipes.history import Compressed
 
+pytestmark = pytest.mark.one_in(3)
+
 WIDTH, HIDDEN, TOKENS = 6, 10, 240
 
 

@@ -17,6 +17,8 @@ from lrcore.models.architectures import ARCHITECTURES
 from lrcore.models.layers import read_layer
 from lrcore.recipes.history import Healed
 
+pytestmark = pytest.mark.one_in(2)
+
 ELSEWHERE = """
 import sys
 import torch

@@ -18,6 +18,8 @@ from lrcore.models.config import attention_kernel
 from lrcore.recipes.history import LayersDropped
 from lrcore.system.errors import InputError
 
+pytestmark = pytest.mark.one_in(3)
+
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
 # index of the layer with a different type; dropping it raises
 MIXED = {"qwen2_moe": 0, "qwen3_moe": 0, "ernie4_5_moe": 0, "gemma4_text": 1}

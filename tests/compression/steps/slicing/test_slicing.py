@@ -30,6 +30,8 @@ from lrcore.models.load import LoadedModel
 from lrcore.recipes.history import Sliced
 from lrcore.system.errors import Cancelled, InputError
 
+pytestmark = pytest.mark.one_in(3)
+
 TOKENS = torch.randint(3, 300, (4, 24), generator=torch.Generator().manual_seed(5))
 SLICED = (
     "llama",
