@@ -1,4 +1,5 @@
-// Saves the value as a file in the browser: {name, text}, or {name, address} of a file of the server.
+// Saves the value as a file in the browser: {name, text}, or {name, address} of a file on the
+// server.
 watch('value', () => {
   if (!props.value) return;
   const file = JSON.parse(props.value),

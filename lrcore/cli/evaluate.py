@@ -87,6 +87,9 @@ class Further:
         False, "Measure tokens per second, alternating between models.", flag="measure-speed"
     )
     local: bool = setting(False, "Measure local errors, and the loss of each compressed component.")
+    prompt: list[str] | None = setting(  # noqa: RUF009 (typer has no immutable list)
+        None, "Compare the answers to this prompt, too; repeatable."
+    )
 
 
 @app.command()
@@ -102,10 +105,6 @@ def compare(
     further: Further,
     loading: Loading,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML report.")] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare the answers to this prompt, too; repeatable."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare models on the same tokens.
@@ -118,24 +117,19 @@ def compare(
     from ..evaluation.answers import answer_prompts
     from ..evaluation.compare_models import compare_models, comparison_page
 
-    answers = answer_prompts(loaded, prompt or [], progress=progress)
+    answers = answer_prompts(loaded, further.prompt or [], progress=progress)
     for row in answers:
         if row["error"]:
             raise InputError(row["error"])
     result = compare_models(loaded, settings, further.speed, further.local, progress)
     if html is not None:
         write_text(html, comparison_page(result, answers=answers))
-    rows = result.pop("models")
     if as_json:
-        show(True, {"models": rows, **result} | ({"answers": answers} if prompt else {}))
+        show(True, result | ({"answers": answers} if answers else {}))
         return
     columns = COLUMNS + (SPEEDS if further.speed else ())
-    show(
-        False,
-        {"protocol": result["protocol"]},
-        "models",
-        [{name: row[name] for name in columns} for row in rows],
-    )
+    rows = [{name: row[name] for name in columns} for row in result["models"]]
+    show(False, {"protocol": result["protocol"]}, "models", rows)
     for details in result.get("details", ()):
         for name in ("contributions", "local_errors"):
             show(False, {}, details["name"], details[name])

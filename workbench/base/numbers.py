@@ -60,6 +60,11 @@ def percent(share: float, digits: int = 1) -> str:
     return "–" if math.isnan(share) else f"{share:.{digits}%}".replace("-", MINUS)
 
 
+def size_left(ratio: float) -> str:
+    """Format the size that removing a fraction leaves, as percent of the dense size."""
+    return f"{100 * (1 - ratio):.4g} %"
+
+
 def relative_change(change: float, digits: int = 1) -> str:
     """Format a relative change as percent, with its sign."""
     return f"{change:+.{digits}%}".replace("-", MINUS)

@@ -41,7 +41,9 @@ class ShrinkJob(Job):
 
     @property
     def title(self) -> str:
-        return words.compress.TO_SIZE.format(self.recipe.model, 100 * (1 - self.recipe.ratio))
+        return words.compress.TO_SIZE.format(
+            self.recipe.model, numbers.size_left(self.recipe.ratio)
+        )
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         dense = load_dense(store, self.recipe, reporter, self.evaluation)
@@ -69,7 +71,9 @@ class SmallestJob(Job):
 
     @property
     def title(self) -> str:
-        return words.compress.SMALLEST.format(self.recipe.model, self.increase)
+        return words.compress.SMALLEST.format(
+            self.recipe.model, numbers.relative_change(self.increase, 0)
+        )
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         """Run the search. Raises InputError if no measured size is within the increase."""
@@ -94,7 +98,7 @@ class SmallestJob(Job):
             lowest = min(increases)
             raise lrcore.InputError(
                 words.compress.NOTHING_WITHIN.format(
-                    self.increase, lowest, change(increases[lowest])
+                    numbers.relative_change(self.increase, 0), lowest, change(increases[lowest])
                 )
             )
         recipe = self.recipe.with_(ratio=ratio)

@@ -129,6 +129,35 @@ def heatmap_settings() -> tuple[gr.Dropdown, gr.Slider, gr.Radio]:
     return measure, threshold, kind
 
 
+def cell_settings(first: FirstView) -> tuple[gr.HTML, gr.Dropdown, gr.Dropdown, gr.Radio]:
+    """Place the heading of the selected cell, head, layers to compare, and scale."""
+    with gr.Row(elem_classes="bottom"):
+        heading = gr.HTML(first.heading, elem_id="cell-heading", scale=2)
+        head = gr.Dropdown(
+            first.heads,
+            value=ALL_HEADS,
+            label=words.spectra.HEAD_BOX,
+            elem_id="head",
+            min_width=140,
+        )
+        compared = gr.Dropdown(
+            first.layers,
+            value=[],
+            multiselect=True,
+            label=words.spectra.COMPARE_LAYERS,
+            elem_id="beside",
+            min_width=290,
+        )
+        scale = gr.Radio(
+            ["log", "linear"],
+            value="log",
+            label=words.spectra.SCALE,
+            elem_id="scale",
+            min_width=180,
+        )
+    return heading, head, compared, scale
+
+
 def layout(first: FirstView) -> SpectraTab:
     """Place the components, with their initial values."""
     measure, threshold, kind = heatmap_settings()
@@ -137,30 +166,7 @@ def layout(first: FirstView) -> SpectraTab:
     with gr.Column(elem_id="spectra-view"):
         heatmap = plot("heatmap", 360, first.heatmap, awaited=True)
         scatter = plot("loss-against-energy", 320)
-        with gr.Row(elem_classes="bottom"):
-            heading = gr.HTML(first.heading, elem_id="cell-heading", scale=2)
-            head = gr.Dropdown(
-                first.heads,
-                value=ALL_HEADS,
-                label=words.spectra.HEAD_BOX,
-                elem_id="head",
-                min_width=140,
-            )
-            compared = gr.Dropdown(
-                first.layers,
-                value=[],
-                multiselect=True,
-                label=words.spectra.COMPARE_LAYERS,
-                elem_id="beside",
-                min_width=290,
-            )
-            scale = gr.Radio(
-                ["log", "linear"],
-                value="log",
-                label=words.spectra.SCALE,
-                elem_id="scale",
-                min_width=180,
-            )
+        heading, head, compared, scale = cell_settings(first)
         with gr.Row():
             values = plot("spectrum", 270, first.values)
             energy = plot("energy", 270, first.energy)

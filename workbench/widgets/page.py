@@ -11,6 +11,7 @@ import gradio as gr
 import lrcore
 
 from .. import words
+from ..base import numbers
 from ..state import manual_ranks
 from . import selection, steps
 from .components import after_changes, downloader, hidden_component, panel, pending_cells
@@ -36,7 +37,7 @@ def chosen_runs() -> gr.Dropdown:
 
 
 def shrink_button() -> gr.Button:
-    label = words.compress.compress_to(START.ratio)
+    label = words.compress.COMPRESS_TO.format(numbers.size_left(START.ratio))
     return gr.Button(label, variant="primary", elem_id="compress", render=False)
 
 

@@ -4,7 +4,7 @@ COMPRESS_TAB, EXPERIMENTS_TAB = "Compress", "Experiments"
 
 # One run
 COMMAND = "The same as a command line"
-COMPRESS_TO = "Compress to {} %"  # of the size
+COMPRESS_TO = "Compress to {}"  # of the size
 FIND_SMALLEST = "Find the smallest size within +2 % perplexity"
 RUN_NAME, RUN_NAME_HINT, START = "Run name", "generated automatically", "Start"
 REMOVES = (
@@ -116,7 +116,7 @@ START_SHARE = "Share bases"
 SHARES = "Decoder parameters: {} to {} ({:.1%} fewer), with {} layers per basis."
 
 # Automatic compression
-TO_SIZE, SMALLEST = "Compress {} to {:.4g} %", "Smallest size of {} within {:+.0%} perplexity"
+TO_SIZE, SMALLEST = "Compress {} to {}", "Smallest size of {} within {} perplexity"
 CHOICE_PART, COMPRESS_PART, MEASURE_PART = "1 of 3, compare methods", "2 of 3", "3 of 3"
 TRY = "size {} of at most {}"
 FORM_CHOICE = "The method and policy of the form are used."
@@ -127,7 +127,7 @@ OTHER_BUDGET = "not compared, because its budget counts another quantity"
 BEST = "{}, {} has the lowest perplexity on a small sample."
 MEASURED_SIZE = "{:.1%} removed: {} perplexity"
 NOTHING_WITHIN = (
-    "No size within {:+.0%} perplexity was found: removing {:.1%} changes it by {}. Choose another "
+    "No size within {} perplexity was found: removing {:.1%} changes it by {}. Choose another "
     "method or policy under Expert settings."
 )
 
@@ -141,11 +141,6 @@ CANCEL, DISMISS, OPEN, COMPARE = "Cancel", "Dismiss", "Open", "Compare"
 START_AGAIN, REMOVE = "Start again", "Remove"
 LOG, TIMES_AND_LOG = "log", "times and log"
 LOSS_CURVE = "cross-entropy at each step, nats per token"
-
-
-def compress_to(ratio: float) -> str:
-    """Return the label of the button that removes a fraction of the size."""
-    return COMPRESS_TO.format(f"{100 * (1 - ratio):.4g}")
 
 
 def duration(seconds: float | None) -> str:

@@ -29,4 +29,6 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     answers.wire(page, store, columns, tab)
     prompt_set.wire(page, store, prompts)
     token_losses.wire(page, store, passage)
-    report.wire(page, store, report_button, comparison, columns, conversations, prompts)
+    texts = [conversations.conversations, prompts.csv, columns.generated]
+    inputs = [comparison.protocol, *columns.settings, *texts]
+    report.wire(page, store, report_button, inputs)

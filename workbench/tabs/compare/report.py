@@ -20,14 +20,12 @@ from ...state.store import Store
 from ...widgets.components import download, small_button
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.page import Page
-from .answers import Answers, Generated
+from .answers import Generated
 from .chart import AXES
-from .chat import Chat
 from .chosen_runs import evaluation_of, selected_runs
 from .comparison_table import all_columns, change_text, notes, value_text
 from .metrics import METRICS, Column, Table, results, tables
-from .prompt_set import PromptSet
-from .runs import Comparison, chart_panels
+from .runs import chart_panels
 
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "seed")
 
@@ -37,19 +35,11 @@ def layout() -> gr.Button:
     return small_button(words.compare_and_runs.COMPARISON_REPORT, "comparison-report")
 
 
-def wire(
-    page: Page,
-    store: Store,
-    button: gr.Button,
-    comparison: Comparison,
-    answers: Answers,
-    chat: Chat,
-    prompts: PromptSet,
-) -> None:
-    """Attach the handler."""
-    texts = [chat.conversations, prompts.csv, answers.generated]
-    inputs = [page.chosen, comparison.protocol, *answers.settings, *texts]
-    listen([button.click], bind(save_report, store), inputs, page.downloads, **QUIET)
+def wire(page: Page, store: Store, button: gr.Button, inputs: list[Any]) -> None:
+    """Attach the handler. inputs: of `save_report`, without the runs."""
+    listen(
+        [button.click], bind(save_report, store), [page.chosen, *inputs], page.downloads, **QUIET
+    )
 
 
 def save_report(store: Store, ids: list[str], protocol: str | None, *values: Any) -> str:

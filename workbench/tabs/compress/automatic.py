@@ -11,8 +11,8 @@ from ...widgets.events import QUIET, bind, listen
 from ...widgets.page import Page
 from .job_inputs import inputs, read_and_check
 
-# The words of `words.compress.compress_to`, in the browser: the label follows each move.
-LABEL = "(ratio) => '{}'.replace('{{}}', +(100 * (1 - ratio)).toPrecision(4))"
+# `numbers.size_left` in the browser, where the label follows each move of the slider
+LABEL = "(ratio) => '{}'.replace('{{}}', +(100 * (1 - ratio)).toPrecision(4) + ' %')"
 
 
 def wire(page: Page, store: Store) -> None:
