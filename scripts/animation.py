@@ -50,6 +50,7 @@ def prepare(page: Page) -> None:
     """Open the Allocation tab and wait for the curve of the probes."""
     page.wait_for_selector("#heatmap .js-plotly-plot", timeout=120_000)
     open_tab(page, "Allocation")
+    page.locator("#expert-allocation > button.open").click()  # the method in the link opened it
     run = page.locator("#size-and-cost button", has_text="Run")
     page.wait_for_selector("#size-and-cost button, #budget-curve .js-plotly-plot")
     if run.count():

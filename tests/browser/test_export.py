@@ -84,14 +84,13 @@ def test_the_run_is_quantized_and_compared(workbench):
         "the measured card is not shown",
     )
     workbench.click("#generate")
-    answer = workbench.locator("#answer-1 textarea")
-    workbench.until(lambda: len(answer.input_value()) > 80, "nothing is generated")
+    workbench.until(lambda: len(workbench.answer(1)) > 80, "nothing is generated")
     workbench.answered()
     report = unescape(re.sub("</?mark>", "", workbench.download("comparison-report")))
     assert "stock one · 4 bit" in report
     prompt = workbench.value("prompt")
-    for column in ("answer-0", "answer-1"):
-        assert workbench.value(column).removeprefix(prompt) in report
+    for column in range(2):
+        assert workbench.answer(column).removeprefix(prompt) in report
 
 
 def test_the_run_is_healed_and_shows_the_training_curve(workbench):

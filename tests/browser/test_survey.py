@@ -6,7 +6,7 @@ import pytest
 
 import lrcore
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.soak]
 
 # Perplexity of the displayed ranks and of uniform ones, and their comparison; null until the ranks
 # are called harmful.
@@ -46,7 +46,6 @@ def harmful(workbench):
     return float(loss), float(uniform_loss)
 
 
-@pytest.mark.soak
 def test_methods_and_policies_are_ranked_by_measurements(workbench, harmful):
     default_pairs = {("a3", "softmax_dual"), ("a3", "uniform")}
     workbench.see("#policies")
