@@ -1,7 +1,6 @@
-"""The page as a person uses it.
+"""Actions of a user on the page.
 
-A slow machine must fail no test: whatever follows an action is waited for by what the action
-causes, never by time.
+A slow machine must not fail a test: each action waits for its effect, not for a time.
 """
 
 import json
@@ -17,19 +16,21 @@ from playwright.sync_api import Browser, Download, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
-# The address of what a page asks of a listener: through Gradio's queue, or past it.
+# Requests of a page to a listener, through Gradio's queue or directly.
 QUESTION = re.compile(r"/(queue/join|run/predict)(\?|$)")
-# The tabs with a fold of expert settings, and the name of the fold.
+# Tabs with a fold of expert settings, and the name of the fold.
 FOLDS = {"Allocation": "allocation", "Compress": "compress", "Compare": "compare"}
-# Milliseconds until a click that finds nothing to press is tried anew.
-ANEW = 20_000
+# Milliseconds until a click on an element that is not ready is repeated.
+RETRY = 20_000
 
 
 def visit(
     browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None, hold=None
 ) -> Page:
-    """A page in a browser profile of its own. watch: is given every request of the page; hold: is
-    given the route of every question to the server, which waits until that is continued.
+    """Open a page in a new browser profile.
+
+    watch: called with each request of the page. hold: called with the route of each request to a
+    listener; the request waits until the route is continued.
     """
     context = browser.new_context(
         viewport={"width": width, "height": height}, accept_downloads=True
@@ -41,11 +42,11 @@ def visit(
         page.on("request", watch)
     if hold is not None:
         page.route(QUESTION, hold)
-    page.goto(url, wait_until="commit")  # what a test waits for says when the page is ready
+    page.goto(url, wait_until="commit")  # each test waits for the parts that it needs
     return page
 
 
-# The stage and the finished units of the running job; null without one.
+# Stage and finished units of the running job; null if no job runs.
 PROGRESS = """(() => {
   const steps = document.querySelector('.status-bar.running .steps');
   return steps && `${steps.dataset.stage} ${steps.dataset.done}`; })()"""
@@ -59,9 +60,9 @@ class Workbench:
     # --- waiting ---
 
     def until(self, read: Callable[[], Any], why: str) -> Any:
-        """Return the first true value of read(), tried again and again.
+        """Call `read` until it returns a true value, and return the value.
 
-        A job that makes progress is waited for.
+        The time limit is extended while a job makes progress.
         """
         end, progress = time.monotonic() + PATIENCE, None
         while True:
@@ -77,35 +78,33 @@ class Workbench:
             self.page.wait_for_timeout(50)
 
     def answered(self) -> None:
-        """Wait until the page has asked for all that it wants to know and shows the answers."""
-        self.until(lambda: self.evaluate("tests.answered()"), "the page asks and asks")
+        """Wait until all requests of the page are answered and the answers are drawn."""
+        self.until(lambda: self.evaluate("tests.answered()"), "requests remain unanswered")
 
     def settled(self) -> None:
-        """`answered`, and nothing moves any more."""
+        """Wait for `answered`, and for the end of all animations."""
         self.answered()
         self.evaluate("tests.still()")
 
     def looked(self, times: int = 1) -> None:
-        """Wait until the page has looked so often, from now on, what happens on the server, and
-        shows it.
-        """
+        """Wait until the page has polled the server this number of times and shows the results."""
         looks = self.evaluate("questions.looks.asked")
         self.until(
             lambda: self.evaluate("questions.looks.answered") >= looks + times,
-            "the page does not look at the server",
+            "the page does not poll the server",
         )
         self.answered()
 
     def analyzed(self) -> None:
-        """Wait for the heatmap, the first thing a newcomer sees."""
+        """Wait for the heatmap, which a new page shows first."""
         self.wait_for_plot("heatmap")
 
     def wait_for_plot(self, name: str) -> None:
-        """Wait until a plot is there; a click on it counts from then on."""
+        """Wait until a plot is drawn and reacts to clicks."""
         self.page.wait_for_selector(f"#{name} .js-plotly-plot[data-drawn]")
 
     def until_idle(self) -> None:
-        """Wait until no job runs or is queued, whatever the page showed before."""
+        """Wait until no job runs or is queued."""
 
         def idle() -> bool:
             self.looked()
@@ -114,19 +113,19 @@ class Workbench:
         self.until(idle, "a job does not end")
 
     def see(self, selector: str) -> None:
-        """Scroll to something: what takes long is drawn where one sees it."""
+        """Scroll to an element: slow figures are drawn when they are visible."""
         self.locator(selector).scroll_into_view_if_needed()
 
     # --- pressing and typing ---
 
     def click(self, selector: str) -> None:
-        """Press a button. Gradio drops a press while it still answers the one before."""
+        """Press a button. Gradio drops a press while it handles the previous one."""
         self.answered()
         self.page.click(selector)
 
     def press_until(self, press: Callable[[], Any], is_done: Callable[[], Any], why: str) -> None:
-        """Press something that moves or is drawn anew while the page is built: again where the
-        press went astray, which shows once everything is answered.
+        """Press an element that may move or be redrawn while the page loads, until the press has
+        its effect.
         """
 
         def done() -> Any:
@@ -140,19 +139,20 @@ class Workbench:
         self.until(done, why)
 
     def tab(self, title: str, expert: bool = True) -> None:
-        """Open a tab; expert: and its expert settings."""
+        """Open a tab. expert: open its expert settings, too."""
         tab = self.page.get_by_role("tab", name=title, exact=True)
+        # without the tabs, the code below would wait for their menu
         listed = self.page.locator(".overflow-dropdown button", has_text=title)
-        self.page.locator("#tabs [role=tab]").first.wait_for()  # else the menu is waited for
+        self.page.locator("#tabs [role=tab]").first.wait_for()
 
         def opened() -> bool:
-            with suppress(PlaywrightTimeout):  # the tabs move while they are laid out
+            with suppress(PlaywrightTimeout):  # tabs move during layout
                 if tab.is_visible():
-                    tab.click(timeout=ANEW)
+                    tab.click(timeout=RETRY)
                 else:
                     if not listed.is_visible():
-                        self.page.locator(".overflow-menu > button").first.click(timeout=ANEW)
-                    listed.click(timeout=ANEW)
+                        self.page.locator(".overflow-menu > button").first.click(timeout=RETRY)
+                    listed.click(timeout=RETRY)
             return self.open_tab() == title
 
         self.until(opened, f"the tab {title} does not open")
@@ -185,7 +185,7 @@ class Workbench:
         self.open(title)
 
     def set_range(self, elem_id: str, value: float) -> None:
-        """Move a slider to a value; Gradio's own where one with another scale lies over it."""
+        """Move a slider to a value; the linear slider if it has a logarithmic overlay."""
         slider = self.locator(f"#{elem_id} input[type=range]").first
         slider.wait_for()
         self.evaluate("tests.frames()")
@@ -195,18 +195,18 @@ class Workbench:
             self.evaluate("tests.frames()")
             return abs(float(slider.input_value()) - value) < 1e-9
 
-        self.until(held, f"the slider {elem_id} does not go to {value}")
+        self.until(held, f"the slider {elem_id} does not move to {value}")
 
     def at_ratio(self, ratio: float) -> None:
-        """Move the budget to a ratio, and wait until that is drawn."""
+        """Move the budget to a ratio, and wait until the plan is drawn."""
         self.set_range("field-ratio", ratio)
         self.shows_ratio(ratio)
 
     def shows_ratio(self, ratio: float) -> None:
-        """Wait until the summary and the bars are those of a ratio."""
+        """Wait until the summary and the bars belong to a ratio."""
         summary = self.locator("#size-and-cost")
         self.until(
-            lambda: f"requested {ratio:.1%}" in summary.inner_text(), "the summary lags behind"
+            lambda: f"requested {ratio:.1%}" in summary.inner_text(), "the summary is not updated"
         )
         self.answered()
 
@@ -221,10 +221,10 @@ class Workbench:
             self.evaluate("tests.frames()")
             return box.input_value() == value
 
-        self.until(held, f"{elem_id} does not take {value!r}")
+        self.until(held, f"{elem_id} does not accept {value!r}")
 
     def choose(self, elem_id: str, name: str) -> None:
-        """An entry of a list that takes one."""
+        """Choose an entry of a list with a single choice."""
         box = self.locator(f"#{elem_id} input")
 
         def chosen() -> bool:
@@ -234,7 +234,7 @@ class Workbench:
         self.until(chosen, f"{name} cannot be chosen")
 
     def choose_all(self, elem_id: str, names: Sequence[str]) -> None:
-        """Entries of a list that takes several; one that is chosen already stays."""
+        """Choose entries of a list with several choices, in addition to the chosen ones."""
         box, tokens = self.locator(f"#{elem_id} input"), self.locator(f"#{elem_id} .token")
 
         def chosen() -> bool:
@@ -249,18 +249,18 @@ class Workbench:
 
     def _press_option(self, box: Locator, name: str) -> None:
         box.blur()  # a list opens when its box gets the focus
-        with suppress(PlaywrightTimeout):  # it may lack the entry, or close, while it is drawn anew
-            box.click(timeout=ANEW)
-            self.page.get_by_role("option", name=name, exact=True).click(timeout=ANEW)
+        with suppress(PlaywrightTimeout):  # the list may be redrawn
+            box.click(timeout=RETRY)
+            self.page.get_by_role("option", name=name, exact=True).click(timeout=RETRY)
 
     # --- reading ---
 
     def plot(self, name: str) -> dict[str, Any]:
-        """What is drawn; nothing while there is no such plot."""
+        """Return the content of a plot; {} if it does not exist."""
         return self.evaluate("name => tests.plot(name)", name)
 
     def ranks(self) -> dict[tuple[str, int], int]:
-        """Of the bars, by (component, layer)."""
+        """Return the ranks of the bars, by (component, layer)."""
         return {
             (name, layer): rank
             for trace in self.plot("bars")["traces"]
@@ -269,22 +269,22 @@ class Workbench:
         }
 
     def plotted(self, component: str) -> bool:
-        """Whether there are bars of a component."""
+        """Return True if a component has bars."""
         return any(name == component for name, _ in self.ranks())
 
     def value(self, elem_id: str) -> str:
         return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
 
     def answer(self, column: int) -> str:
-        """The prompt and the answer of a model, the dense one first; "" before it is asked."""
+        """Return prompt and answer of a model, the dense model first; "" without an answer."""
         return self.page.locator(f"#answer-{column}").get_attribute("data-text") or ""
 
     def status(self) -> dict[str, Any]:
-        """Job id, state class, stage, done, total and text of the status bar."""
+        """Return job id, state class, stage, done, total and text of the status bar."""
         return self.evaluate("tests.status()")
 
     def saved(self, button: Locator) -> str:
-        """The file that a button makes the browser save."""
+        """Press a button that saves a file, and return the text of the file."""
         self.answered()
         with self.page.expect_download() as waiting:
             button.click()
@@ -301,23 +301,23 @@ class Workbench:
     # --- runs ---
 
     def start(self, name: str = "", samples: int = 8, seq_len: int = 64) -> None:
-        """Press Start under Compress with a measurement of this size."""
+        """Press Start in the Compress tab, with this number and length of evaluation windows."""
         self.tab("Compress")
-        self.answered()  # the start before empties the box of the name
+        self.answered()  # the previous start clears the name
         self.type_into("measure-samples", str(samples))
         self.type_into("measure-seq-len", str(seq_len))
         self.type_into("run-name", name)
         self.click("#start")
 
     def open_run(self, name: str) -> None:
-        """Open a run that is in the table, or will be."""
+        """Open a run of the table; wait until the table has it."""
         self.tab("Runs & export")
         exact_name = re.compile(rf"^\s*{re.escape(name)}\s*$")
         cell = self.locator("#runs-table [role=gridcell]", has_text=exact_name).first
         cell.wait_for()
         heading = self.locator("#run-heading h3")
         self.press_until(
-            lambda: cell.click(timeout=ANEW),
+            lambda: cell.click(timeout=RETRY),
             lambda: heading.count() and heading.inner_text() == name,
             f"the run {name} does not open",
         )

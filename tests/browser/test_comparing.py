@@ -1,6 +1,4 @@
-"""Several runs side by side: a sweep that makes them, only their differences, tokens coloured, a
-set of prompts, tags.
-"""
+"""Comparison of runs: a sweep, differences of recipes, marked tokens, reports and links."""
 
 import csv
 import io
@@ -10,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from .page import ANEW, PATIENCE
+from .page import PATIENCE, RETRY
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
@@ -27,7 +25,7 @@ POINT = """run => {
         return [b.x + across._offset + across.d2p(x[i]), b.y + up._offset + up.d2p(y[i])];
       }
 }"""
-# How many buttons of jobs end beyond their job.
+# Number of buttons of jobs that extend beyond their job.
 BEYOND = """[...document.querySelectorAll('.job')].flatMap(job =>
   [...job.querySelectorAll('button')].filter(button =>
     button.getBoundingClientRect().right > job.getBoundingClientRect().right)).length"""
@@ -56,7 +54,7 @@ def test_runs_of_a_sweep_are_compared(workbench):
     page.set_viewport_size(size)
 
     workbench.press_until(
-        lambda: page.locator("#guide .next").click(timeout=ANEW),
+        lambda: page.locator("#guide .next").click(timeout=RETRY),
         lambda: workbench.open_tab() == "Compare",
         "the next step does not open",
     )
@@ -66,7 +64,7 @@ def test_runs_of_a_sweep_are_compared(workbench):
     workbench.until(lambda: "runs=" in page.url, "the address does not name the chosen runs")
     workbench.until(
         lambda: "KL to dense" in page.locator("#compared").inner_text(),
-        "no distance to the dense model is shown",
+        "the KL divergence is missing",
     )
     workbench.answered()
     workbench.choose_all("compare-runs", NAMES)
@@ -74,7 +72,7 @@ def test_runs_of_a_sweep_are_compared(workbench):
     table.wait_for(state="visible")
     differences = workbench.until(
         lambda: "perplexity" in (words := table.inner_text()) and "method" in words and words,
-        "no differences are shown",
+        "the differences are missing",
     )
     assert "samples" not in differences  # equal in both
     workbench.until(
@@ -93,13 +91,13 @@ def test_runs_of_a_sweep_are_compared(workbench):
     workbench.type_into("prompt-set", "Tom went to\nOnce upon a time")
     workbench.click("#set-go")
     workbench.until(
-        lambda: "Tom went to" in page.locator("#set-table").inner_text(), "no answers come"
-    )  # rows far down are not drawn
+        lambda: "Tom went to" in page.locator("#set-table").inner_text(), "the answers are missing"
+    )  # the table draws only the first rows
     summary = page.locator("#set-summary")
     assert summary.inner_text().count("answers are the same as the dense model's") == 2
     marked = summary.locator("details.marked")
     assert marked.locator("summary").all_inner_texts() == ["Tom went to", "Once upon a time"]
-    assert marked.locator(".tokens").count() == 4  # of each prompt one for each run
+    assert marked.locator(".tokens").count() == 4  # one per prompt and run
     assert summary.locator(".tokens .first").count() > 0
     rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
     assert [row["prompt"] for row in rows] == ["Tom went to"] * 3 + ["Once upon a time"] * 3
@@ -138,14 +136,14 @@ def test_losses_and_task_scores_are_measured_for_compared_runs(workbench):
     cells = compared.locator("tr", has_text="Accuracy on story endings").locator("td")
 
     def scored() -> bool:
-        """The dense model and both runs, each with its standard error."""
+        """Return True if the dense model and both runs have a score with a standard error."""
         return [*map(SCORE.match, cells.all_inner_texts())].count(None) == 0 and cells.count() == 3
 
     workbench.until(scored, "a run has no score")
 
 
 def titles(workbench) -> list[str]:
-    """What stands above the answers of the dense model and of the two runs."""
+    """Return the titles above the answers of the dense model and of the two runs."""
     return [workbench.locator(f"#answer-{i}").get_attribute("aria-label") for i in range(3)]
 
 
@@ -154,14 +152,14 @@ def test_answers_can_be_copied_and_their_titles_show_no_unmeasured_speed(workben
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     workbench.set_range("new-tokens", 24)
     workbench.type_into("prompt", "Once upon a time")
-    workbench.until(lambda: {*titles(workbench)[1:]} == {*NAMES}, "the columns are not laid out")
+    workbench.until(lambda: {*titles(workbench)[1:]} == {*NAMES}, "the columns are missing")
     workbench.click("#generate")
-    workbench.answered()  # the answers are whole
+    workbench.answered()  # the answers are complete
     workbench.until(
-        lambda: page.locator("#answers .tokens").count() == 3, "no answer is shown by token"
+        lambda: page.locator("#answers .tokens").count() == 3, "the answers are not marked by token"
     )
     assert page.locator("#answers .scale").count() == 1
-    assert page.locator("#answers .tokens .first").count() >= 2  # the dense model's, and a run's
+    assert page.locator("#answers .tokens .first").count() >= 2  # of the dense model and of a run
     assert titles(workbench)[0] == "dense · demo-llama"
     assert {*titles(workbench)[1:]} == {*NAMES}
     copy = page.locator("#answer-1 button[aria-label*=opy]").first
@@ -180,7 +178,7 @@ def test_measured_speed_is_an_axis_of_the_chart_and_part_of_the_titles(workbench
     workbench.choose("axis", "decode time per token (ms)")
     workbench.until(
         lambda: "Measure their speed" in caption.inner_text(),
-        "what is lacking is not said",
+        "the missing measurement is not named",
     )
     workbench.click("#measure-speed")
     workbench.until(
@@ -192,14 +190,14 @@ def test_measured_speed_is_an_axis_of_the_chart_and_part_of_the_titles(workbench
             {"dense", "a3 · uniform", "svd · uniform", "best so far"}
             <= {trace["name"] for trace in workbench.plot("scatter")["traces"]}
         ),
-        "no front over time is drawn",
+        "the Pareto front over time is missing",
     )
     workbench.answered()
     assert "alternating with the dense model" in caption.inner_text()
     assert "Left out" not in caption.inner_text()
     workbench.until(
         lambda: all("tokens/s" in title for title in titles(workbench)),
-        "a speed that was measured in turns is not above its column",
+        "a measured speed is missing above its column",
     )
 
 
@@ -231,7 +229,7 @@ def test_a_click_on_a_point_removes_its_run_and_a_second_click_adds_it(workbench
 
 
 def table_of(workbench, title: str, file: str) -> str:
-    """A file of a finished sweep, as its button in the list of jobs gives it."""
+    """Return a file of a finished sweep, downloaded from the list of jobs."""
     job = workbench.locator(".job.done", has_text=title)
     return workbench.saved(job.locator(f"button[data-file='{file}']").first)
 
@@ -264,7 +262,7 @@ def test_a_cross_calibration_study_measures_all_pairs_and_writes_its_tables(work
     assert "Calibrated on (down), measured on (across)" in report
     assert "://" not in report
     log = page.locator(".job.done", has_text="Sweep of 4 runs").locator("pre").text_content()
-    assert log.count("already saved") == 2  # the runs of the sweep before, calibrated on stories
+    assert log.count("already saved") == 2  # the runs of the previous sweep, calibrated on stories
 
 
 def test_reports_open_offline_and_request_no_host(workbench, tmp_path):
@@ -294,7 +292,7 @@ def test_runs_of_a_second_model_have_a_separate_dense_card_and_chart_panel(workb
     workbench.answered()
     workbench.choose_all("compare-runs", [NAMES[0], "of another"])
     tables = page.locator("#compared table")
-    workbench.until(lambda: tables.count() == 2, "both models stand in one table")
+    workbench.until(lambda: tables.count() == 2, "both models are in one table")
     heads = [table.locator("thead th").all_inner_texts() for table in tables.all()]
     runs_by_dense = {dense: {*runs} for _, dense, *runs in heads}
     assert runs_by_dense["dense · demo-opt"] == {"of another"}
@@ -316,12 +314,12 @@ def test_the_table_of_runs_remembers_sorting_filter_and_ticks(workbench):
     workbench.tab("Runs & export")
     table.locator("[data-sort=perplexity]").click()
     table.locator("[type=search]").fill("python-docs")
-    workbench.until(lambda: rows.count() == 2, "the words leave other runs in")
+    workbench.until(lambda: rows.count() == 2, "the search does not filter the runs")
     table.locator("summary").click()
     table.locator("[data-column=policy]").uncheck()
     workbench.until(lambda: "Policy" not in heads(), "the column stays")
     workbench.answered()
-    for i in range(2):  # one right after the other
+    for i in range(2):  # without a pause
         boxes.nth(i).set_checked(False)
     workbench.answered()
     for i in range(2):
@@ -332,16 +330,16 @@ def test_the_table_of_runs_remembers_sorting_filter_and_ticks(workbench):
         (runs,) = parse_qs(urlsplit(page.url).query).get("runs", [""])
         return {*ids} <= {*runs.split(",")}
 
-    workbench.until(addressed, "the address lacks a ticked run")
+    workbench.until(addressed, "the address lacks a selected run")
     page.reload()
     workbench.tab("Runs & export")
-    workbench.until(lambda: rows.count() == 2, "the words are not kept")
+    workbench.until(lambda: rows.count() == 2, "the search text is lost")
     assert "Policy" not in heads()
     assert "Method" in heads()
     assert [rows.nth(i).get_attribute("data-run") for i in range(2)] == ids
     assert table.locator("[aria-sort=ascending]").inner_text() == "Perplexity"
     workbench.until(
-        lambda: boxes.nth(0).is_checked() and boxes.nth(1).is_checked(), "the ticks are not kept"
+        lambda: boxes.nth(0).is_checked() and boxes.nth(1).is_checked(), "the selection is lost"
     )
     workbench.answered()
     table.locator(".compare").click()

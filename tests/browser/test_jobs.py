@@ -17,7 +17,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 import lrcore
 from workbench import words
 
-from .page import ANEW
+from .page import RETRY
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -37,7 +37,7 @@ def _idle_after(workbench):
         button = workbench.locator("#status-bar button.cancel")
         if button.count():
             with suppress(PlaywrightTimeout):  # the job may end by itself before the click
-                button.click(timeout=ANEW)
+                button.click(timeout=RETRY)
         workbench.looked()
         return not workbench.locator(BUSY).count()
 
@@ -68,7 +68,7 @@ def cancel(workbench, job: str) -> None:
     button = workbench.locator(f"#status-bar button.cancel[data-job='{job}']")
     row = workbench.locator(f".job[data-job-id='{job}']")
     workbench.press_until(
-        lambda: button.click(timeout=ANEW),
+        lambda: button.click(timeout=RETRY),
         lambda: "cancel requested" in row.text_content(),
         "the job is not cancelled",
     )
@@ -235,7 +235,7 @@ def test_cancel_works_if_the_bar_is_redrawn_between_press_and_release(workbench)
     mouse, row = workbench.page.mouse, workbench.locator(f".job[data-job-id='{job}']")
 
     def press() -> None:
-        box = workbench.locator("#status-bar button.cancel").bounding_box(timeout=ANEW)
+        box = workbench.locator("#status-bar button.cancel").bounding_box(timeout=RETRY)
         mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         mouse.down()
         workbench.evaluate(REDRAW)

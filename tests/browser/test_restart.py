@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from .page import ANEW, PATIENCE
+from .page import PATIENCE, RETRY
 from .test_jobs import cancel, make_run, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -18,7 +18,7 @@ def start_again(workbench, row) -> None:
     analyzes.
     """
     workbench.press_until(
-        lambda: row.get_by_text("Start again").click(timeout=ANEW),
+        lambda: row.get_by_text("Start again").click(timeout=RETRY),
         lambda: not row.count(),
         "the job does not start again",
     )
