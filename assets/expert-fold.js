@@ -1,7 +1,8 @@
 // Opens the fold of expert settings for a message or a link that points into it: see expert_fold()
 // in workbench/widgets/expert_fold.py. $LABELS are the labels of the controls in the fold.
 // Runs as js_on_load of a gr.HTML, which provides element.
-const PATIENCE = 50; // times 100 ms, until the parts of a tab that opens are on the page
+const PATIENCE = 300; // times 100 ms, until the parts of a tab that opens are on the page
+const STEADY = 10; // times 100 ms, until the page no longer rebuilds a fold
 const label = () => document.querySelector('#' + $FOLD + ' > button.label-wrap');
 const isShown = (node) => node && node.checkVisibility();
 function open() {
@@ -22,9 +23,10 @@ if (plan)
     if (plan.querySelector('.stale .note.error')) open();
   }).observe(plan, { childList: true, subtree: true });
 const query = new URLSearchParams(window.openedWith);
-// A press that comes before the fold listens is lost.
-(function openForLink(left) {
-  if (!left || label()?.classList.contains('open')) return;
-  open();
-  setTimeout(() => openForLink(left - 1), 100);
-})($PARAMETERS.some((name) => query.get(name)) ? PATIENCE : 0);
+// A press that comes before the fold listens is lost, and a fold that is rebuilt is closed again.
+(function openForLink(left, steady) {
+  if (!left || steady === STEADY) return;
+  const isOpen = label()?.classList.contains('open');
+  if (!isOpen) open();
+  setTimeout(() => openForLink(left - 1, isOpen ? steady + 1 : 0), 100);
+})($PARAMETERS.some((name) => query.get(name)) ? PATIENCE : 0, 0);

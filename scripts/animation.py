@@ -50,7 +50,10 @@ def prepare(page: Page) -> None:
     """Open the Allocation tab and wait for the curve of the probes."""
     page.wait_for_selector("#heatmap .js-plotly-plot", timeout=120_000)
     open_tab(page, "Allocation")
-    page.locator("#expert-allocation > button.open").click()  # the method in the link opened it
+    fold = page.locator("#expert-allocation > button.open")  # the method in the link opens it
+    fold.wait_for()
+    page.wait_for_timeout(2000)  # until expert-fold.js no longer opens it
+    fold.click()
     run = page.locator("#size-and-cost button", has_text="Run")
     page.wait_for_selector("#size-and-cost button, #budget-curve .js-plotly-plot")
     if run.count():

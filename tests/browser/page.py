@@ -206,7 +206,9 @@ class Workbench:
         """Wait until the summary and the bars belong to a ratio."""
         summary = self.locator("#size-and-cost")
         self.until(
-            lambda: f"requested {ratio:.1%}" in summary.inner_text(), "the summary is not updated"
+            # also in a fold that is closed
+            lambda: f"requested {ratio:.1%}" in (summary.text_content() or ""),
+            "the summary is not updated",
         )
         self.answered()
 
