@@ -13,7 +13,7 @@ from ..state.keys import DEFAULTS, probed_recipe, with_uniform_policy
 from ..state.live import LiveRequest
 from ..state.store import Store
 from .measuring import load_dense, measure_speeds
-from .models import deleted_if_canceled, log_notices, run_name, save_and_evaluate
+from .models import compressed, deleted_if_canceled, log_notices, run_name, save_and_evaluate
 from .ratio_search import MOST_TRIES, Increase, interpolated, largest_ratio
 
 # Methods and policies that are compared with the default on a small model: the best of
@@ -108,14 +108,6 @@ class SmallestJob(Job):
 def change(increase: float) -> str:
     """Return the relative change in perplexity of an increase in loss (nats/token)."""
     return numbers.relative_change(math.expm1(increase))
-
-
-def compressed(
-    store: Store, reporter: Reporter, recipe: lrcore.Recipe, dense: lrcore.LoadedModel
-) -> lrcore.LoadedModel:
-    """Return the compressed model of a recipe."""
-    factors = store.factors(recipe, reporter.progress)
-    return lrcore.compress(dense, recipe, factors, progress=reporter.progress)
 
 
 def save_and_measure(

@@ -38,8 +38,7 @@ class CompressJob(Job):
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         recipe = self.recipe
         dense = load_dense(store, recipe, reporter, self.evaluation)
-        factors = store.factors(recipe, reporter.progress)
-        small = lrcore.compress(dense, recipe, factors, progress=reporter.progress)
+        small = compressed(store, reporter, recipe, dense)
         log_notices(reporter, recipe, small)
         name = self.name or run_name(recipe)
         return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
@@ -198,6 +197,14 @@ def run_name(recipe: lrcore.Recipe) -> str:
 def name_with_model(action: str, recipe: lrcore.Recipe) -> str:
     """Return an action with the name of the model, without the folders of its path."""
     return f"{action} · {recipe.model.rstrip('/').rpartition('/')[2]}"
+
+
+def compressed(
+    store: Store, reporter: Reporter, recipe: lrcore.Recipe, dense: lrcore.LoadedModel
+) -> lrcore.LoadedModel:
+    """Return the compressed model of a recipe."""
+    factors = store.factors(recipe, reporter.progress)
+    return lrcore.compress(dense, recipe, factors, progress=reporter.progress)
 
 
 def log_notices(reporter: Reporter, recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> None:

@@ -7,7 +7,7 @@ and values of the options of the choice; the remaining fields are hidden.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -58,11 +58,7 @@ class OptionFields:
     owner: Owner
     row: gr.Row
     components: list[gr.components.Component]
-    values: FormData = field(init=False)
-
-    def __post_init__(self) -> None:
-        values = [part.value for part in self.components]
-        object.__setattr__(self, "values", form_data(self.components, values))
+    values: FormData
 
     def assign(self, name: str) -> list[Option | None]:
         """Return the option of each component for a method or policy; None if it is hidden."""
@@ -102,7 +98,8 @@ def option_fields(owner: Owner) -> OptionFields:
             by_set = [[option for option in s if field_kind(option) is kind] for s in sets]
             for options in zip_longest(*by_set):
                 components.append(empty_field(kind, [option for option in options if option]))
-    return OptionFields(owner, row, components)
+    values = form_data(components, [part.value for part in components])
+    return OptionFields(owner, row, components, values)
 
 
 def field_kind(option: Option) -> type[gr.components.Component]:
@@ -214,10 +211,8 @@ def heading(choice: list, options: dict[str, Any], policy_options: dict[str, Any
 
     It is hidden if there are no options.
     """
-    owners = {
-        row["name"] for row in (*lrcore.list_methods(), *lrcore.list_policies()) if row["options"]
-    }
-    names = [name for name in choice[:2] if name in owners]
+    chosen = [(owner, choice[owner.position]) for owner in OWNERS]
+    names = [name for owner, name in chosen if owner.options(name)]
     changed = ", ".join(f"{name} {value}" for name, value in (options | policy_options).items())
     label = words.allocation.OPTIONS_OF.format(" and ".join(names))
     return gr.update(label=f"{label}: {changed}" if changed else label, visible=bool(names))

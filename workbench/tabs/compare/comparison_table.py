@@ -55,7 +55,7 @@ def perplexity_cell(table: Table, column: Column) -> str:
     """Return the cell of the relative change in perplexity ± its standard error."""
     text = words.compare_and_runs
     perplexity = column.values.get("perplexity")
-    dense = column.dense.get("perplexity", table.dense.values.get("perplexity"))
+    dense = dense_value(table, "perplexity", column)
     if perplexity is None or not dense:
         return markup.cell(text.PERPLEXITY_CHANGE, text.NOT_MEASURED)
     change, error = numbers.relative_change(perplexity / dense - 1), column.errors.get("perplexity")
@@ -113,9 +113,14 @@ def cell_html(table: Table, name: str, column: Column) -> str:
     return f"<td>{text}{f'<i>{change}</i>' if change else ''}</td>"
 
 
+def dense_value(table: Table, name: str, column: Column) -> float | None:
+    """Return the value of the dense model, from the measurement of this column if it has one."""
+    return column.dense.get(name, table.dense.values.get(name))
+
+
 def change_text(table: Table, name: str, column: Column) -> str:
     """Return the change of a value from the dense model; "" for the dense model and top-1."""
-    dense = column.dense.get(name, table.dense.values.get(name))
+    dense = dense_value(table, name, column)
     value = column.values.get(name)
     if column is table.dense or value is None or not dense or name == "top1":
         return ""
