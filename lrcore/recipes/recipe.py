@@ -62,8 +62,8 @@ class Recipe:
     calibration_mode: "independent" (all layers are calibrated on the dense model) or "sequential"
     (each layer is calibrated on the compressed layers before it). refit: "on" solves the
     projections again on the outputs of the compressed layers before them, with the outputs of the
-    dense model as the target; "trained" also trains the MLPs with this target
-    (lrcore/compression/solve/trained_mlp.py); "auto" is the method's default (on for fused).
+    dense model as the target; "trained" then trains all numbers of each layer
+    (lrcore/compression/solve/trained_layer.py); "auto" is the method's default (on for fused).
 
     ratio: in (0, 1), share to remove of the quantity that `budget` names. temperature: > 0, of
     policy softmax; None for automatic. rounding: "down" never exceeds the budget; "nearest" rounds
@@ -122,8 +122,8 @@ class Recipe:
     )
     refit: str = setting(
         "auto",
-        "Refit each layer on the compressed layers before it: on, off, trained (also train MLPs), "
-        "or auto (the method's default).",
+        "Refit each layer on the compressed layers before it: on, off, trained (then train the "
+        "layer), or auto (the method's default).",
         REFIT,
         group="passes",
     )
@@ -259,7 +259,7 @@ class Recipe:
 
     @property
     def trains(self) -> bool:
-        """Whether the refit also trains the MLPs."""
+        """Whether the refit also trains the layers."""
         return self.refit == TRAINED
 
     def to_json(self) -> str:

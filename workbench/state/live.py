@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import lrcore
+from lrcore.compression.solve.compress_layers import window_passes
 from lrcore.compression.solve.factorize import Factorization
 from lrcore.ranks.plan import RankPlan
 from lrcore.system.as_json import json_text
@@ -40,8 +41,7 @@ MORE_WINDOWS = 64  # windows on request: 8,000 tokens
 # slider moves.
 SETTLE_SECONDS = 0.25
 # Limit for automatic measurements, parameters x tokens: a few seconds on two cores.
-MAX_PARAMETER_TOKENS = 2e11
-TRAINING_PASSES = 6  # cost of training the MLPs, in passes over the calibration windows
+MAX_PARAMETER_TOKENS = 5e11
 # Tokens that `choose_plan` runs: 32 windows of 128 tokens with the dense model and with two plans.
 CHECK_TOKENS = 3 * 32 * 128
 ACCELERATOR_FACTOR = 100  # factor on the limit if the model is not on the CPU
@@ -152,11 +152,9 @@ def figure_key(factors: Factorization, recipe: lrcore.Recipe, plan: RankPlan) ->
 def tokens_run(recipe: lrcore.Recipe, has_refit: bool) -> int:
     """Return the number of tokens that pass through the model for a figure.
 
-    Sequential calibration runs the calibration windows once, a refit runs them twice, and training
-    the MLPs costs `TRAINING_PASSES` more.
+    The figure runs its sample, and the compression some passes over the calibration windows.
     """
-    passes = 2 * has_refit + (recipe.calibration_mode == "sequential" and not has_refit)
-    passes += TRAINING_PASSES * recipe.trains
+    passes = window_passes(recipe, has_refit)
     return WINDOWS * LENGTH + passes * recipe.samples * recipe.seq_len
 
 

@@ -8,6 +8,8 @@ from .. import words
 from ..base import numbers
 
 LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
+# Copies of the numbers of a layer that is trained: two of the numbers, a gradient and two of Adam.
+TRAINING_COPIES = 5
 
 
 def needed(
@@ -20,24 +22,28 @@ def needed(
 
     They hold the compressed tensors, hidden states of the calibration windows, and logits. A
     sequential calibration stores the states of the compressed layers. A refit also stores the
-    states of the dense layers and the inputs of a dense MLP; if it trains, the inputs of the
-    compressed MLP and targets as well. megabytes: size of the compressed model.
+    states of the dense layers and the inputs of a dense MLP; if it trains, the numbers of a layer
+    in float32, their gradients and the state of the optimizer. megabytes: size of the compressed
+    model.
 
     Raises InputError if the recipe requires a refit that the architecture does not support.
     """
     config = model.network.config.get_text_config()
     has_refit = lrcore_has_refit(recipe, model.network)
     streams = 3 if has_refit else int(recipe.calibration_mode == "sequential")
-    streams += 2 * (has_refit and recipe.trains)
     tokens = streams * recipe.samples * recipe.seq_len
     layer_input = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4, per token
     parallel_states = getattr(config, "altup_num_inputs", 1)  # Gemma 3n
     width = parallel_states * config.hidden_size + config.num_hidden_layers * layer_input
     states = tokens * width * model.network.dtype.itemsize
+    training = 0
+    if has_refit and recipe.trains:
+        layer_numbers = megabytes * 1e6 / model.network.dtype.itemsize / config.num_hidden_layers
+        training = int(TRAINING_COPIES * 4 * layer_numbers)
     logits = 0
     if evaluation is not None:
         logits = min(LOGITS, 8 * (evaluation.seq_len or 256) * config.vocab_size * 4)
-    return int(megabytes * 1e6) + states + logits
+    return int(megabytes * 1e6) + states + training + logits
 
 
 def device_line(model: lrcore.LoadedModel) -> str:

@@ -25,10 +25,9 @@ from ...system.errors import InputError
 from ...system.progress import Progress
 from ...system.units import Work, map_units
 from ..solve.allocate import allocate
-from ..solve.compress_layers import requests_refit
+from ..solve.compress_layers import requests_refit, window_passes
 from ..solve.factorize import Factorization
 from ..solve.refit import refit_key
-from ..solve.trained_mlp import PASSES
 from .divergence import DensePredictions
 from .kind import cache_file
 from .losses import WINDOWS, window_losses
@@ -40,9 +39,6 @@ PLANS = (("probed", 0.3), ("probed", 0.5), ("uniform", 0.3))
 # Tokens of the calibration windows (at least one window) that the compression of a measured plan
 # uses: a refit on more tokens takes proportionally longer and changes the prediction little.
 REFIT_TOKENS = 2**15
-# Passes of the calibration windows per compression: for the refit, sequential calibration and
-# trained MLPs
-REFIT, SEQUENTIAL, TRAINING = 5, 2, 3 * PASSES
 
 
 def measure_interaction(
@@ -133,8 +129,7 @@ def tokens_run(factors: Factorization, recipe: Recipe) -> float:
     It compresses the plans, measures them and the dense model, and measures the dense loss on the
     target text.
     """
-    passes = REFIT * requests_refit(recipe) + TRAINING * recipe.trains
-    passes += SEQUENTIAL * (recipe.calibration_mode == "sequential")
+    passes = window_passes(recipe, requests_refit(recipe))
     compressing = len(PLANS) * passes * _refit_windows(factors.calibration.tokens).numel()
     measuring = (len(PLANS) + 1) * _measured_windows(factors).numel()
     return float(compressing + measuring + WINDOWS * recipe.seq_len)

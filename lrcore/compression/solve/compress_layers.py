@@ -22,14 +22,18 @@ from ...models.layers import clone, read_exact
 from ...models.load import LoadedModel
 from ...models.offload import present
 from ...models.read_ahead import reading_ahead
-from ...models.stream import READERS, LayerStream, reader_of
+from ...models.stream import BATCH, READERS, LayerStream, reader_of
 from ...recipes.recipe import TRAINED, Recipe
 from ...system.errors import InputError
 from ...system.progress import Progress
 from .factorize import Factorization, truncate_layer
 from .refit import Streams, refit_layer, with_first_tokens
+from .trained_layer import PASSES, windows_per_step
 
 REFITS = ("on", TRAINED)  # settings of a recipe that refit with any method
+# Cost of compressing with them, in forward passes over the calibration windows. A step of the
+# training, with its gradients, costs three.
+REFIT_PASSES, SEQUENTIAL_PASSES, TRAINING_PASSES = 5, 2, 3 * PASSES
 
 
 def has_refit(recipe: Recipe, network: PreTrainedModel) -> bool:
@@ -55,6 +59,16 @@ def requests_refit(recipe: Recipe) -> bool:
     return recipe.refit in REFITS or (recipe.refit == "auto" and find_method(recipe.method).refit)
 
 
+def window_passes(recipe: Recipe, refit: bool) -> int:
+    """Return the cost of compressing by a recipe, in passes over the calibration windows.
+
+    refit: whether it refits, see `has_refit`. Passes before the compression, such as those for
+    moments, are not included.
+    """
+    passes = SEQUENTIAL_PASSES * (recipe.calibration_mode == "sequential")
+    return passes + refit * (REFIT_PASSES + TRAINING_PASSES * recipe.trains)
+
+
 def compress_layers(
     model: LoadedModel,
     recipe: Recipe,
@@ -71,8 +85,9 @@ def compress_layers(
     network, row = clone(model.network), find_method(factors.method)
     sequential, tokens = recipe.calibration_mode == "sequential", factors.calibration.tokens
     anchored = sequential and row.is_anchored
-    small = LayerStream(network, tokens) if sequential or refit else None
-    dense = LayerStream(clone(model.network), tokens) if refit or anchored else None
+    batch = windows_per_step(tokens.shape[1]) if refit and recipe.trains else BATCH
+    small = LayerStream(network, tokens, batch) if sequential or refit else None
+    dense = LayerStream(clone(model.network), tokens, batch) if refit or anchored else None
     fitted: tuple[Streams, ...] = ()
     if refit and dense is not None and small is not None:
         fitted = with_first_tokens(Streams(dense, small), tokens)

@@ -29,7 +29,7 @@ each as the first token of a separate window.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -40,7 +40,7 @@ from transformers import PreTrainedModel
 from ...layers.layer import Layer, Linear, LowRank, Projection
 from ...layers.statistics import is_finite
 from ...models.architectures import architecture_of, decoder_layers
-from ...models.layers import read_exact, read_layer, write_layer
+from ...models.layers import read_exact, write_layer
 from ...models.offload import present
 from ...models.stream import LayerActivations, LayerStream, residual_update, residual_without
 from ...system.errors import InputError
@@ -52,9 +52,11 @@ from .regression import (
     Regression,
     ResidualTargets,
     can_refit,
+    mean_squares,
     refit_projection,
+    token_weights,
 )
-from .trained_mlp import TokenSample, can_train, trained_mlp, training_key
+from .trained_layer import TrainingBatch, train_layer, training_key
 
 T = TypeVar("T")
 
@@ -119,8 +121,8 @@ def refit_layer(
 ) -> None:
     """Refit the projections of layer `index` of the compressed network, then advance the streams.
 
-    train: train the MLP at the end, if `can_train` allows it. The streams must be at the layer;
-    `network` is the network of the small streams. Raises InputError if activations of the
+    train: train the whole layer at the end. The streams must be at the layer; `network` is the
+    network of the small streams. Raises InputError if activations of the
     compressed network are not finite.
     """
     dense = streams[0].dense.network
@@ -160,9 +162,27 @@ class _LayerRefit:
         if inputs:
             self._refit_readers("up", inputs)
             self._refit_down(inputs)
+        if self.train:
+            train_layer(self.network, self.index, self._training_batches())
+            for streams in dict.fromkeys(streams for streams, _ in self.batches):
+                streams.small.run(self.index)
+            return
         for batch in self.batches:
             activations = self.activations.get(batch) or self._run_layer(batch)
             batch[0].small.advance(self.index, batch[1], activations)
+
+    def _training_batches(self) -> list[TrainingBatch]:
+        """Return the batches to train on; the dense streams have passed the layer."""
+        median = mean_squares(self.batches[0][0].dense.hidden[0]).median()
+        return [
+            TrainingBatch(
+                streams.small.hidden[number],
+                streams.small.call(self.index, number),
+                streams.dense.hidden[number],
+                token_weights(mean_squares(streams.dense.hidden[number]), median),
+            )
+            for streams, number in self.batches
+        ]
 
     def _run_layer(self, batch: Batch) -> LayerActivations:
         """Run the compressed layer on a batch, from the cached input of its output projection."""
@@ -228,11 +248,6 @@ class _LayerRefit:
         inputs: of the dense MLP, in batches.
         """
         fit = ResidualTargets(self.network, self.layer, "mlp")
-        train = self.train and can_train(read_layer(self.network, self.index).mlp)
-        total = sum(
-            streams.dense.hidden[number][..., 0].numel() for streams, number in self.batches
-        )
-        samples: list[TokenSample] = []
         for x, batch in zip(inputs, self.batches, strict=True):
             streams, number = batch
             small, after = self._run_layer(batch), streams.dense.hidden[number]
@@ -244,15 +259,8 @@ class _LayerRefit:
                 self.layer, "mlp", self._update("attention", small.o_out)
             )
             dense_out = self._dense_mlp(x) if fit.is_normed else None
-            target, weights = fit.add(small.down_in, after, before, dense_out)
-            if train and small.up_in is not None:
-                samples.append(TokenSample.of(small.up_in, target, weights, total))
+            fit.add(small.down_in, after, before, dense_out)
         self._install("down", fit.sums)
-        if samples:
-            layer = read_layer(self.network, self.index)
-            assert layer.mlp is not None  # can_train requires it
-            write_layer(self.network, replace(layer, mlp=trained_mlp(layer.mlp, samples)))
-            self.activations = _BatchCache()  # the inputs of the down projection have changed
 
     @torch.inference_mode()
     def _dense_mlp(self, x: Tensor) -> Tensor:

@@ -212,10 +212,8 @@ class ResidualTargets:
         """Whether the output is normalized before it is added."""
         return self._norm is not None
 
-    def add(
-        self, x: Tensor, after: Tensor, before: Tensor, dense_out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Add a batch; return the targets, [b, t, d], and the weights of the tokens, [b, t].
+    def add(self, x: Tensor, after: Tensor, before: Tensor, dense_out: Tensor | None) -> None:
+        """Add a batch.
 
         x: inputs [b, t, in]. after: the dense stream after the component, [b, t, d]. before: the
         compressed stream before it, [b, t, d]. dense_out: if the output is normalized, the outputs
@@ -229,7 +227,6 @@ class ResidualTargets:
             self._median = squares.median()
         weights = token_weights(squares, self._median)
         self.sums.add(x, target, weights)
-        return target, weights
 
 
 def pre_norm_target(norm: nn.Module, target: Tensor, dense_out: Tensor) -> Tensor:

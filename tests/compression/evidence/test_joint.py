@@ -10,6 +10,7 @@ import lrcore
 from lrcore.cli import main
 from lrcore.compression.evidence import joint_probes as joint
 from lrcore.compression.evidence.measure import with_cached_probes
+from lrcore.compression.solve.compress_layers import REFIT_PASSES
 from lrcore.data import held_out
 from lrcore.ranks import prediction
 
@@ -78,7 +79,7 @@ def test_plans_with_refit_are_measured_on_a_subset_of_the_tokens(case, monkeypat
         joint.cached_interaction(model, factors, recipe) is None
     )  # the cache holds only the result for all tokens
     few = joint.measure_interaction(model, factors, recipe, lambda *_: None)
-    assert expected - joint.tokens_run(factors, recipe) == 3 * joint.REFIT * tokens[2:].numel()
+    assert expected - joint.tokens_run(factors, recipe) == 3 * REFIT_PASSES * tokens[2:].numel()
     assert [measurement.summed for measurement in few.joint] == [
         measurement.summed for measurement in complete.joint
     ]
