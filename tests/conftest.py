@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import zlib
+from itertools import compress
 from pathlib import Path
 
 os.environ.setdefault(
@@ -56,9 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("soak")
     for marker in ("soak", "cluster"):
         if marker not in config.option.markexpr:
-            deselected = [item for item in items if item.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=deselected)
-            items[:] = [item for item in items if item not in deselected]
+            is_deselected = [item.get_closest_marker(marker) is not None for item in items]
+            config.hook.pytest_deselected(items=list(compress(items, is_deselected)))
+            items[:] = compress(items, (not deselected for deselected in is_deselected))
 
 
 @pytest.fixture(scope="session", autouse=True)

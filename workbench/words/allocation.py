@@ -28,7 +28,7 @@ FIELDS = {
     "refit": (
         "Refit",
         "on: each layer compensates for the error of the compressed layers before it; trained: "
-        "its MLP is trained as well; auto: the method's default",
+        "the layer is then trained; auto: the method's default",
     ),
     "calibration_mode": (
         "Calibration passes",
