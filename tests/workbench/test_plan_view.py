@@ -78,6 +78,8 @@ def test_an_almost_removed_component_is_named_unless_it_was_probed(store, recipe
 def test_uniform_ranks_have_a_message(store, recipe):
     view = plan_view(store, recipe.with_(policy="uniform"))
     assert view.messages[0] == words.allocation.UNIFORM_BARS
+    timed = replace(view.plan, budget="latency")
+    assert uniform_message(timed, timed) == words.allocation.UNIFORM_TIMES
 
 
 def test_an_impossible_rank_is_an_error_without_a_plan(store, recipe):

@@ -128,7 +128,8 @@ def have_same_slots(plan: RankPlan, other: RankPlan) -> bool:
 def uniform_message(plan: RankPlan, uniform: RankPlan) -> str:
     """Return a sentence about the slots with the highest and the lowest share of their rank."""
     if plan.ranks == uniform.ranks:
-        return words.allocation.UNIFORM_BARS
+        is_time = plan.budget == "latency"
+        return words.allocation.UNIFORM_TIMES if is_time else words.allocation.UNIFORM_BARS
     shares = {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
     highest, lowest = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
     sentence = words.allocation.BARS.format(
