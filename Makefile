@@ -50,11 +50,12 @@ check: $(READY)
 	$(PYTHON) -m mypy
 
 # Setup, checks and the tools of the browser tests run in parallel. The tests run in two processes, a
-# file at a time in alphabetical order, the browser tests after the others.
+# file at a time in alphabetical order, the browser tests after the others. Those run in three: they
+# wait for pages and jobs a quarter of the time.
 test:
 	$(MAKE) --no-print-directory -j -O setup check browser axe
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
-	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder tests/browser
+	$(PYTHON) -m pytest -q -m browser -n 3 --dist loadfile --no-loadscope-reorder tests/browser
 
 # Takes hours: the long campaigns of docs/reliability.md, and all browser tests with the longest,
 # which `make test` leaves out. LRCORE_SOAK_SEED: seed of the random input. LRCORE_SOAK_SHARE=0.1: a

@@ -84,7 +84,6 @@ ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
 # Multi-head latent attention (DeepSeek-V2): projections to and from the latents of queries, and of
 # keys and values. They are not in ACROSS because their rows are latents.
 LATENT_MATRICES = ("q_a", "q_b", "kv_a", "kv_b")
-LEARNED_ACTIVATIONS = ("xielu",)  # with parameters in the module, which an MLP value lacks
 CLAMPED = "clamped_swiglu"  # gpt-oss; alpha and limit follow: "clamped_swiglu:1.702:7.0"
 
 
