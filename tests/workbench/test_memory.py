@@ -15,7 +15,7 @@ def test_stored_hidden_states_increase_the_memory_estimate():
     assert need() == need(samples=512) == 10_000_000
     assert need(calibration_mode="sequential") == 10_000_000 + 64 * 256 * 256 * 4
     assert need(refit="on", samples=128) == 10_000_000 + 3 * 128 * 256 * 256 * 4
-    training = int(5 * 10_000_000 / 6)  # five copies of one of six layers
+    training = 10_000_000  # six copies of one of six layers
     assert need(refit="trained", samples=128) == need(refit="on", samples=128) + training
     assert (
         need(lrcore.EvaluationSettings("stories", seq_len=128)) == 10_000_000 + 8 * 128 * 3072 * 4

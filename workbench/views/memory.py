@@ -8,8 +8,9 @@ from .. import words
 from ..base import numbers
 
 LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
-# Copies of the numbers of a layer that is trained: two of the numbers, a gradient and two of Adam.
-TRAINING_COPIES = 5
+# Copies of the numbers of a layer that is trained: the numbers at the start, the best and the
+# present ones, a gradient and two moments of Adam.
+TRAINING_COPIES = 6
 
 
 def needed(

@@ -123,8 +123,8 @@ CUT = (
 )
 UNIFORM_BARS = "These are uniform ranks: each bar is as high as the gray bar behind it."
 UNIFORM_TIMES = (
-    "Each component gives up the same share of its time, and some lose most of their parameters for "
-    "it, which can ruin the model. The policy probed measures the loss."
+    "Each component gives up the same share of its time, and some lose most of their parameters, "
+    "which can ruin the model. The policy probed measures the loss."
 )
 LINK, LINK_HELP = "Copy link", "Copies a link to this plan, slot and tab."
 LINK_COPIED, LINK_NOT_COPIED = "Link copied", "Not copied. Copy it from the address bar."

@@ -28,7 +28,7 @@ from ...system.errors import InputError
 from ...system.progress import Progress
 from .factorize import Factorization, truncate_layer
 from .refit import Streams, refit_layer, with_first_tokens
-from .trained_layer import PASSES, windows_per_step
+from .trained_layer import PASSES, LayerTraining, windows_per_step
 
 REFITS = ("on", TRAINED)  # settings of a recipe that refit with any method
 # Cost of compressing with them, in forward passes over the calibration windows. A step of the
@@ -88,6 +88,7 @@ def compress_layers(
     batch = windows_per_step(tokens.shape[1]) if refit and recipe.trains else BATCH
     small = LayerStream(network, tokens, batch) if sequential or refit else None
     dense = LayerStream(clone(model.network), tokens, batch) if refit or anchored else None
+    training = LayerTraining(network) if refit and recipe.trains else None
     fitted: tuple[Streams, ...] = ()
     if refit and dense is not None and small is not None:
         fitted = with_first_tokens(Streams(dense, small), tokens)
@@ -101,7 +102,7 @@ def compress_layers(
                 layer_factors = _solve_layer(network, index, factors, stream)
                 truncate_layer(network, index, layer_factors, ranks)
             if fitted:
-                refit_layer(network, index, fitted, recipe.trains)
+                refit_layer(network, index, fitted, training)
                 continue
             for running in (dense, small):
                 if running is not None:

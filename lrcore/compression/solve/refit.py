@@ -56,7 +56,7 @@ from .regression import (
     refit_projection,
     token_weights,
 )
-from .trained_layer import TrainingBatch, train_layer, training_key
+from .trained_layer import LayerTraining, TrainingBatch, training_key
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ Batch = tuple[Streams, int]  # one batch of the windows of a stream
 def refit_key(train: bool = False) -> tuple[float | int, ...]:
     """Return the constants that a refit depends on, for the keys of cached refit models.
 
-    train: see `refit_layer`.
+    train: whether it trains the layers.
     """
     return (
         REVISION,
@@ -117,17 +117,20 @@ def first_tokens(tokens: Tensor) -> Tensor:
 
 
 def refit_layer(
-    network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool = False
+    network: PreTrainedModel,
+    index: int,
+    streams: Sequence[Streams],
+    training: LayerTraining | None = None,
 ) -> None:
     """Refit the projections of layer `index` of the compressed network, then advance the streams.
 
-    train: train the whole layer at the end. The streams must be at the layer; `network` is the
+    training: train the whole layer at the end. The streams must be at the layer; `network` is the
     network of the small streams. Raises InputError if activations of the
     compressed network are not finite.
     """
     dense = streams[0].dense.network
     with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
-        _LayerRefit(network, index, streams, train).run()
+        _LayerRefit(network, index, streams, training).run()
 
 
 class _LayerRefit:
@@ -139,9 +142,13 @@ class _LayerRefit:
     """
 
     def __init__(
-        self, network: PreTrainedModel, index: int, streams: Sequence[Streams], train: bool
+        self,
+        network: PreTrainedModel,
+        index: int,
+        streams: Sequence[Streams],
+        training: LayerTraining | None,
     ) -> None:
-        self.network, self.index, self.train = network, index, train
+        self.network, self.index, self.training = network, index, training
         self.batches = [
             (pair, number) for pair in streams for number in range(len(pair.small.hidden))
         ]
@@ -162,8 +169,8 @@ class _LayerRefit:
         if inputs:
             self._refit_readers("up", inputs)
             self._refit_down(inputs)
-        if self.train:
-            train_layer(self.network, self.index, self._training_batches())
+        if self.training is not None:
+            self.training.train(self.index, self._training_batches())
             for streams in dict.fromkeys(streams for streams, _ in self.batches):
                 streams.small.run(self.index)
             return

@@ -11,7 +11,7 @@ import lrcore
 from lrcore.compression.solve import trained_layer as training
 from lrcore.compression.solve.compress_layers import has_refit
 from lrcore.compression.solve.refit import refit_key
-from lrcore.compression.solve.trained_layer import TrainingBatch, train_layer
+from lrcore.compression.solve.trained_layer import LayerTraining, TrainingBatch
 from lrcore.layers.forms import dense, masked, quantize
 from lrcore.layers.layer import Linear, LowRank, Stored
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
@@ -63,6 +63,10 @@ def batches_of(network, small, windows=2):
     ]
 
 
+def train_layer(network, index, batches):
+    LayerTraining(network).train(index, batches)
+
+
 def tensors(network, index=LAYER):
     return {name: p.detach() for name, p in decoder_layers(network)[index].named_parameters()}
 
@@ -85,13 +89,11 @@ def total_loss(network, batches):
     return training._Loss(layer if network.dtype == torch.float64 else layer.float()).total(batches)
 
 
-def train_slowly(network, batches):
+def train_slowly(network, batches, rate):
     """Train by the documented steps, written out."""
     layer = decoder_layers(network)[LAYER]
     weights = {name: tensor.clone() for name, tensor in tensors(network).items()}
-    sizes = {name: 0.03 * float((w**2).mean() ** 0.5) for name, w in weights.items()}
-    largest = max(size for name, size in sizes.items() if weights[name].ndim > 1)
-    highest = {name: sizes[name] if w.ndim > 1 else largest for name, w in weights.items()}
+    highest = {name: rate * float((w**2).mean() ** 0.5) for name, w in weights.items()}
     first, second = ({name: 0 * w for name, w in weights.items()} for _ in range(2))
     g = torch.Generator().manual_seed(0)
     order = [n for _ in range(20) for n in torch.randperm(len(batches), generator=g).tolist()]
@@ -106,11 +108,11 @@ def train_slowly(network, batches):
             else:
                 low, high = highest[name], highest[name] / 25 / 1e4
                 part = (step - rising) / (len(order) - 1 - rising)
-            rate = high + (low - high) / 2 * (1 + math.cos(math.pi * part))
+            lr = high + (low - high) / 2 * (1 + math.cos(math.pi * part))
             first[name] = 0.9 * first[name] + 0.1 * grad
             second[name] = 0.95 * second[name] + 0.05 * grad**2
             size = (second[name] / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8
-            weights[name] = weights[name] - rate * first[name] / (1 - 0.9 ** (step + 1)) / size
+            weights[name] = weights[name] - lr * first[name] / (1 - 0.9 ** (step + 1)) / size
     return weights
 
 
@@ -118,10 +120,34 @@ def test_training_follows_the_documented_steps():
     network = tiny("llama").double()
     small = perturbed(network)
     batches = batches_of(network, small)
-    expected = train_slowly(small, batches)
-    train_layer(small, LAYER, batches)
+    layer = decoder_layers(small)[LAYER]
+    tried = {rate: train_slowly(small, batches, rate) for rate in (0.03, 0.01, 0.003)}
+    with torch.no_grad():
+        totals = {
+            rate: float(sum(losses(layer, weights, batch).sum() for batch in batches))
+            for rate, weights in tried.items()
+        }
+    best = min(totals, key=totals.__getitem__)
+    again = clone(small)
+    training_run = LayerTraining(small)
+    training_run.train(LAYER, batches)
     for name, trained in tensors(small).items():
-        assert torch.allclose(trained, expected[name], rtol=1e-9, atol=1e-12), name
+        assert torch.allclose(trained, tried[best][name], rtol=1e-9, atol=1e-12), name
+    training_run.network = again  # a further layer is trained at the best rate of the first
+    training_run.train(LAYER, batches)
+    for name, trained in tensors(again).items():
+        assert torch.equal(trained, tensors(small)[name])
+
+
+def test_a_layer_whose_loss_rises_at_the_best_rate_is_trained_at_a_lower_one(monkeypatch):
+    network = tiny("llama")
+    batches, small = batches_of(network, perturbed(network)), perturbed(network)
+    monkeypatch.setattr(training, "RATES", (1e3, 0.01))
+    training_run = LayerTraining(small)
+    training_run._best_rate = 1e3
+    start = total_loss(small, batches)
+    training_run.train(LAYER, batches)
+    assert total_loss(small, batches) < 0.9 * start
 
 
 @pytest.mark.parametrize(
