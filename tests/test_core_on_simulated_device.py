@@ -13,6 +13,7 @@ import torch
 from pretended_device import NAME, Away, Device
 
 import lrcore
+from lrcore.compression.solve import trained_layer
 from lrcore.evaluation.local_errors import local_errors
 from lrcore.layers import linalg
 from lrcore.methods import METHODS
@@ -78,9 +79,9 @@ def made(
     return lrcore.evaluate(small, recipe.data, samples=4, seq_len=32).perplexity
 
 
-def assert_same(pair: tuple[object, object]) -> None:
+def assert_same(pair: tuple[object, object], tolerance: float = TOLERANCE) -> None:
     assert math.isfinite(float(pair[0]))
-    assert pair[1] == pytest.approx(pair[0], rel=TOLERANCE)
+    assert pair[1] == pytest.approx(pair[0], rel=tolerance)
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -128,10 +129,17 @@ CHANGES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], lrcore.LoadedMo
 
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_all_other_steps_give_the_same_perplexity(
-    change: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+    change: str,
+    device: Device,
+    recipe: lrcore.Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(trained_layer, "PASSES", 1)  # many operations, each a Python call here
+    monkeypatch.setattr(trained_layer, "MIN_STEPS", 4)
     work = partial(made, lambda model: CHANGES[change](model, recipe), recipe)
-    assert_same(on_both_devices(device, tmp_path, recipe, work))
+    tolerance = 1e-4 if "trained" in change else TOLERANCE  # Adam amplifies rounding errors
+    assert_same(on_both_devices(device, tmp_path, recipe, work), tolerance)
 
 
 FIGURES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], float]] = {
