@@ -4,6 +4,8 @@ import pytest
 
 import lrcore
 
+pytestmark = pytest.mark.one_in(2)
+
 A3 = {0.1: 10.941, 0.2: 36.480, 0.3: 50.359, 0.4: 122.83, 0.5: 147.89}
 MODEGPT = {0.1: 10.166, 0.2: 29.796, 0.3: 37.107, 0.4: 112.04, 0.5: 139.23}
 ALONE = {

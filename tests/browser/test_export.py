@@ -118,6 +118,7 @@ def test_the_run_is_healed_and_shows_the_training_curve(workbench):
     assert len(curves.first.locator("polyline").get_attribute("points").split()) == 2
 
 
+@pytest.mark.soak
 def test_layers_are_pruned_and_the_stream_is_sliced_with_the_keyboard(
     workbench,
 ):

@@ -43,6 +43,7 @@ def test_runs_survive_a_restart_and_an_interrupted_job_can_be_restarted(open_pag
     workbench.until_idle()
 
 
+@pytest.mark.soak
 def test_a_killed_sweep_resumes_with_the_unsaved_runs(open_page, server):
     workbench = open_page()
     workbench.tab("Compress")

@@ -13,6 +13,8 @@ from sixty_digits import DIGITS
 
 from lrcore.methods import METHODS
 
+pytestmark = pytest.mark.one_in(2)
+
 
 @pytest.fixture(autouse=True)
 def digits():

@@ -20,6 +20,8 @@ from lrcore.models.partial import starting_at
 from lrcore.models.stream import LayerStream
 from lrcore.system.errors import InputError
 
+pytestmark = pytest.mark.one_in(2)
+
 ALL = {
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "full_attention"] * 3,

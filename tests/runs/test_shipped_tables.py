@@ -7,6 +7,8 @@ import pytest
 import lrcore
 from lrcore.runs.sweep import included_sweeps
 
+pytestmark = pytest.mark.one_in(2)
+
 SMALL = {"samples": 2, "seq_len": 16, "steps": 1, "batch": 1}  # settings of healing
 # Messages for a tiny Llama of three layers, by table.
 REFUSED = {
