@@ -125,8 +125,8 @@ def refit_layer(
     """Refit the projections of layer `index` of the compressed network, then advance the streams.
 
     training: train the whole layer at the end. The streams must be at the layer; `network` is the
-    network of the small streams. Raises InputError if activations of the
-    compressed network are not finite.
+    network of the small streams. Raises InputError if activations of the compressed network are not
+    finite.
     """
     dense = streams[0].dense.network
     with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
@@ -259,8 +259,9 @@ class _LayerRefit:
             streams, number = batch
             small, after = self._run_layer(batch), streams.dense.hidden[number]
             assert small.down_in is not None  # the dense layer has an MLP
-            size = small.down_in.nbytes + small.o_out.nbytes + small.out.nbytes
-            self.activations.add(batch, small, size)
+            if self.training is None:  # else the layer runs again after the training
+                size = small.down_in.nbytes + small.o_out.nbytes + small.out.nbytes
+                self.activations.add(batch, small, size)
             stream = residual_without(self.layer, "attention", streams.small.hidden[number])
             before = residual_without(self.layer, "mlp", stream) + residual_without(
                 self.layer, "mlp", self._update("attention", small.o_out)

@@ -86,9 +86,9 @@ class LayerTraining:
             _trainable(self.network, layer) as parameters,
         ):
             if parameters:
-                self._train(parameters, _Loss(layer), batches)
+                self._train_at_best_rate(parameters, _Loss(layer), batches)
 
-    def _train(
+    def _train_at_best_rate(
         self, parameters: Sequence[nn.Parameter], loss: "_Loss", batches: Sequence[TrainingBatch]
     ) -> None:
         start = [p.detach().clone() for p in parameters]
@@ -110,7 +110,6 @@ def _trainable(network: PreTrainedModel, layer: nn.Module) -> Iterator[list[nn.P
     """Give a layer copies of its tensors, and yield the parameters to train.
 
     The copies are in float32 at least: autograd cannot use tensors made in inference mode.
-
     Afterwards, the layer has the trained numbers in its dtype, and its former tensors otherwise.
     """
     others = (other for other in decoder_layers(network) if other is not layer)
@@ -120,8 +119,8 @@ def _trainable(network: PreTrainedModel, layer: nn.Module) -> Iterator[list[nn.P
             fixed |= {id(p) for p in module.parameters()}
     copies: dict[int, Tensor] = {}  # one per tensor, which several modules may share
     trained: dict[int, nn.Parameter] = {}
-    places = list(_tensors(layer))
-    for table, name, tensor in places:
+    entries = list(_tensors(layer))
+    for table, name, tensor in entries:
         key = id(tensor)
         if key not in copies:
             copies[key] = _copied(tensor)
@@ -134,10 +133,10 @@ def _trainable(network: PreTrainedModel, layer: nn.Module) -> Iterator[list[nn.P
     finally:
         after = {
             id(tensor): nn.Parameter(trained[id(tensor)].detach().to(tensor.dtype), False)
-            for _, _, tensor in places
+            for _, _, tensor in entries
             if id(tensor) in trained
         }
-        for table, name, tensor in places:
+        for table, name, tensor in entries:
             table[name] = after.get(id(tensor), tensor)
 
 

@@ -246,11 +246,6 @@ def test_long_calibrations_are_subsampled_evenly(monkeypatch):
 # ---- training within the refit
 
 
-def compressed(recipe, folder, offload=False):
-    model = lrcore.load(str(folder), offload=offload)
-    return lrcore.compress(model, recipe)
-
-
 def stream_error(model, small, tokens):
     """Return the mean squared error of the last layer's output, before the final norm."""
     last = [
