@@ -1,9 +1,11 @@
-"""Perplexity of several methods with `refit: on` and with `refit: trained`."""
+"""Perplexity of several methods with `refit: on`, `trained` and `distilled`."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import lrcore
+from lrcore.recipes.history import Compressed
 
 from .perplexity import evaluation, figures_of
 from .rankings import BEST, increase_ratio, lowest_of_different_methods, perplexities
@@ -21,7 +23,8 @@ PAIRINGS = (
     ("svd_llm", "uniform"),
     ("llm_surgeon", "uniform"),
 )
-REFITS = ("on", "trained")
+REFITS = ("on", "trained", "distilled")
+DISTILLED = PAIRINGS[:2]  # pairings that are distilled as well
 Entry = Mapping[str, Any]
 
 
@@ -42,6 +45,7 @@ def _measure(subject: Subject) -> None:
     for name, recipe in missing:
         compressed = lrcore.compress(model, recipe)
         cell = figures_of(evaluation(compressed, subject), dense)
+        cell["seconds"] = compressed.step(Compressed).seconds
         log(f"trained {subject.title} {name} {cell}")
         entry = add_cell(subject.title, "trained", name, cell)
         write_section(f"trained {subject.title}", section(subject.title, entry))
@@ -50,12 +54,12 @@ def _measure(subject: Subject) -> None:
 def _missing_recipes(subject: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:
     """Yield the recipes without a cell, `fused` first."""
     entry = read_record().get(subject.title, {})
-    for method, policy in PAIRINGS:
-        for ratio in RATIOS:
-            for refit in REFITS:
-                if cell_of(entry, method, policy, ratio, refit) is None:
-                    recipe = recipe_of(subject.recipe, method, policy=policy, ratio=ratio)
-                    yield key(method, policy, ratio, refit), recipe.with_(refit=refit)
+    for (method, policy), refit, ratio in product(PAIRINGS, REFITS, RATIOS):
+        if refit == "distilled" and (method, policy) not in DISTILLED:
+            continue
+        if cell_of(entry, method, policy, ratio, refit) is None:
+            recipe = recipe_of(subject.recipe, method, policy=policy, ratio=ratio)
+            yield key(method, policy, ratio, refit), recipe.with_(refit=refit)
 
 
 def key(method: str, policy: str, ratio: float, refit: str) -> str:
@@ -75,13 +79,13 @@ def cell_of(
 
 
 def section(title: str, entry: Entry) -> str:
-    """Return a row per pairing and refit, and a row per ratio that compares `fused` with the
-    remaining methods.
+    """Return a row per pairing and refit, and a row per ratio and trained refit that compares
+    `fused` with the remaining methods.
     """
     ratios = [f"{ratio:.0%}" for ratio in RATIOS]
     caption = f"**{title}**, dense perplexity {entry['dense']:.3f}:"
     figures = table(["method", "policy", "refit", *ratios], list(_rows(entry)))
-    header = ["removed", "`fused` with `probed`, trained", "increase / increase with `refit: on`"]
+    header = ["refit", "removed", "`fused` with `probed`", "increase / increase with `refit: on`"]
     header += ["increase / lowest with uniform ranks", "increase / lowest as published"]
     return f"{caption}\n\n{figures}\n\n{table(header, list(_comparison(entry)))}"
 
@@ -96,12 +100,14 @@ def _rows(entry: Entry) -> Iterator[list[str]]:
 
 
 def _comparison(entry: Entry) -> Iterator[list[str]]:
-    for ratio in RATIOS:
-        cells = [cell_of(entry, *BEST, ratio, refit) for refit in REFITS]
+    for refit, ratio in product(REFITS[1:], RATIOS):
+        before, after = (cell_of(entry, *BEST, ratio, word) for word in (REFITS[0], refit))
         lowest_published = lowest_of_different_methods(perplexities(entry["cells"], ratio))
-        if None in cells or lowest_published is None:  # not measured yet
+        if before is None or after is None or lowest_published is None:  # not measured yet
             continue
-        before, after = (cell["perplexity"] for cell in cells if cell)
-        references = (before, *lowest_published)
-        ratios = [increase_ratio(after, reference, entry["dense"]) for reference in references]
-        yield [f"{ratio:.0%}", with_error(cells[1]), *ratios]
+        references = (before["perplexity"], *lowest_published)
+        shares = [
+            increase_ratio(after["perplexity"], reference, entry["dense"])
+            for reference in references
+        ]
+        yield [refit, f"{ratio:.0%}", with_error(after), *shares]

@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent / "fixtures" / "released"
 STATE = Path("healing.safetensors")
 HEALING = lrcore.Healing("story.txt", samples=4, seq_len=8, steps=60, batch=1, test_samples=0)
 STOPPED = 55  # a step after the first saved state, see distillation.EVERY
+STAGES = ("heal", "distill")  # in which `stops` stops
 SMALL = {"data": "story.txt", "samples": 2, "seq_len": 16}
 RECIPE = lrcore.Recipe("dense", method="care", ratio=0.3, **SMALL)
 SWEEP = lrcore.Sweep(
@@ -57,8 +58,15 @@ def heals(progress: Progress | None = None) -> lrcore.LoadedModel:
 
 
 def stops(stage: str, done: int, total: int) -> None:
-    if stage == "heal" and done == STOPPED:
+    if stage in STAGES and done == STOPPED:
         raise Cancelled("simulated kill")
+
+
+def distills(progress: Progress = stops) -> None:
+    """Start a distillation, or resume it, until it is canceled."""
+    with suppress(Cancelled):
+        recipe = RECIPE.with_(refit="distilled")
+        lrcore.compress(lrcore.load("dense"), recipe, progress=progress)
 
 
 def tokenizes() -> object:
@@ -78,6 +86,7 @@ CACHED: dict[str, Callable[[], object]] = {
     "adapters": lambda: lrcore.load("adapter"),
     "texts": lambda: text_name(["A text in memory.", "And one more."]),
     "tokens": tokenizes,
+    "distillations": distills,
     "listings": lambda: listing.cached("methods", lambda: [1, 2]),
 }
 

@@ -14,7 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from released import CACHED, FOLDER, STATE, heals, on_one_machine, prepares, sweeps
+from released import (
+    CACHED,
+    FOLDER,
+    STATE,
+    STOPPED,
+    distills,
+    heals,
+    on_one_machine,
+    prepares,
+    stops,
+    sweeps,
+)
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save, save_file
 
@@ -40,6 +51,7 @@ FORMATS = {
     "gguf": ("models.gguf_import", "FORMAT"),
     "adapters": ("models.lora_import", "FORMAT"),
     "tokens": ("data.tokens", "FORMAT"),
+    "distillations": ("compression.solve.distill", "REVISION"),
     "texts": None,
     "listings": None,
 }
@@ -275,6 +287,18 @@ def test_healing_resumes_from_a_released_state(released):
     steps = []
     heals(lambda stage, done, total: steps.append(done))
     assert steps[0] == EVERY
+
+
+def test_a_distillation_resumes_from_a_released_state(released):
+    steps = []
+
+    def record(stage, done, total):
+        if stage == "distill":
+            steps.append(done)
+        stops(stage, done, total)
+
+    distills(record)
+    assert steps == [*range(EVERY, STOPPED + 1)]
 
 
 @pytest.mark.parametrize("format", ["0", "2", None])

@@ -213,6 +213,8 @@ def missing_prediction(plan: "RankPlan") -> str:
     """Return why a plan has no predicted perplexity."""
     if plan.probes is None:
         return "only policy 'probed' measures the slots"
+    if plan.is_trained:
+        return "it does not cover the training of the layers"
     return "these ranks are too far from the plans that were measured"
 
 

@@ -68,7 +68,7 @@ class RankPlan:
     automatic choice; None for policies without a temperature.
     against_uniform: comparison with uniform ranks; None if not measured. by_probes: True if the
     policy chose the ranks by the probes. latency: measured times of the layers, if the budget
-    counts time.
+    counts time. is_trained: True if the compression also trains the layers.
     """
 
     ranks: dict[Slot, int]
@@ -83,6 +83,7 @@ class RankPlan:
     against_uniform: AgainstUniform | None = None
     by_probes: bool = False
     latency: Latency | None = None
+    is_trained: bool = False
 
     @property
     def summed_increase(self) -> float | None:
@@ -94,8 +95,8 @@ class RankPlan:
 
     @property
     def predicted(self) -> Predicted | None:
-        """Predicted perplexity of the compressed model; None without probes, and if the prediction
-        is not trustworthy, see `Predicted.is_trustworthy`.
+        """Predicted perplexity of the compressed model; None without probes, if the layers are
+        trained, and if the prediction is not trustworthy, see `Predicted.is_trustworthy`.
 
         If joint plans were measured (`Probes.interaction`), it refers to the test split of the
         calibration text and has an interval, low to high. Otherwise it refers to the probing
@@ -109,7 +110,7 @@ class RankPlan:
         The fewer the tokens, the wider the interval; None: all tokens of the text.
         """
         summed, probes, dense = self.summed_increase, self.probes, self.dense_perplexity
-        if probes is None or summed is None or dense is None:
+        if probes is None or summed is None or dense is None or self.is_trained:
             return None
         if probes.interaction is not None:
             predicted = probes.interaction.on_sample(tokens).predict(summed, self.by_probes)

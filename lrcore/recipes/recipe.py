@@ -22,8 +22,8 @@ from . import former_names, targets
 
 SAMPLING = ("random", "first")
 CALIBRATION_MODES = ("independent", "sequential")
-TRAINED = "trained"
-REFIT = ("auto", "on", "off", TRAINED)
+TRAINED, DISTILLED = "trained", "distilled"
+REFIT = ("auto", "on", "off", TRAINED, DISTILLED)
 BUDGETS = {
     "auto": "share of the decoder-linear parameters removed, or of the KV cache bytes for methods "
     "on keys and values only",
@@ -63,7 +63,9 @@ class Recipe:
     (each layer is calibrated on the compressed layers before it). refit: "on" solves the
     projections again on the outputs of the compressed layers before them, with the outputs of the
     dense model as the target; "trained" then trains all numbers of each layer
-    (lrcore/compression/solve/trained_layer.py); "auto" is the method's default (on for fused).
+    (lrcore/compression/solve/trained_layer.py); "distilled" then trains all layers together towards
+    the predictions of the dense model (lrcore/compression/solve/distill.py); "auto" is the method's
+    default (on for fused).
 
     ratio: in (0, 1), share to remove of the quantity that `budget` names. temperature: > 0, of
     policy softmax; None for automatic. rounding: "down" never exceeds the budget; "nearest" rounds
@@ -123,7 +125,7 @@ class Recipe:
     refit: str = setting(
         "auto",
         "Refit each layer on the compressed layers before it: on, off, trained (then train the "
-        "layer), or auto (the method's default).",
+        "layer), distilled (then train all layers together), or auto (the method's default).",
         REFIT,
         group="passes",
     )
@@ -260,7 +262,12 @@ class Recipe:
     @property
     def trains(self) -> bool:
         """Whether the refit also trains the layers."""
-        return self.refit == TRAINED
+        return self.refit in (TRAINED, DISTILLED)
+
+    @property
+    def distills(self) -> bool:
+        """Whether all layers are then trained together towards the dense model's predictions."""
+        return self.refit == DISTILLED
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""

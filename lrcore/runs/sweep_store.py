@@ -13,6 +13,7 @@ from typing import Any
 from ..compression.calibration.calibrate import calibrate
 from ..compression.evidence.measure import measure_evidence
 from ..compression.solve.compress_layers import requests_refit
+from ..compression.solve.distill import distillation_key
 from ..compression.solve.factorize import Factorization, factorize, method_options
 from ..compression.solve.refit import refit_key
 from ..compression.steps.chain import Chain
@@ -88,6 +89,8 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     refit = [s.recipe for s in chain if s.kind == "compress" and requests_refit(s.recipe)]
     if refit:
         settings["refit_key"] = refit_key(any(recipe.trains for recipe in refit))
+    if any(recipe.distills for recipe in refit):
+        settings["distillation_key"] = distillation_key()
     measured = [_evaluation_key(evaluation) for evaluation in sweep.evaluations]
     measured += [asdict(task) for task in sweep.tasks]
     return cache_key(FORMAT, model.fingerprint, model.dtype, settings, measured, sweep.speed)

@@ -1,8 +1,9 @@
 """Cache on disk: entries, size limit and eviction.
 
 An entry is a folder (of moments, gradients, or a dequantized model) or a file (of probes, searches,
-texts, tokens or listings). The limit is $LRCORE_CACHE_LIMIT. After each write, the least recently
-used entries are deleted until the cache fits. Entries that a process reads are locked and stay.
+texts, tokens, listings or states). The limit is $LRCORE_CACHE_LIMIT. After each write, the least
+recently used entries are deleted until the cache fits. Entries that a process reads are locked and
+stay.
 """
 
 import hashlib
@@ -41,6 +42,7 @@ KINDS = {
     "type_searches": "shares of matrices by type, for policy bolaco",
     "gguf": "dequantized models",
     "adapters": "models with merged adapters",
+    "distillations": "states of interrupted distillations",
     "texts": "texts from memory",
     "tokens": "token ids of long texts",
     "listings": "lists of methods and policies",

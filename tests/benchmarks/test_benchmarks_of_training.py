@@ -30,7 +30,7 @@ def test_the_table_of_trained_refits_compares_ratios_with_all_cells() -> None:
     entry["trained"]["fused probed 0.5 trained"] = {"perplexity": 2.0 * 2**0.5, "error": 0.1}
     table = refit.section("toy", entry)
     assert "| fused | probed | trained | – | – | – | 2.828 ± 0.100 |" in table
-    assert table.endswith("| 50% | 2.828 ± 0.100 | 0.50 | 0.25 | 0.25 |")
-    assert "\n| 30% |" not in table
+    assert table.endswith("| trained | 50% | 2.828 ± 0.100 | 0.50 | 0.25 | 0.25 |")
+    assert "| trained | 30% |" not in table
     del cells["a3 uniform params 0.5"]
-    assert "\n| 50% |" not in refit.section("toy", entry)
+    assert "| trained | 50% |" not in refit.section("toy", entry)

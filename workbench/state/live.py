@@ -20,6 +20,7 @@ from typing import Any
 
 import lrcore
 from lrcore.compression.solve.compress_layers import window_passes
+from lrcore.compression.solve.distill import TOKENS as DISTILLATION_TOKENS
 from lrcore.compression.solve.factorize import Factorization
 from lrcore.ranks.plan import RankPlan
 from lrcore.system.as_json import json_text
@@ -155,7 +156,8 @@ def tokens_run(recipe: lrcore.Recipe, has_refit: bool) -> int:
     The figure runs its sample, and the compression some passes over the calibration windows.
     """
     passes = window_passes(recipe, has_refit)
-    return WINDOWS * LENGTH + passes * recipe.samples * recipe.seq_len
+    compressing = passes * recipe.samples * recipe.seq_len
+    return WINDOWS * LENGTH + compressing + recipe.distills * DISTILLATION_TOKENS
 
 
 def is_affordable(

@@ -151,7 +151,9 @@ def predicted_change_cell(label: str, plan: RankPlan, tokens: int, info: str = "
         return ""
     predicted, dense = plan.predicted_for(tokens), plan.dense_perplexity
     if predicted is None or dense is None:
-        return cell(label, words.allocation.NOT_PREDICTED, words.allocation.NOT_PREDICTED_INFO)
+        text = words.allocation
+        reason = text.NOT_PREDICTED_TRAINED if plan.is_trained else text.NOT_PREDICTED_INFO
+        return cell(label, text.NOT_PREDICTED, reason)
     suffix = "" if plan.probes.held_out else words.allocation.PROBED_ON_CALIBRATION
     if predicted.low is None or predicted.high is None:
         interval = words.allocation.PREDICTED_POINT.format(suffix)

@@ -28,7 +28,8 @@ FIELDS = {
     "refit": (
         "Refit",
         "on: each layer compensates for the error of the compressed layers before it; trained: "
-        "the layer is then trained; auto: the method's default",
+        "the layer is then trained; distilled: all layers are then trained together; auto: the "
+        "method's default",
     ),
     "calibration_mode": (
         "Calibration passes",
@@ -84,6 +85,7 @@ PREDICTED_POINT = (
 )
 NOT_PREDICTED = "no prediction"
 NOT_PREDICTED_INFO = "These ranks are too far from the measured plans."
+NOT_PREDICTED_TRAINED = "The prediction does not cover the training of the layers."
 PROBED_ON_CALIBRATION = "; probed on calibration windows, because the text has too few others"
 DRAFT = (
     "These ranks are predicted by {}. They are measured before they are used; if they are worse "

@@ -68,6 +68,8 @@ def cached_probes(model: LoadedModel, factors: Factorization, recipe: Recipe) ->
     if _missing_layers(factors):
         return None
     probes = measure(model, factors, silent)
+    if recipe.trains:
+        return probes
     probed = factors.with_measurement("probes", probes)
     interaction = joint_probes.cached_interaction(model, probed, recipe)
     return None if interaction is None else replace(probes, interaction=interaction)
@@ -79,7 +81,9 @@ def tokens_run(factors: Factorization, recipe: Recipe) -> float:
     A few complete plans follow the probes of single slots.
     """
     probing = probing_tokens(factors)
-    return probing + joint_probes.tokens_run(factors, recipe) if probing else 0.0
+    if not probing or recipe.trains:
+        return probing
+    return probing + joint_probes.tokens_run(factors, recipe)
 
 
 def probing_tokens(factors: Factorization, shares: Shares = SHARES) -> float:
@@ -143,8 +147,14 @@ def points_of(layers: Sequence[LayerProbes]) -> Points:
 def measure_with_interaction(
     model: LoadedModel, factors: Factorization, recipe: Recipe, progress: Progress
 ) -> Probes:
-    """Return the probes, and the joint losses of slots under the recipe's passes."""
+    """Return the probes, and the joint losses of slots under the recipe's passes.
+
+    Without joint losses if the recipe trains the layers: each joint plan would take as long to make
+    as the compression itself.
+    """
     probes = measure(model, factors, progress)
+    if recipe.trains:
+        return probes
     probed = factors.with_measurement("probes", probes)
     interaction = joint_probes.measure_interaction(model, probed, recipe, progress)
     return replace(probes, interaction=interaction)

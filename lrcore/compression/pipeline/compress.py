@@ -17,7 +17,7 @@ from ...ranks.plan import RankPlan
 from ...ranks.policies import find_policy
 from ...recipes.history import Compressed, StandardFit
 from ...recipes.provenance import BaseModel
-from ...recipes.recipe import Recipe
+from ...recipes.recipe import TRAINED, Recipe
 from ...recipes.targets import TARGETS
 from ...system.as_json import json_text
 from ...system.errors import InputError
@@ -25,6 +25,7 @@ from ...system.progress import Progress, silent
 from ..calibration.calibrate import Calibration, calibrate
 from ..evidence.measure import evidence_key, measure_evidence
 from ..solve.compress_layers import compress_layers, has_refit
+from ..solve.distill import distill, distillation_windows
 from ..solve.factorize import Factorization, factorize, method_options
 from ..solve.tokens_needed import tokens_needed
 from ..step_rules import check_may_follow
@@ -91,6 +92,11 @@ def compress(
     error_bounds = tuple(plan_bounds(model, factors, plan, progress)) if bounds else ()
     with _timed(seconds, "compress"):
         network = compress_layers(model, recipe, factors, plan.ranks, progress)
+    fingerprint = _fingerprint(model, recipe, plan, factors.calibration)
+    if recipe.distills:
+        with _timed(seconds, "distill"):
+            windows = distillation_windows(model, recipe)
+            distill(network, model, windows, fingerprint, progress)
     step = Compressed(
         recipe,
         plan.slot_ranks,
@@ -105,7 +111,7 @@ def compress(
         model,
         name=f"{model.name} {recipe.method} {recipe.ratio:.0%}",
         network=network,
-        fingerprint=_fingerprint(model, recipe, plan, factors.calibration),
+        fingerprint=fingerprint,
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
@@ -197,6 +203,11 @@ def check_can_compress(model: LoadedModel, recipe: Recipe) -> None:
         Compressed, model.history, model.name, compressed_structures(model.network), recipe
     )
     check_target(model, recipe)
+    if recipe.distills and model.offloaded:
+        raise InputError(
+            f"Refit '{recipe.refit}' needs the complete model in memory. Load it without offload, "
+            f"or use refit '{TRAINED}'."
+        )
 
 
 def _fingerprint(

@@ -71,6 +71,7 @@ def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
         probes=_probes(evidence, recipe),
         by_probes=row.needs == "probes" and not target.even,
         latency=latency,
+        is_trained=recipe.trains,
     )
     if {component for _, component in counted} <= set(recipe.component_ratios):
         # all slots have manual ratios, which determine the overall ratio

@@ -23,14 +23,14 @@ from ...models.load import LoadedModel
 from ...models.offload import present
 from ...models.read_ahead import reading_ahead
 from ...models.stream import BATCH, READERS, LayerStream, reader_of
-from ...recipes.recipe import TRAINED, Recipe
+from ...recipes.recipe import DISTILLED, TRAINED, Recipe
 from ...system.errors import InputError
 from ...system.progress import Progress
 from .factorize import Factorization, truncate_layer
 from .refit import Streams, refit_layer, with_first_tokens
 from .trained_layer import PASSES, LayerTraining, windows_per_step
 
-REFITS = ("on", TRAINED)  # settings of a recipe that refit with any method
+REFITS = ("on", TRAINED, DISTILLED)  # settings of a recipe that refit with any method
 # Cost of compressing with them, in forward passes over the calibration windows. A step of the
 # training, with its gradients, costs three.
 REFIT_PASSES, SEQUENTIAL_PASSES, TRAINING_PASSES = 5, 2, 3 * PASSES

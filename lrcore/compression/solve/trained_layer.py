@@ -13,7 +13,7 @@ the network.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 from ...layers.forms import Masked, Sparse, TwoOfFour
 from ...layers.linalg import sum_float64
 from ...layers.modules.projections import StoredLinear
-from ...layers.statistics import at_least_float32
 from ...models.architectures import decoder_layers
 from ...models.partial import Call
 
@@ -80,10 +79,12 @@ class LayerTraining:
         layer = decoder_layers(self.network)[index]
         total = sum(batch.weights.numel() for batch in batches)
         batches = batches[:: math.ceil(total / MAX_TOKENS)]
+        others = (other for other in decoder_layers(self.network) if other is not layer)
+        shared = {id(p) for other in others for p in other.parameters()}
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            _trainable(self.network, layer) as parameters,
+            trainable([layer], torch.float32, shared) as parameters,
         ):
             if parameters:
                 self._train_at_best_rate(parameters, _Loss(layer), batches)
@@ -106,26 +107,30 @@ class LayerTraining:
 
 
 @contextmanager
-def _trainable(network: PreTrainedModel, layer: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Give a layer copies of its tensors, and yield the parameters to train.
+def trainable(
+    layers: Iterable[nn.Module], least: torch.dtype, fixed: Collection[int] = ()
+) -> Iterator[list[nn.Parameter]]:
+    """Give layers copies of their tensors, and yield the parameters to train.
 
-    The copies are in float32 at least: autograd cannot use tensors made in inference mode.
-    Afterwards, the layer has the trained numbers in its dtype, and its former tensors otherwise.
+    Autograd cannot use tensors made in inference mode. least: floating-point copies have this dtype
+    at least. fixed: ids of parameters that are not trained; nor are quantized and sparse numbers.
+    Afterwards, the layers have the trained numbers in their dtypes, and their former tensors
+    otherwise.
     """
-    others = (other for other in decoder_layers(network) if other is not layer)
-    fixed = {id(p) for other in others for p in other.parameters()}
-    for module in layer.modules():
+    modules = [module for layer in layers for module in layer.modules()]
+    kept = set(fixed)
+    for module in modules:
         if isinstance(module, StoredLinear) and isinstance(module.form, FIXED):
-            fixed |= {id(p) for p in module.parameters()}
+            kept |= {id(p) for p in module.parameters()}
     copies: dict[int, Tensor] = {}  # one per tensor, which several modules may share
     trained: dict[int, nn.Parameter] = {}
-    entries = list(_tensors(layer))
+    entries = list(_tensors(modules))
     for table, name, tensor in entries:
         key = id(tensor)
         if key not in copies:
-            copies[key] = _copied(tensor)
+            copies[key] = _copied(tensor, least)
             is_parameter = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-            if is_parameter and key not in fixed:
+            if is_parameter and key not in kept:
                 copies[key] = trained[key] = nn.Parameter(copies[key])
         table[name] = copies[key]
     try:
@@ -140,9 +145,9 @@ def _trainable(network: PreTrainedModel, layer: nn.Module) -> Iterator[list[nn.P
             table[name] = after.get(id(tensor), tensor)
 
 
-def _tensors(layer: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Yield the parameters and buffers of a layer with the tables that hold them."""
-    for module in layer.modules():
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield the parameters and buffers of modules with the tables that hold them."""
+    for module in modules:
         for table in (module._parameters, module._buffers):
             for name, tensor in list(table.items()):
                 if tensor is not None:
@@ -172,15 +177,17 @@ class _Loss:
         return sum(float(sum_float64(self(batch))) for batch in batches)
 
 
-def _copied(value: Any) -> Any:
-    """Return copies of all tensors in a value, floating-point numbers in float32 at least."""
+def _copied(value: Any, least: torch.dtype = torch.float32) -> Any:
+    """Return copies of all tensors in a value, floating-point numbers in dtype `least` at least."""
     if isinstance(value, Tensor):
-        dtype = at_least_float32(value).dtype if value.is_floating_point() else value.dtype
+        dtype = value.dtype
+        if value.is_floating_point() and dtype.itemsize < least.itemsize:
+            dtype = least
         return value.detach().to(dtype, copy=True)
     if isinstance(value, Mapping):
-        return {name: _copied(part) for name, part in value.items()}
+        return {name: _copied(part, least) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_copied(part) for part in value)
+        return type(value)(_copied(part, least) for part in value)
     return value
 
 

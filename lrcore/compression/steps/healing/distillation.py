@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,6 +34,20 @@ Terms = tuple[Tensor, Tensor]
 Parts = Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The wording of a training. name: the stage in progress reports. title: starts the message
+    if the training diverges. remedy: what to do then.
+    """
+
+    name: str
+    title: str
+    remedy: str
+
+
+HEALING = Stage("heal", "Healing", "a smaller lr, or dtype float32")
+
+
 def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature: float) -> Terms:
     """Return L_CE and L_KD of CARE, eq. 6-7, means over tokens, in nats.
 
@@ -46,9 +61,18 @@ def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature:
     entropy = F.cross_entropy(student, targets.flatten())
     if teacher is None:
         return entropy, torch.zeros_like(entropy)
+    return entropy, mean_divergence(student, teacher, temperature)
+
+
+def mean_divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return the mean over tokens of KL(softmax(teacher / tau) | softmax(student / tau)), in nats.
+
+    student, teacher [..., vocab]: logits. 16-bit logits are converted to float32.
+    """
+    student = (student if student.dtype.itemsize >= 4 else student.float()).flatten(0, -2)
     teacher = teacher.to(student.dtype).flatten(0, -2)
     ours, theirs = (F.log_softmax(logits / temperature, dim=-1) for logits in (student, teacher))
-    return entropy, F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
 
 def learning_rate_share(step: int, steps: int) -> float:
@@ -64,26 +88,24 @@ def learning_rate_share(step: int, steps: int) -> float:
 class Descent:
     """Steps of AdamW on parameters of a network.
 
-    state: a file from which the same descent, identified by a key, is resumed.
+    rates: the highest learning rate of each parameter. state: a file from which the same descent,
+    identified by a key, is resumed.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        lr: float,
+        rates: Sequence[float],
         steps: int,
         state: Path | None = None,
         key: str = "",
+        stage: Stage = HEALING,
     ) -> None:
-        self.parameters, self.lr, self.steps, self.state, self.key = (
-            list(parameters),
-            lr,
-            steps,
-            state,
-            key,
-        )
+        self.parameters, self.rates, self.steps = list(parameters), list(rates), steps
+        self.state, self.key, self.stage = state, key, stage
         self.masters = [p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters]
-        self.optimizer = torch.optim.AdamW(self.masters, lr=lr, weight_decay=0.0)
+        groups = [{"params": [p], "lr": lr} for p, lr in zip(self.masters, rates, strict=True)]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         self.done, self.seconds = 0, 0.0
         self.losses: list[tuple[float, float]] = []
         if state is not None and state.is_file():
@@ -99,13 +121,13 @@ class Descent:
         terms. weight: beta tau^2 of eq. 8. Raises InputError if a loss or gradient is not finite.
         """
         for step in range(self.done, self.steps):
-            progress("heal", step, self.steps)
+            progress(self.stage.name, step, self.steps)
             began = time.perf_counter()
             self.losses.append(self._step(step, parts(step), weight))
             self.done, self.seconds = step + 1, self.seconds + time.perf_counter() - began
             if self.state is not None and self.done % EVERY == 0 and self.done < self.steps:
                 self._keep()
-        progress("heal", self.steps, self.steps)
+        progress(self.stage.name, self.steps, self.steps)
         return self.losses
 
     def _step(
@@ -123,13 +145,12 @@ class Descent:
         norm = float(nn.utils.clip_grad_norm_(self.masters, CLIP))
         if not math.isfinite(entropy + divergence + norm):
             raise InputError(
-                f"Healing diverged at step {step + 1} of {self.steps}: the loss ({entropy:g} + "
-                f"{weight:g} * {divergence:g}) or its "
-                f"gradient ({norm:g}) is not finite. Use a smaller lr (it was {self.lr:g}), or "
-                "dtype float32."
+                f"{self.stage.title} diverged at step {step + 1} of {self.steps}: the loss "
+                f"({entropy:g} + {weight:g} * {divergence:g}) or its gradient ({norm:g}) is not "
+                f"finite. Use {self.stage.remedy}."
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * learning_rate_share(step, self.steps)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * learning_rate_share(step, self.steps)
         self.optimizer.step()
         self._round()
         for parameter in self.parameters:

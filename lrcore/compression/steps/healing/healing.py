@@ -98,7 +98,8 @@ def heal(
     score = _scorer(chosen, windows, progress)
     before = score(model)
     key = _key(model, teacher, chosen, windows)
-    descent = Descent(parameters, chosen.lr, chosen.steps, Path(state) if state else None, key)
+    rates = [chosen.lr] * len(parameters)
+    descent = Descent(parameters, rates, chosen.steps, Path(state) if state else None, key)
     try:
         losses = descent.run(
             _parts(made, teacher, windows, chosen), chosen.beta * chosen.temperature**2, progress

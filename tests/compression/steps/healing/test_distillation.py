@@ -75,7 +75,7 @@ def silent(*_):
 def test_steps_are_adam_with_clipped_gradients_on_float32_masters(dtype) -> None:
     start, target = torch.randn(6).to(dtype), torch.randn(6)
     parameter = nn.Parameter(start.clone())
-    Descent([parameter], 0.01, 30).run(toward(target, parameter, pieces=3), 0.0, silent)
+    Descent([parameter], [0.01], 30).run(toward(target, parameter, pieces=3), 0.0, silent)
     master, mean, square = start.double(), 0.0, 0.0
     for step in range(30):
         gradient = 2 * (master.to(dtype).double() - target)
@@ -93,7 +93,7 @@ def test_steps_are_adam_with_clipped_gradients_on_float32_masters(dtype) -> None
 def test_interrupted_descent_resumes_to_the_same_numbers(dtype, tmp_path) -> None:
     start, target = torch.randn(6).to(dtype), torch.randn(6)
     uninterrupted = nn.Parameter(start.clone())
-    losses = Descent([uninterrupted], 0.01, 120).run(toward(target, uninterrupted), 0.0, silent)
+    losses = Descent([uninterrupted], [0.01], 120).run(toward(target, uninterrupted), 0.0, silent)
 
     def stop(stage, done, total):
         if done == 77:
@@ -105,13 +105,13 @@ def test_interrupted_descent_resumes_to_the_same_numbers(dtype, tmp_path) -> Non
         nn.Parameter(start.clone()),
     )
     with pytest.raises(Cancelled):
-        Descent([first], 0.01, 120, state, "one").run(toward(target, first), 0.0, stop)
+        Descent([first], [0.01], 120, state, "one").run(toward(target, first), 0.0, stop)
     assert [path.name for path in tmp_path.iterdir()] == [state.name]
-    descent = Descent([second], 0.01, 120, state, "one")
+    descent = Descent([second], [0.01], 120, state, "one")
     assert descent.done == 50
     assert descent.run(toward(target, second), 0.0, silent) == losses
     assert torch.equal(second, uninterrupted)
-    assert Descent([nn.Parameter(start.clone())], 0.01, 120, state, "another").done == 0
+    assert Descent([nn.Parameter(start.clone())], [0.01], 120, state, "another").done == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -122,5 +122,5 @@ def test_non_finite_loss_raises(value) -> None:
         return (parameter * value).sum(), torch.zeros(())
 
     with pytest.raises(InputError, match=r"step 1 of 5.*smaller lr"):
-        Descent([parameter], 0.01, 5).run(lambda step: [(1.0, compute)], 0.0, silent)
+        Descent([parameter], [0.01], 5).run(lambda step: [(1.0, compute)], 0.0, silent)
     assert torch.equal(parameter, torch.ones(3))

@@ -1,0 +1,105 @@
+"""Distillation of a compressed network: the last part of `refit: distilled`.
+
+The refit and the training of single layers approximate the dense residual stream, layer by layer.
+Afterwards all numbers of the decoder layers are trained together for what the stream is used for,
+the predictions:
+
+    min E KL(softmax(z) | softmax(z^)),
+
+with z the logits of the dense and z^ those of the compressed network. The windows are drawn from
+the calibration text, a new batch for each step: the calibration windows themselves are too few, and
+layers that were fitted to them have a far lower divergence on them than on other text. Embeddings,
+the final norm and the head are unchanged.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...evaluation.evaluate import batches
+from ...models.architectures import decoder_layers
+from ...models.load import LoadedModel
+from ...recipes.recipe import Recipe
+from ...system.cache import trim
+from ...system.files import cache_folder, cache_key
+from ...system.progress import Progress
+from ..calibration.calibrate import make_calibration_windows
+from ..steps.healing.distillation import Descent, Stage, Terms, mean_divergence
+from .trained_layer import trainable
+
+# Steps, tokens per step, and the highest learning rate as a share of the root mean square of each
+# tensor.
+STEPS, STEP_TOKENS, RATE = 200, 2048, 0.01
+# Cost in tokens that run forward; a step also runs the dense model, and its gradients count twice.
+TOKENS = 4 * STEPS * STEP_TOKENS
+REVISION = 1  # part of `distillation_key`: increase it if a distillation yields other weights
+STAGE = Stage("distill", "Distillation", "refit trained, or dtype float32")
+
+
+def distillation_key() -> tuple[float | int, ...]:
+    """Return the constants that the distillation depends on."""
+    return REVISION, STEPS, STEP_TOKENS, RATE
+
+
+def distillation_windows(model: LoadedModel, recipe: Recipe) -> Tensor:
+    """Return windows [steps, b, t] of a recipe's calibration text, about STEP_TOKENS per step.
+
+    Raises InputError as `make_calibration_windows` does.
+    """
+    batch = max(1, STEP_TOKENS // recipe.seq_len)
+    drawn = recipe.with_(samples=STEPS * batch, sampling="random", seed=recipe.seed + 1)
+    return make_calibration_windows(model, drawn).tokens.view(STEPS, batch, -1)
+
+
+def distill(
+    network: PreTrainedModel, model: LoadedModel, windows: Tensor, key: str, progress: Progress
+) -> None:
+    """Train the decoder layers of a compressed network towards the dense model, in place.
+
+    windows [steps, b, t]: of tokens, a batch per step. key: identifies the network before the
+    distillation. An interrupted distillation resumes from the cache. Quantized and sparse numbers
+    are not trained. Raises InputError if a loss is not finite.
+    """
+    file = _state_file(key)
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        trainable(decoder_layers(network), network.dtype) as parameters,
+    ):
+        if not parameters:
+            return
+        rates = [RATE * float(p.detach().float().square().mean().sqrt()) for p in parameters]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descent = Descent(parameters, rates, len(windows), file, key, STAGE)
+        descent.run(_parts(network, model, windows), 1.0, progress)
+    file.unlink(missing_ok=True)
+    trim()
+
+
+def _state_file(key: str) -> Path:
+    """Return the file of the cache for the state of an interrupted distillation."""
+    return cache_folder() / "distillations" / f"{cache_key(key, *distillation_key())}.safetensors"
+
+
+def _parts(
+    network: PreTrainedModel, model: LoadedModel, windows: Tensor
+) -> Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]:
+    """Return a function from a step to the pieces of its batch, small enough for the logits."""
+
+    def compute(tokens: Tensor) -> Terms:
+        with torch.no_grad():
+            dense = model.network(input_ids=tokens, use_cache=False).logits
+        logits = network(input_ids=tokens, use_cache=False).logits
+        divergence = mean_divergence(logits, dense)
+        return torch.zeros_like(divergence), divergence
+
+    def parts(step: int) -> list[tuple[float, Callable[[], Terms]]]:
+        batch = windows[step]
+        pieces = batches(model, batch, len(batch))
+        return [(len(piece) / len(batch), partial(compute, piece.clone())) for piece in pieces]
+
+    return parts

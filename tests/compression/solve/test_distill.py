@@ -1,0 +1,141 @@
+"""Distillation of compressed networks towards the predictions of the dense model."""
+
+import pytest
+import torch
+from tiny_models import family_folder
+
+import lrcore
+from lrcore.compression.evidence import joint_probes
+from lrcore.compression.solve import distill
+from lrcore.compression.steps.healing.distillation import mean_divergence
+from lrcore.models.architectures import decoder_layers
+from lrcore.recipes.history import Compressed
+from lrcore.runs.sweep_store import cells
+from lrcore.system.cache import entries
+from lrcore.system.errors import Cancelled
+
+TOKENS = torch.arange(3, 3 + 6 * 16).view(6, 16)
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr(distill, "STEPS", 60)
+
+
+def requested(folder, story_file, method="fused", **changes):
+    recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=8, seq_len=32, ratio=0.4)
+    return recipe.with_(method=method, refit="distilled", **changes)
+
+
+def divergence(model, small, tokens):
+    with torch.inference_mode():
+        return float(mean_divergence(small.network(tokens).logits, model.network(tokens).logits))
+
+
+def states():
+    return [entry.path for entry in entries() if entry.kind == "distillations"]
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma2", "qwen3_moe"])
+def test_distillation_lowers_the_divergence_at_the_same_size(
+    family, tiny_llama, tmp_path, story_file
+):
+    recipe = requested(family_folder(family, tiny_llama, tmp_path), story_file)
+    model = lrcore.load(recipe.model)
+    before = [p.clone() for p in model.network.parameters()]
+    tokens = distill.distillation_windows(model, recipe)[::10].flatten(0, 1)[::16]
+    trained, distilled = (
+        lrcore.compress(model, recipe.with_(refit=r)) for r in ("trained", "distilled")
+    )
+    assert divergence(model, distilled, tokens) < 0.9 * divergence(model, trained, tokens)
+    assert distilled.size == trained.size
+    assert distilled.fingerprint != trained.fingerprint
+    assert distilled.step(Compressed).seconds.keys() - trained.step(Compressed).seconds.keys() == {
+        "distill"
+    }
+    assert all(torch.equal(p, q) for p, q in zip(model.network.parameters(), before, strict=True))
+    inside = {id(p) for p in decoder_layers(distilled.network).parameters()}
+    outside = {name: p for name, p in distilled.network.named_parameters() if id(p) not in inside}
+    dense = dict(model.network.named_parameters())
+    assert outside
+    assert all(torch.equal(p, dense[name]) for name, p in outside.items())
+    assert not any(p.requires_grad for p in distilled.network.parameters())
+    assert states() == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_interrupted_distillation_resumes_to_the_same_numbers(tiny_llama, story_file, dtype):
+    recipe = requested(tiny_llama, story_file, dtype=dtype)
+    model = lrcore.load(recipe.model, dtype=dtype)
+    complete = lrcore.compress(model, recipe)
+
+    def stop(stage, done, total):
+        if (stage, done) == ("distill", 55):
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        lrcore.compress(model, recipe, progress=stop)
+    assert len(states()) == 1
+    steps = []
+    resumed = lrcore.compress(
+        model, recipe, progress=lambda stage, done, _: steps.append((stage, done))
+    )
+    assert [done for stage, done in steps if stage == "distill"] == [*range(50, 61)]
+    assert resumed.network.dtype == model.network.dtype
+    with torch.inference_mode():
+        assert torch.equal(resumed.network(TOKENS).logits, complete.network(TOKENS).logits)
+    assert states() == []
+
+
+def test_a_distilled_model_is_the_same_after_loading(tiny_llama, tmp_path, story_file):
+    recipe = requested(tiny_llama, story_file, method="latentllm")
+    model = lrcore.compress(lrcore.load(recipe.model), recipe)
+    lrcore.save(model, tmp_path / "small")
+    loaded = lrcore.load(str(tmp_path / "small"))
+    with torch.inference_mode():
+        assert torch.equal(loaded.network(TOKENS).logits, model.network(TOKENS).logits)
+
+
+def test_a_distillation_in_inference_mode_is_the_same(tiny_llama, story_file):
+    recipe = requested(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    expected = lrcore.compress(model, recipe)
+    with torch.inference_mode():
+        made = lrcore.compress(model, recipe)
+        assert torch.equal(made.network(TOKENS).logits, expected.network(TOKENS).logits)
+
+
+def test_an_offloaded_model_is_refused_before_any_work(tiny_llama, story_file):
+    recipe = requested(tiny_llama, story_file, offload=True)
+    model = lrcore.load(recipe.model, offload=True)
+    stages = []
+    with pytest.raises(lrcore.InputError, match=r"complete model in memory.*refit 'trained'"):
+        lrcore.compress(model, recipe, progress=lambda stage, *_: stages.append(stage))
+    assert stages == []
+
+
+def test_plans_of_recipes_that_train_are_not_predicted(tiny_llama, story_file, monkeypatch):
+    """The joint plans would be trained as well, which takes three times as long as the model."""
+    recipe = requested(tiny_llama, story_file, policy="probed")
+    model = lrcore.load(recipe.model)
+    monkeypatch.setattr(joint_probes, "measure_interaction", lambda *_: pytest.fail("measured"))
+    factors = lrcore.prepare(model, recipe)
+    plan = lrcore.choose_plan(model, factors, recipe)
+    assert plan.summed_increase > 0
+    assert plan.predicted is None
+    assert lrcore.choose_plan(model, factors, recipe.with_(refit="on")).predicted is not None
+
+
+def test_cells_of_a_sweep_depend_on_the_settings_of_the_distillation(
+    tiny_llama, story_file, monkeypatch
+):
+    model = lrcore.load(str(tiny_llama))
+
+    def keys(refit):
+        recipe = requested(tiny_llama, story_file).with_(refit=refit)
+        return [cell.key for cell in cells(model, lrcore.Sweep(recipe))]
+
+    trained, distilled = keys("trained"), keys("distilled")
+    monkeypatch.setattr(distill, "RATE", 1.0)
+    assert keys("trained") == trained
+    assert keys("distilled") != distilled
