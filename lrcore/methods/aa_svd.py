@@ -90,4 +90,5 @@ METHOD = Method(
     shrinks_kv=False,
     options=AaSvdOptions,
     copies=4,
+    same_factors_as="svd_llm",
 )

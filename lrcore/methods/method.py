@@ -30,6 +30,8 @@ class Method:
     several. Matrices outside these slots stay dense.
     needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) for statistics of
     gradients. `factor` skips the pairs that a layer lacks.
+    same_factors_as: the method that has the same factors on the moments of the dense model, so that
+    measurements of these factors are shared.
     diagonals: the taps of which `factor` reads only the diagonal of the second moment.
     shrinks_kv: whether at least one slot caches fewer numbers at a lower rank.
     holds: the matrices of each slot, with any options, that is not named after a single matrix.
@@ -67,6 +69,7 @@ class Method:
     auto_for_first_forms: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
     diagonals: frozenset[str] = frozenset()
+    same_factors_as: str = ""
 
     @property
     def covers(self) -> frozenset[str]:

@@ -117,7 +117,9 @@ def _joint(model: LoadedModel, factors: Factorization, recipe: Recipe) -> _Joint
     calibration_tokens = factors.calibration.tokens
     is_complete = len(_refit_windows(calibration_tokens)) == len(calibration_tokens)
     limit = () if is_complete else (REFIT_TOKENS,)
-    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refit_inputs, *limit)
+    is_anchored = find_method(factors.method).is_anchored and passes[1] == "sequential"
+    solver = (factors.method,) if is_anchored else ()  # see `Method.same_factors_as`
+    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refit_inputs, *limit, *solver)
     file = cache_file("probes", factors, "joint", FORMAT, *inputs)
     vocabulary = model.network.get_output_embeddings().weight.shape[0]
     return _Joint(plans, tokens, name, windows, vocabulary, passes, file)

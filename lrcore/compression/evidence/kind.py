@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...methods import find_method
 from ...models.load import LoadedModel
 from ...recipes.recipe import Recipe
 from ...system.files import cache_folder, cache_key
@@ -56,9 +57,22 @@ def cache_file(folder: str, factors: Factorization, *parts: Any) -> Path:
     method with the options, and the slots.
     """
     slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
-    values = asdict(factors.options)
+    method, values = _shared(factors)
     if values.get("outputs") == ADDED_OPTIONS["outputs"]:
         del values["damping"]  # of the curvature, which is not read
     options = sorted(option for option in values.items() if option not in ADDED_OPTIONS.items())
-    key = cache_key(factors.calibration.key, factors.method, options, *parts, slots)
+    key = cache_key(factors.calibration.key, method, options, *parts, slots)
     return cache_folder() / folder / f"{key}.json"
+
+
+def _shared(factors: Factorization) -> tuple[str, dict[str, Any]]:
+    """Return the method and the options with which the factors are measured.
+
+    They are those of `Method.same_factors_as`, if the method has one.
+    """
+    values = asdict(factors.options)
+    name = find_method(factors.method).same_factors_as
+    if not name:
+        return factors.method, values
+    defaults = asdict(find_method(name).options())
+    return name, {option: values.get(option, default) for option, default in defaults.items()}

@@ -195,6 +195,27 @@ def test_allocate_requires_probes_and_compress_makes_them(case) -> None:
     assert small.account.to_dict()["predicted_perplexity"] is not None
 
 
+def test_methods_with_the_same_factors_share_their_probes(case, monkeypatch) -> None:
+    model, recipe, _ = case
+    svd_llm, aa_svd = (
+        recipe.with_(method="svd_llm", policy="probed"),
+        recipe.with_(method="aa_svd", policy="probed", calibration_mode="sequential"),
+    )
+    first, second = (
+        lrcore.factorize(model, lrcore.calibrate(model, recipe), each.method)
+        for each in (svd_llm, aa_svd)
+    )
+    assert first.spectra.keys() == second.spectra.keys()
+    for slot, spectrum in first.spectra.items():
+        assert torch.equal(spectrum.values, second.spectra[slot].values)
+    first = lrcore.measure_evidence(model, first, svd_llm)
+    monkeypatch.setattr(Probing, "_measure", lambda *_: pytest.fail("the cache was not used"))
+    second = lrcore.measure_evidence(model, second, aa_svd)
+    interactions = [each.evidence.get("probes").interaction for each in (first, second)]
+    assert interactions[0].joint != interactions[1].joint  # of models made by each method
+    assert lrcore.allocate(first, svd_llm).ranks == lrcore.allocate(second, aa_svd).ranks
+
+
 def test_plan_is_optimal_up_to_one_step_of_the_budget() -> None:
     g = torch.Generator().manual_seed(2)
     spectra, increases = {}, {}
