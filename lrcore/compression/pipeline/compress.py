@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ...checkpoints.export import check_target
 from ...checkpoints.standard.standard_fit import standard_fit
 from ...data.windows import key_of
@@ -28,6 +30,7 @@ from ..solve.compress_layers import compress_layers, has_refit
 from ..solve.distill import distill, distillation_windows
 from ..solve.factorize import Factorization, factorize, method_options
 from ..solve.tokens_needed import tokens_needed
+from ..solve.trained_layer import LayerTraining
 from ..step_rules import check_may_follow
 from .choose_plan import choose_plan
 from .model_bounds import check_has_bounds, plan_bounds
@@ -90,32 +93,39 @@ def compress(
         plan = plan or choose_plan(model, factors, recipe)
     fit = _checked_fit(model, recipe, plan)
     error_bounds = tuple(plan_bounds(model, factors, plan, progress)) if bounds else ()
-    with _timed(seconds, "compress"):
-        network = compress_layers(model, recipe, factors, plan.ranks, progress)
-    fingerprint = _fingerprint(model, recipe, plan, factors.calibration)
-    if recipe.distills:
-        with _timed(seconds, "distill"):
-            windows = distillation_windows(model, recipe)
-            distill(network, model, windows, fingerprint, progress)
-    step = Compressed(
-        recipe,
-        plan.slot_ranks,
-        factors.calibration.protocol
-        | {"mode": recipe.calibration_mode, "refit": refit}
-        | _missing_tokens(model, recipe, factors),
-        fit,
-        seconds,
-        error_bounds,
-    )
+    network = _solve(model, recipe, factors, plan, progress, seconds)
+    protocol = factors.calibration.protocol | {"mode": recipe.calibration_mode, "refit": refit}
+    protocol |= _missing_tokens(model, recipe, factors)
+    step = Compressed(recipe, plan.slot_ranks, protocol, fit, seconds, error_bounds)
     return replace(
         model,
         name=f"{model.name} {recipe.method} {recipe.ratio:.0%}",
         network=network,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint(model, recipe, plan, factors.calibration),
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
     )
+
+
+def _solve(
+    model: LoadedModel,
+    recipe: Recipe,
+    factors: Factorization,
+    plan: RankPlan,
+    progress: Progress,
+    seconds: dict[str, float],
+) -> PreTrainedModel:
+    """Return a clone of the network with the ranks of a plan, distilled if the recipe says so."""
+    training = LayerTraining()
+    with _timed(seconds, "compress"):
+        network = compress_layers(model, recipe, factors, plan.ranks, progress, training)
+    if recipe.distills:
+        with _timed(seconds, "distill"):
+            windows = distillation_windows(model, recipe)
+            key = _fingerprint(model, recipe, plan, factors.calibration)
+            distill(network, model, windows, training.best_rate, key, progress)
+    return network
 
 
 def _prepare(

@@ -75,11 +75,12 @@ def compress_layers(
     factors: Factorization,
     ranks: Mapping[Slot, int],
     progress: Progress,
+    training: LayerTraining | None = None,
 ) -> PreTrainedModel:
     """Return a clone of the network with each layer compressed to the ranks.
 
-    The calibration windows run through it if the recipe requires that. Raises InputError as
-    `has_refit` does.
+    The calibration windows run through it if the recipe requires that. training: of the layers, if
+    the recipe trains them. Raises InputError as `has_refit` does.
     """
     refit, total = has_refit(recipe, model.network), len(factors.layers)
     network, row = clone(model.network), find_method(factors.method)
@@ -88,7 +89,7 @@ def compress_layers(
     batch = windows_per_step(tokens.shape[1]) if refit and recipe.trains else BATCH
     small = LayerStream(network, tokens, batch) if sequential or refit else None
     dense = LayerStream(clone(model.network), tokens, batch) if refit or anchored else None
-    training = LayerTraining(network) if refit and recipe.trains else None
+    training = training or LayerTraining() if refit and recipe.trains else None
     fitted: tuple[Streams, ...] = ()
     if refit and dense is not None and small is not None:
         fitted = with_first_tokens(Streams(dense, small), tokens)

@@ -31,9 +31,9 @@ from ..calibration.calibrate import make_calibration_windows
 from ..steps.healing.distillation import Descent, Stage, Terms, mean_divergence
 from .trained_layer import trainable
 
-# Steps, tokens per step, and the highest learning rate as a share of the root mean square of each
-# tensor.
-STEPS, STEP_TOKENS, RATE = 200, 2048, 0.01
+# Steps, tokens per step, and the highest learning rate as a share of the best rate of the training
+# of single layers: together they move the predictions further.
+STEPS, STEP_TOKENS, RATE_SHARE = 200, 2048, 1 / 3
 # Cost in tokens that run forward; a step also runs the dense model, and its gradients count twice.
 TOKENS = 4 * STEPS * STEP_TOKENS
 REVISION = 1  # part of `distillation_key`: increase it if a distillation yields other weights
@@ -42,7 +42,7 @@ STAGE = Stage("distill", "Distillation", "refit trained, or dtype float32")
 
 def distillation_key() -> tuple[float | int, ...]:
     """Return the constants that the distillation depends on."""
-    return REVISION, STEPS, STEP_TOKENS, RATE
+    return REVISION, STEPS, STEP_TOKENS, RATE_SHARE
 
 
 def distillation_windows(model: LoadedModel, recipe: Recipe) -> Tensor:
@@ -56,11 +56,17 @@ def distillation_windows(model: LoadedModel, recipe: Recipe) -> Tensor:
 
 
 def distill(
-    network: PreTrainedModel, model: LoadedModel, windows: Tensor, key: str, progress: Progress
+    network: PreTrainedModel,
+    model: LoadedModel,
+    windows: Tensor,
+    best_rate: float,
+    key: str,
+    progress: Progress,
 ) -> None:
     """Train the decoder layers of a compressed network towards the dense model, in place.
 
-    windows [steps, b, t]: of tokens, a batch per step. key: identifies the network before the
+    windows [steps, b, t]: of tokens, a batch per step. best_rate: of the training of single layers,
+    a share of the root mean square of each tensor. key: identifies the network before the
     distillation. An interrupted distillation resumes from the cache. Quantized and sparse numbers
     are not trained. Raises InputError if a loss is not finite.
     """
@@ -72,7 +78,8 @@ def distill(
     ):
         if not parameters:
             return
-        rates = [RATE * float(p.detach().float().square().mean().sqrt()) for p in parameters]
+        share = RATE_SHARE * best_rate
+        rates = [share * float(p.detach().float().square().mean().sqrt()) for p in parameters]
         file.parent.mkdir(parents=True, exist_ok=True)
         descent = Descent(parameters, rates, len(windows), file, key, STAGE)
         descent.run(_parts(network, model, windows), 1.0, progress)

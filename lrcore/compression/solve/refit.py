@@ -170,7 +170,7 @@ class _LayerRefit:
             self._refit_readers("up", inputs)
             self._refit_down(inputs)
         if self.training is not None:
-            self.training.train(self.index, self._training_batches())
+            self.training.train(self.network, self.index, self._training_batches())
             for streams in dict.fromkeys(streams for streams, _ in self.batches):
                 streams.small.run(self.index)
             return

@@ -70,16 +70,20 @@ class LayerTraining:
     layers share, and quantized and sparse numbers, are not trained.
     """
 
-    def __init__(self, network: PreTrainedModel) -> None:
-        self.network = network
+    def __init__(self) -> None:
         self._best_rate: float | None = None
 
-    def train(self, index: int, batches: Sequence[TrainingBatch]) -> None:
+    @property
+    def best_rate(self) -> float:
+        """The rate of RATES at which the first layer improved most; the lowest if none did."""
+        return self._best_rate or RATES[-1]
+
+    def train(self, network: PreTrainedModel, index: int, batches: Sequence[TrainingBatch]) -> None:
         """Train a layer, or leave it unchanged if its loss over all batches does not fall."""
-        layer = decoder_layers(self.network)[index]
+        layer = decoder_layers(network)[index]
         total = sum(batch.weights.numel() for batch in batches)
         batches = batches[:: math.ceil(total / MAX_TOKENS)]
-        others = (other for other in decoder_layers(self.network) if other is not layer)
+        others = (other for other in decoder_layers(network) if other is not layer)
         shared = {id(p) for other in others for p in other.parameters()}
         with (
             torch.inference_mode(False),

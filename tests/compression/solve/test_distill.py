@@ -136,6 +136,6 @@ def test_cells_of_a_sweep_depend_on_the_settings_of_the_distillation(
         return [cell.key for cell in cells(model, lrcore.Sweep(recipe))]
 
     trained, distilled = keys("trained"), keys("distilled")
-    monkeypatch.setattr(distill, "RATE", 1.0)
+    monkeypatch.setattr(distill, "RATE_SHARE", 1.0)
     assert keys("trained") == trained
     assert keys("distilled") != distilled

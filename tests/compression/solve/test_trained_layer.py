@@ -64,7 +64,7 @@ def batches_of(network, small, windows=2):
 
 
 def train_layer(network, index, batches):
-    LayerTraining(network).train(index, batches)
+    LayerTraining().train(network, index, batches)
 
 
 def tensors(network, index=LAYER):
@@ -129,12 +129,12 @@ def test_training_follows_the_documented_steps():
         }
     best = min(totals, key=totals.__getitem__)
     again = clone(small)
-    training_run = LayerTraining(small)
-    training_run.train(LAYER, batches)
+    training_run = LayerTraining()
+    training_run.train(small, LAYER, batches)
     for name, trained in tensors(small).items():
         assert torch.allclose(trained, tried[best][name], rtol=1e-9, atol=1e-12), name
-    training_run.network = again  # a further layer is trained at the best rate of the first
-    training_run.train(LAYER, batches)
+    assert training_run.best_rate == best
+    training_run.train(again, LAYER, batches)  # a further layer, at the best rate of the first
     for name, trained in tensors(again).items():
         assert torch.equal(trained, tensors(small)[name])
 
@@ -143,10 +143,10 @@ def test_a_layer_whose_loss_rises_at_the_best_rate_is_trained_at_a_lower_one(mon
     network = tiny("llama")
     batches, small = batches_of(network, perturbed(network)), perturbed(network)
     monkeypatch.setattr(training, "RATES", (1e3, 0.01))
-    training_run = LayerTraining(small)
+    training_run = LayerTraining()
     training_run._best_rate = 1e3
     start = total_loss(small, batches)
-    training_run.train(LAYER, batches)
+    training_run.train(small, LAYER, batches)
     assert total_loss(small, batches) < 0.9 * start
 
 

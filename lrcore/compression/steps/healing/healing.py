@@ -92,14 +92,13 @@ def heal(
     windows = make_windows(
         texts, model.tokenizer, chosen.samples, chosen.seq_len, "random", chosen.seed
     )
-    network = clone(model.network)
+    network, score = clone(model.network), _scorer(chosen, windows, progress)
     parameters = _prepare_training(network, teacher.network, chosen, model.history)
     made = replace(model, name=f"{model.name} healed", network=network)
-    score = _scorer(chosen, windows, progress)
     before = score(model)
     key = _key(model, teacher, chosen, windows)
-    rates = [chosen.lr] * len(parameters)
-    descent = Descent(parameters, rates, chosen.steps, Path(state) if state else None, key)
+    state, rates = Path(state) if state else None, [chosen.lr] * len(parameters)
+    descent = Descent(parameters, rates, chosen.steps, state, key)
     try:
         losses = descent.run(
             _parts(made, teacher, windows, chosen), chosen.beta * chosen.temperature**2, progress
