@@ -37,6 +37,11 @@ class IdentityColumns:
     def parameters(self) -> int:
         return self.rest.numel()
 
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs that the stored numbers of each head multiply, [heads, n - s]."""
+        return self.order[:, self.rest.shape[1] :]
+
     def apply(self, x: Tensor) -> Tensor:
         """[..., n] -> [..., heads * s]."""
         count, size, remaining = self.rest.shape
@@ -77,6 +82,11 @@ class IdentityRows:
     def parameters(self) -> int:
         return self.rest.numel()
 
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs that the stored numbers of each head multiply, [heads, r]."""
+        return _slices(self.rest)
+
     def apply(self, x: Tensor) -> Tensor:
         """[..., heads * r] -> [..., heads * s]."""
         count, _, rank = self.rest.shape
@@ -106,6 +116,11 @@ class BlockDiagonal:
     def parameters(self) -> int:
         return self.blocks.numel()
 
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs that the stored numbers of each head multiply, [heads, r]."""
+        return _slices(self.blocks)
+
     def apply(self, x: Tensor) -> Tensor:
         """[..., heads * r] -> [..., heads * s]."""
         return _by_head(x.unflatten(-1, (self.blocks.shape[0], -1)), self.blocks).flatten(-2)
@@ -133,6 +148,11 @@ class PassedRows:
     @property
     def parameters(self) -> int:
         return self.rest.numel()
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs that the stored numbers multiply, [1, r]."""
+        return self.lead + torch.arange(self.rest.shape[1], device=self.rest.device)[None]
 
     def apply(self, x: Tensor) -> Tensor:
         """[..., lead + r] -> [..., out]."""
@@ -393,6 +413,12 @@ def _mask(mask: Tensor) -> Tensor:
     rows = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8))
     shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (rows.view(len(rows), -1, 8) << shifts).sum(2, dtype=torch.uint8)
+
+
+def _slices(blocks: Tensor) -> Tensor:
+    """Return the inputs of each block [heads, s, r] of a block-diagonal matrix, [heads, r]."""
+    count, _, rank = blocks.shape
+    return torch.arange(count * rank, device=blocks.device).view(count, rank)
 
 
 def _columns(x: Tensor, index: Tensor) -> Tensor:

@@ -14,12 +14,15 @@ Wanda and Pruner-Zero prune without an update of the remaining weights.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .forms import (
+    Blocks,
     Masked,
+    Matrix,
     Quantized,
     TwoOfFour,
     extremes,
@@ -71,30 +74,78 @@ def sweep_columns(
     return w
 
 
-def gptq(weight: Tensor, moment: Tensor, bits: int, group: int) -> Quantized:
-    """Quantize a matrix [out, in] by GPTQ.
+def gptq(matrix: Matrix, moment: Tensor, bits: int, group: int) -> Matrix:
+    """Quantize the stored numbers of a matrix [out, in] by GPTQ.
 
-    The grids are the min-max grids of the original weights, as in `forms.quantize`, so groups may
-    span several rows.
+    moment [in, in]: second moment of the input. Each block of a form, for example the numbers
+    beside an identity block, has the moment of the inputs that it multiplies. The grids are the
+    min-max grids of the original numbers, as in `forms.quantize`, so groups may span several rows.
+    Forms without stored numbers, sparse forms and quantized forms are returned unchanged.
     """
-    low, step = extremes(groups_of(weight, group), bits)
+    if not isinstance(matrix, Tensor | Blocks):
+        return matrix
+    if isinstance(matrix, Tensor):
+        numbers, inputs = matrix[None], torch.arange(matrix.shape[1], device=matrix.device)[None]
+    else:
+        numbers, inputs = getattr(matrix, matrix.WEIGHTS[0]), matrix.inputs
+        numbers = numbers if numbers.ndim == 3 else numbers[None]  # [blocks, rows, inputs]
+    if not numbers.numel():
+        return matrix
+    low, step = extremes(groups_of(numbers, group), bits)
 
-    def spread(numbers: Tensor) -> Tensor:
-        return numbers.double().repeat_interleave(group)[: weight.numel()].view_as(weight)
+    def spread(values: Tensor) -> Tensor:
+        return values.double().repeat_interleave(group)[: numbers.numel()].view_as(numbers)
 
-    lows, steps = spread(low), spread(step)
+    grids = zip(spread(low), spread(step), strict=True)
+    on_grid = torch.stack(
+        [
+            _rounded(block, moment[index][:, index], grid, 2**bits - 1)
+            for block, index, grid in zip(numbers, inputs.long(), grids, strict=True)
+        ]
+    )
+    if isinstance(matrix, Tensor):
+        rounded: Matrix = on_grid[0]
+    else:
+        weights = {matrix.WEIGHTS[0]: on_grid.view_as(getattr(matrix, matrix.WEIGHTS[0]))}
+        rounded = replace(matrix, **weights)
+    form = quantize(rounded, bits, group, lambda _groups, _bits: (low.double(), step.double()))
+    assert isinstance(form, Quantized)  # the matrix has numbers
+    return replace(form, low=low, step=step)
+
+
+def _rounded(
+    weight: Tensor, moment: Tensor, grid: tuple[Tensor, Tensor], largest_code: int
+) -> Tensor:
+    """Return a matrix [out, in] on the grid low + step * code, by GPTQ, float64.
+
+    grid: low and step of each number, [out, in] float64 each.
+    """
+    lows, steps = grid
     units = torch.where(steps > 0, steps, 1)
 
     def value(j: int, remaining: Tensor, _diagonal: Tensor) -> Tensor:
-        codes = ((remaining[:, 0] - lows[:, j]) / units[:, j]).round().clamp(0, 2**bits - 1)
+        codes = ((remaining[:, 0] - lows[:, j]) / units[:, j]).round().clamp(0, largest_code)
         return lows[:, j] + steps[:, j] * codes
 
-    on_grid = sweep_columns(weight, moment, value)
-    form = quantize(on_grid, bits, group, lambda _groups, _bits: (low.double(), step.double()))
-    assert isinstance(form, Quantized)  # a matrix has numbers
-    return Quantized(
-        form.codes, low, step, form.order, form.inner, form.whole, form.bits, form.chunk
-    )
+    return sweep_columns(weight, moment, value)
+
+
+def second_factor(up: Tensor, before: Tensor, after: Tensor, moment: Tensor | None) -> Tensor:
+    """Return the second factor [out, r] of a pair, solved again after the first factor changed.
+
+    before, after [r, in]: the first factor. moment S [in, in]: second moment of the input; None for
+    the identity. With m the mean diagonal of `after S after^T`, the result B minimizes
+
+        E |up before x - B after x|^2 + DAMPING m |B - up|^2,
+
+    so the error of a rounded first factor is undone as far as a second factor can.
+    """
+    outputs = after.double() if moment is None else after.double() @ moment.double()
+    inner = outputs @ after.double().mT
+    missing = up.double() @ (before.double() - after.double()) @ outputs.mT  # [out, r]
+    inner.diagonal().add_(DAMPING * inner.diagonal().mean() or 1.0)
+    step = torch.cholesky_solve(missing.mT, torch.linalg.cholesky(inner)).mT
+    return (up.double() + step).to(up.dtype)
 
 
 def sparsegpt(weight: Tensor, moment: Tensor, share: float | None = None) -> TwoOfFour | Masked:

@@ -6,8 +6,26 @@ import pytest
 import torch
 
 from lrcore.layers import obs
-from lrcore.layers.forms import Quantized, dense, extremes, groups_of, quantize
-from lrcore.layers.obs import DAMPING, gptq, inverse_factor, pruner_zero, sparsegpt, wanda
+from lrcore.layers.forms import (
+    BlockDiagonal,
+    IdentityColumns,
+    IdentityRows,
+    PassedRows,
+    Quantized,
+    dense,
+    extremes,
+    groups_of,
+    quantize,
+)
+from lrcore.layers.obs import (
+    DAMPING,
+    gptq,
+    inverse_factor,
+    pruner_zero,
+    second_factor,
+    sparsegpt,
+    wanda,
+)
 
 
 def randn(*shape, seed=0):
@@ -186,3 +204,52 @@ def test_wanda_keeps_a_share_of_each_row():
     assert form.parameters == 18
     assert form.mask.shape == (6, 2)
     assert form.shape == (6, 10)
+
+
+def forms_with_blocks():
+    """Forms of 48 inputs whose stored numbers multiply only some of them."""
+    order, place = (randn(2, size).argsort(1).int() for size in (48, 40))
+    return [
+        IdentityColumns(randn(1, 20, 28), order[:1]),
+        IdentityColumns(randn(2, 20, 28), order),
+        IdentityRows(randn(2, 16, 24), place),
+        BlockDiagonal(randn(2, 20, 24)),
+        PassedRows(randn(40, 45), place[0], 3),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_gptq_of_a_form_rounds_its_numbers_on_the_inputs_that_they_multiply(number):
+    form, moment = forms_with_blocks()[number], problem(columns=48)[1]
+    made = gptq(form, moment, 3, 8)
+    assert isinstance(made, Quantized)
+    assert type(made.matrix) is type(form)
+    plain = quantize(form, 3, 8)
+    assert torch.equal(made.low, plain.low)
+    error, plain_error = (dense(each) - dense(form) for each in (made, plain))
+    assert (error @ moment * error).sum() < 0.9 * (plain_error @ moment * plain_error).sum()
+    white = gptq(form, torch.eye(48, dtype=torch.float64), 3, 8)
+    assert torch.equal(white.codes, plain.codes)
+
+
+def test_forms_without_numbers_and_coded_forms_stay_as_they_are():
+    _, moment = problem()
+    empty = IdentityColumns(torch.empty(1, 12, 0), torch.arange(12).int()[None])
+    assert gptq(empty, moment, 4, 8) is empty
+    coded = quantize(torch.eye(12), 4, 8)
+    assert gptq(coded, moment, 4, 8) is coded
+
+
+def test_second_factor_has_the_least_error_on_the_outputs_of_the_changed_first_factor():
+    weight, moment = problem(rows=12, columns=12)
+    up, before = weight[:, :4], weight[:4]
+    after = dense(gptq(before, moment, 2, 8))
+    made = second_factor(up, before, after, moment)
+    outputs = after @ moment @ after.mT
+    damping = DAMPING * outputs.diagonal().mean()
+    gradient = (made @ after - up @ before) @ moment @ after.mT + damping * (made - up)
+    assert gradient.abs().max() < 1e-9 * outputs.abs().max()
+    errors = (factor @ after - up @ before for factor in (made, up))
+    refit_error, error = ((each @ moment * each).sum() for each in errors)
+    assert refit_error < 0.8 * error
+    assert torch.allclose(second_factor(up, before, before, None), up)

@@ -1,7 +1,7 @@
 """Models that a step derives from another model: identity, account, and rewritten matrices."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...layers.account import SizeAndCost
-from ...layers.forms import Matrix, dense, tensors_of
-from ...layers.layer import Layer, Linear, LowRank, Projection, Stored
+from ...layers.layer import Layer, Projection
+from ...layers.rewriting import Rewrite, once_each, rewrite_projection
 from ...layers.statistics import TAPS, Moments
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_exact, write_layer
@@ -51,11 +51,6 @@ def compare_size(model: LoadedModel, derived: LoadedModel, context: int = 256) -
     )
 
 
-# Returns a matrix [out, in] in another form, from the second moment [in, in] of the input, which is
-# None if no text is read.
-Rewrite = Callable[[Matrix, Tensor | None], Matrix]
-
-
 def rewrite_network(
     dense: PreTrainedModel,
     rewrite: Rewrite,
@@ -84,30 +79,13 @@ def rewrite_network(
 
 
 def rewrite_layer(layer: Layer, rewrite: Rewrite, moments: Moments | None) -> Layer:
-    """Return a layer with rewritten matrices; a factor that projections share stays shared.
-
-    The input of the second of two factors is the output of the rewritten first factor.
+    """Return a layer with rewritten matrices, see `rewrite_projection`; a factor that projections
+    share stays shared.
     """
-    rewritten: dict[Any, Matrix] = {}
+    rewrite = once_each(rewrite)
 
-    def rewrite_once(matrix: Matrix, moment: Tensor | None) -> Matrix:
-        first = matrix if isinstance(matrix, Tensor) else next(iter(tensors_of(matrix).values()))
-        key = first.data_ptr(), first.shape
-        if key not in rewritten:
-            rewritten[key] = rewrite(matrix, moment)
-        return rewritten[key]
-
-    def rewrite_projection(name: str, p: Projection) -> Projection:
+    def changed(name: str, projection: Projection) -> Projection:
         moment = None if moments is None else moments.second(TAPS[name])
-        if isinstance(p, LowRank):
-            down = rewrite_once(p.down, moment)
-            if moment is not None:
-                inner = dense(down).to(moment.dtype)
-                moment = inner @ moment @ inner.mT
-            return replace(p, down=down, up=rewrite_once(p.up, moment))
-        form = rewrite_once(p.form if isinstance(p, Stored) else p.weight, moment)
-        return Linear(form, p.bias) if isinstance(form, Tensor) else Stored(form, p.bias)
+        return rewrite_projection(projection, rewrite, moment)
 
-    return layer.with_matrices(
-        **{name: rewrite_projection(name, p) for name, p in layer.matrices().items()}
-    )
+    return layer.with_matrices(**{name: changed(name, p) for name, p in layer.matrices().items()})

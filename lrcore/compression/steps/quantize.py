@@ -35,8 +35,8 @@ def quantize(
     """Return the model with quantized decoder projections; the model itself is unchanged.
 
     Each matrix, or factor of a matrix, is quantized row by row in groups of `group` numbers.
-    quantizer: "hqq", or "gptq" on the windows of a recipe, by default the model's recipe; GPTQ
-    rounds matrices with identity blocks as HQQ does.
+    quantizer: "hqq", or "gptq" on the windows of a recipe, by default the model's recipe; the
+    second of two factors is then solved again on the outputs of the rounded first factor.
 
     Biases, norms, embeddings, head, experts and factors that are quantized already are unchanged. A
     matrix is dequantized for each product, so only the size of the weights falls, in memory and on
@@ -54,7 +54,7 @@ def quantize(
         identity |= {"windows": windows.key}
 
     def rewrite(matrix: Matrix, moment: Tensor | None) -> Matrix:
-        if moment is not None and isinstance(matrix, Tensor):
+        if moment is not None:
             return gptq(matrix, moment, bits, group)
         return quantize_matrix(matrix, bits, group, half_quadratic)
 
