@@ -9,6 +9,7 @@ python -m benchmarks NAME, where NAME is one of:
     width       perplexity with a narrower residual stream (SliceGPT) at 10-50 %
     cached      perplexity with a half to a tenth of the KV cache, by CARE and by `fused`
     trained     perplexity with refit 'trained' and with refit 'on'
+    bytes       perplexity against MB: quantized, low rank, both in sequence, and budget bytes
     healing     perplexity before and after healing, for a few settings on demo-llama
     healed      perplexity before and after healing on the calibration text, for several methods
     prediction  predicted loss increases against actual increases, with their intervals
@@ -66,6 +67,7 @@ from .perplexity import Selection, quality, solve
 from .predictions import prediction
 from .real_model import real
 from .refit import trained
+from .sizes import sizes
 from .speed import speed
 from .stages import stages
 from .start import start
@@ -82,6 +84,7 @@ JOBS = {
     "depth": depth,
     "width": width,
     "cached": cached,
+    "bytes": sizes,
     "healing": healing,
     "healed": healed,
     "trained": trained,

@@ -15,6 +15,7 @@ CACHED = (  # modules with cached files, named by a key that includes the format
     "compression.evidence.joint_probes",
     "compression.evidence.latency",
     "compression.evidence.layer_probes",
+    "compression.evidence.quantization",
     "compression.pipeline.choose_plan",
     "data.tokens",
     "models.gguf_import",
@@ -39,8 +40,13 @@ def test_cached_files_of_a_different_format_are_not_read(
     def compute() -> list:
         recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
         dense, ranks = lrcore.load(str(tiny_llama)), []
-        for policy in ("probed", "fisher", "lems"):
-            variant = recipe.with_(policy=policy, method="svd_llm", ratio=0.3)
+        for policy, budget in (
+            ("probed", "params"),
+            ("fisher", "params"),
+            ("lems", "params"),
+            ("probed", "bytes"),
+        ):
+            variant = recipe.with_(policy=policy, budget=budget, method="svd_llm", ratio=0.3)
             factors = lrcore.prepare(dense, variant)
             ranks.append(lrcore.choose_plan(dense, factors, variant).ranks)
         table = lrcore.analyze(dense, lrcore.calibrate(dense, recipe)).table(0.9)

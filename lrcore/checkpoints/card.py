@@ -95,9 +95,13 @@ def model_card(
 
 def _summary(base: str, parameters: int, history: Sequence[Step]) -> str:
     """Describe the model: a sentence about its size, and a sentence per step."""
-    compressed = last_step(history, Compressed) is not None
-    after = " after low-rank compression." if compressed else "."
+    compressed = last_step(history, Compressed)
+    after = "." if compressed is None else " after low-rank compression."
     sentences = [f"`{base}` with {parameters:,} parameters{after}"]
+    if compressed is not None and compressed.fixes_grids:
+        bits = {row.bits for row in compressed.ranks if row.bits}
+        listed = " and ".join(map(str, sorted(bits, reverse=True)))
+        sentences.append(f"Matrices of its decoder layers are quantized to {listed} bits (GPTQ).")
     if quantized := last_step(history, Quantized):
         sentences.append(
             f"The matrices of its decoder layers are quantized to {quantized.bits} bits in groups "
@@ -249,10 +253,11 @@ def _ranks(compressed: Compressed) -> str:
     text = f"\n\n```yaml\n{recipe}```"
     if compressed.ranks:
         lines = "\n".join(
-            f"| {row.layer} | {row.component} | {row.rank} | {row.full} |"
+            f"| {row.layer} | {row.component} | {row.rank} | {row.full} | {row.bits or '–'} |"
             for row in compressed.ranks
         )
-        text += f"\n\n### Ranks\n\n| layer | component | rank | of |\n|---|---|---|---|\n{lines}"
+        header = "| layer | component | rank | of | bits |\n|---|---|---|---|---|"
+        text += f"\n\n### Ranks\n\n{header}\n{lines}"
     if compressed.calibration:
         text += "\n\n### Calibration\n\n" + _pairs(compressed.calibration)
     return text

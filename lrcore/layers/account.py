@@ -156,7 +156,8 @@ class SizeAndCost:
     """The account of a model, compared with the dense original.
 
     budget: the quantity that `achieved` refers to: "params" (decoder parameters), "all_params" (all
-    parameters), "kv" (cache), "flops" (FLOPs per token) or "latency" (time of the decoder layers).
+    parameters), "kv" (cache), "flops" (FLOPs per token), "latency" (time of the decoder layers) or
+    "bytes" (size of the stored weights).
     planned: None if the model was not made from a rank plan. bits: of quantized weights, else None.
     """
 
@@ -193,6 +194,11 @@ class SizeAndCost:
         """Share of the decoder layers' time that was removed; NaN if not measured."""
         model, dense = self.model.latency, self.dense.latency
         return math.nan if model is None or dense is None else 1 - model / dense
+
+    @property
+    def removed_bytes(self) -> float:
+        """Share of the size of the stored weights that was removed."""
+        return 1 - self.model.bytes / self.dense.bytes
 
     @property
     def achieved(self) -> float:
@@ -232,6 +238,7 @@ class SizeAndCost:
         shares = ("removed_params", "removed_all_params", "removed_kv", "removed_flops")
         values |= {name: getattr(self, name) for name in shares}
         values |= {} if model.get("latency") is None else {"removed_latency": self.removed_latency}
+        values |= {"removed_bytes": self.removed_bytes} if self.budget == "bytes" else {}
         plan = self.planned
         values |= {} if plan is None else {"energy_kept": plan.energy_kept}
         values |= {"budget": self.budget}

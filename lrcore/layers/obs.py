@@ -15,6 +15,7 @@ Wanda and Pruner-Zero prune without an update of the remaining weights.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,7 +107,9 @@ def gptq(matrix: Matrix, moment: Tensor, bits: int, group: int) -> Matrix:
     if isinstance(matrix, Tensor):
         rounded: Matrix = on_grid[0]
     else:
-        weights = {matrix.WEIGHTS[0]: on_grid.view_as(getattr(matrix, matrix.WEIGHTS[0]))}
+        weights: dict[str, Any] = {
+            matrix.WEIGHTS[0]: on_grid.view_as(getattr(matrix, matrix.WEIGHTS[0]))
+        }
         rounded = replace(matrix, **weights)
     form = quantize(rounded, bits, group, lambda _groups, _bits: (low.double(), step.double()))
     assert isinstance(form, Quantized)  # the matrix has numbers

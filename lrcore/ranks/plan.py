@@ -1,7 +1,7 @@
 """Rank plans: the rank of each slot, and the resulting size and cost of the model."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from ..recipes.history import SlotRank
 from ..system.notebooks import frame, html_table, ranks_figure
 from .evidence import AgainstUniform, Probes
 from .prediction import Predicted, perplexity
+from .quantization import Quantization
 from .repricing import Latency
 
 if TYPE_CHECKING:
@@ -49,11 +50,14 @@ class Shape:
 
     def base(self, kind: str) -> int:
         """Return the quantity of the dense model that a kind of budget counts: "params",
-        "all_params" or "kv".
+        "all_params", "kv" or "bytes".
         """
-        return {"params": self.decoder_linear, "all_params": self.parameters, "kv": self.kv_values}[
-            kind
-        ]
+        return {
+            "params": self.decoder_linear,
+            "all_params": self.parameters,
+            "kv": self.kv_values,
+            "bytes": self.bytes,
+        }[kind]
 
     def multiply_adds(self, context: int) -> int:
         """Return the multiply-adds of a token with `context` tokens in the cache."""
@@ -68,7 +72,9 @@ class RankPlan:
     automatic choice; None for policies without a temperature.
     against_uniform: comparison with uniform ranks; None if not measured. by_probes: True if the
     policy chose the ranks by the probes. latency: measured times of the layers, if the budget
-    counts time. is_trained: True if the compression also trains the layers.
+    counts time. is_trained: True if the compression also trains the layers. bits: of the slots with
+    rounded numbers, if the budget counts bytes; quantization: the measurements that they follow
+    from.
     """
 
     ranks: dict[Slot, int]
@@ -84,6 +90,14 @@ class RankPlan:
     by_probes: bool = False
     latency: Latency | None = None
     is_trained: bool = False
+    bits: Mapping[Slot, int] = field(default_factory=dict)
+    quantization: Quantization = field(default_factory=Quantization)
+
+    @property
+    def key(self) -> tuple[list[list[Any]], ...]:
+        """Ranks, and bits if there are any, as sorted JSON-able rows: the key of its results."""
+        values = (self.ranks, self.bits) if self.bits else (self.ranks,)
+        return tuple(sorted([*slot, value] for slot, value in each.items()) for each in values)
 
     @property
     def summed_increase(self) -> float | None:
@@ -91,7 +105,12 @@ class RankPlan:
         if self.probes is None:
             return None
         curves = self.probes.curves
-        return sum(curves[slot].loss(self.ranks[slot]) for slot in self.spectra)
+        increases = (curves[slot].loss(self.ranks[slot]) for slot in self.spectra)
+        rounded = (
+            self.quantization.rise(self.spectra[slot], self.ranks[slot], bits)
+            for slot, bits in self.bits.items()
+        )
+        return sum(increases) + sum(rounded)
 
     @property
     def predicted(self) -> Predicted | None:
@@ -146,6 +165,7 @@ class RankPlan:
                     kv_bytes=s.cost.kv(rank) * itemsize,
                     dense_kv_bytes=s.cost.kv_dense * itemsize,
                     energy=s.energy(rank),
+                    bits=self.bits.get(slot, 0),
                 )
             )
         return tuple(rows)
@@ -163,6 +183,7 @@ class RankPlan:
             "all_params": "parameters",
             "flops": "FLOPs per token",
             "latency": "decoder layers' time",
+            "bytes": "bytes",
         }
         quantity = words.get(self.budget, "decoder parameters")
         return (
@@ -217,10 +238,15 @@ class RankPlan:
 
     def _bytes(self) -> float:
         """Return the bytes of the model, with the slots in their stored form."""
-        costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
-        shape = self.shape
-        dense = sum(cost.dense for cost, _ in costs) * shape.itemsize
-        return shape.bytes - dense + sum(cost.bytes(rank, shape.itemsize) for cost, rank in costs)
+        shape, itemsize = self.shape, self.shape.itemsize
+        dense = sum(s.cost.dense for s in self.spectra.values()) * itemsize
+        stored = sum(
+            self.quantization.bytes(s, self.ranks[slot], self.bits.get(slot, 0), itemsize)
+            if self.budget == "bytes"
+            else s.cost.bytes(self.ranks[slot], itemsize)
+            for slot, s in self.spectra.items()
+        )
+        return shape.bytes - dense + stored
 
     def _seconds_per_token(self, ranks: dict[Slot, int]) -> float | None:
         """Return the time of the decoder layers with these ranks, other slots at full rank; or

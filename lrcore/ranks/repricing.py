@@ -25,7 +25,10 @@ def repriced(
     unit. If they do not ascend, a higher rank costs one unit more than the lower rank. The full
     price of a part is made equal in all forms.
     """
-    priced = {slot: _with_prices(spectrum, *prices(spectrum)) for slot, spectrum in spectra.items()}
+    priced = {
+        slot: replace(spectrum, cost=with_prices(spectrum.cost, *prices(spectrum)))
+        for slot, spectrum in spectra.items()
+    }
     for forms in by_part(priced).values():
         dense_prices = {
             form: sum(spectrum.cost.dense for spectrum in form_spectra.values())
@@ -37,10 +40,9 @@ def repriced(
     return priced
 
 
-def _with_prices(spectrum: Spectrum, below: Sequence[int], full: int) -> Spectrum:
-    """Return the spectrum with these prices; below, full: see `Prices`."""
-    cost = spectrum.cost
-    priced = Cost(
+def with_prices(cost: Cost, below: Sequence[int], full: int) -> Cost:
+    """Return the cost with these prices in place of parameters; below, full: see `Prices`."""
+    return Cost(
         full=cost.full,
         per_rank=0,
         dense=max(1, full),
@@ -49,7 +51,6 @@ def _with_prices(spectrum: Spectrum, below: Sequence[int], full: int) -> Spectru
         entries=cost.entries,
         latent=cost.latent,
     )
-    return replace(spectrum, cost=priced)
 
 
 def _dearer(spectrum: Spectrum, price: int) -> Spectrum:

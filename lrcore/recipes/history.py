@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from operator import itemgetter
 from typing import Any, ClassVar, TypeVar, get_args
 
 from .recipe import Recipe
@@ -17,7 +16,7 @@ class SlotRank:
     """Rank and size of a slot.
 
     keep: parameters / dense parameters. kv_bytes: cached bytes per token. energy: retained energy,
-    in [0, 1].
+    in [0, 1]. bits: of the rounded numbers; 0 if they are not rounded.
     """
 
     layer: int
@@ -30,6 +29,7 @@ class SlotRank:
     kv_bytes: int
     dense_kv_bytes: int
     energy: float
+    bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ class _Step:
 
     kind: ClassVar[str]
 
+    @property
+    def fixes_grids(self) -> bool:
+        """Whether the step quantizes matrices on grids that a training keeps."""
+        return False
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values: "kind" and all fields."""
         return {"kind": self.kind} | self.fields_dict()
@@ -117,6 +122,10 @@ class Compressed(_Step):
     stock: StandardFit | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def fixes_grids(self) -> bool:
+        return any(row.bits for row in self.ranks)
 
     @property
     def about_calibration(self) -> str:
@@ -188,6 +197,10 @@ class Quantized(_Step):
     group: int
     stock: StandardFit = QUANTIZED_NOT_STANDARD
     calibration: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fixes_grids(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -330,8 +343,8 @@ def target_of(history: Sequence[Step]) -> Target:
 
 
 def _slot_ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[SlotRank, ...]:
-    values = itemgetter(*(f.name for f in fields(SlotRank)))
-    return tuple(SlotRank(*values(row)) for row in rows)
+    names = {f.name for f in fields(SlotRank)}
+    return tuple(SlotRank(**{name: row[name] for name in names & row.keys()}) for row in rows)
 
 
 def _unchanged(value: Any) -> Any:

@@ -32,6 +32,8 @@ BUDGETS = {
     "kv": "share of the KV cache bytes removed",
     "flops": "share of the FLOPs per token removed, with a window of tokens in the cache",
     "latency": "share of the measured time of the decoder layers removed",
+    "bytes": "share of the bytes of the model removed, by ranks and by rounding to 8, 4, 3 or 2 "
+    "bits",
 }
 ROUNDING = ("down", "nearest")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
@@ -134,7 +136,8 @@ class Recipe:
     ratio: float = setting(0.2, "Share to remove, between 0 and 1.", group="plan")
     budget: str = setting(
         "auto",
-        "What the ratio counts: params (of the decoder), all_params, kv, flops, latency, or auto.",
+        "What the ratio counts: params (of the decoder), all_params, kv, flops, latency, "
+        "bytes (also by rounding), or auto.",
         BUDGETS,
         group="plan",
     )

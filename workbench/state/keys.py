@@ -56,7 +56,7 @@ def analysis_recipe(recipe: lrcore.Recipe) -> lrcore.Recipe:
     if policy_row(recipe)["one_budget"]:
         plan_fields = PLANNED
     else:
-        plan_fields = ("budget",) if has_latency_budget(recipe) else ()
+        plan_fields = ("budget",) if has_measured_budget(recipe) else ()
     names = [*MODEL, *WINDOWS, "method", *plan_fields]
     values = {name: getattr(recipe, name) for name in names}
     values["options"] = method_options(recipe)  # may depend on the budget
@@ -64,15 +64,15 @@ def analysis_recipe(recipe: lrcore.Recipe) -> lrcore.Recipe:
     return DEFAULTS.with_(**values, policy=recipe.policy if needs_evidence else UNIFORM)
 
 
-def has_latency_budget(recipe: lrcore.Recipe) -> bool:
-    """Return True if the budget counts measured time."""
-    return recipe.budget == "latency"
+def has_measured_budget(recipe: lrcore.Recipe) -> bool:
+    """Return True if the budget needs measurements: of time, or of quantized slots."""
+    return recipe.budget in ("latency", "bytes")
 
 
 def without_measurements(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """Return the recipe with a policy and a budget that need no measurements on the model."""
     uniform = with_uniform_policy(recipe)
-    return uniform.with_(budget=DEFAULTS.budget) if has_latency_budget(recipe) else uniform
+    return uniform.with_(budget=DEFAULTS.budget) if has_measured_budget(recipe) else uniform
 
 
 def probed_recipe(recipe: lrcore.Recipe) -> lrcore.Recipe:

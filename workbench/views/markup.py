@@ -14,7 +14,6 @@ from lrcore.system.path_access import strip_paths
 
 from .. import words
 from ..base import numbers
-from ..state.keys import has_latency_budget
 from ..state.live import LiveFigure
 from ..state.manual_ranks import Change
 
@@ -100,7 +99,7 @@ def measure_first(
     seconds: estimated duration; None if unknown. displayed_policy: the policy of the ranks that
     are displayed until the measurements end.
     """
-    by_time = has_latency_budget(recipe)
+    by_time = recipe.budget == "latency"
     subject = words.allocation.budget(recipe.budget) if by_time else recipe.policy
     if is_running or seconds == 0:
         return note(words.allocation.MEASURES_NOW.format(subject, displayed_policy), "hint")

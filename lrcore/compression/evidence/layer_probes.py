@@ -1,6 +1,7 @@
 """Probes of a layer: truncate a slot and run the layers from there on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...layers.layer import Layer
 from ...layers.spectra import Cost, Slot, Spectrum, by_part
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_exact, write_layer
@@ -163,16 +165,19 @@ class Probing:
 
         All windows are measured if the error is 0.
         """
+        factor = self.factors.layers[index][name]
+        return self.divergences(index, lambda layer: factor.truncate(layer, rank), error)
+
+    def divergences(self, index: int, change: Callable[[Layer], Layer], error: float) -> Tensor:
+        """Return the divergences with a changed layer, [windows], float64.
+
+        error: the first windows are measured until the relative error is smaller; 0: all windows.
+        """
         network, predictions, _ = self._dense
-        stream, layers = self._stream_at(index), decoder_layers(network)
-        dense, factor = layers[index], self.factors.layers[index][name]
-        layers[index] = clone(dense)
-        try:
-            write_layer(network, factor.truncate(read_exact(network, index), rank))
+        stream = self._stream_at(index)
+        with changed_layer(network, index, change):
             hidden = stream.hidden if error == 0.0 else stream.hidden[: self._max_batches]
             return predictions.divergences(network, index, hidden, error, stream.shared)
-        finally:
-            layers[index] = dense
 
     @cached_property
     def _max_batches(self) -> int:
@@ -195,6 +200,21 @@ class Probing:
             stream.run(layer)
         self._reached = index, stream
         return stream
+
+
+@contextmanager
+def changed_layer(
+    network: PreTrainedModel, index: int, change: Callable[[Layer], Layer]
+) -> Iterator[None]:
+    """Replace layer `index` of the network by the result of `change`, inside a `with` block."""
+    layers = decoder_layers(network)
+    dense = layers[index]
+    layers[index] = clone(dense)
+    try:
+        write_layer(network, change(read_exact(network, index)))
+        yield
+    finally:
+        layers[index] = dense
 
 
 def max_windows(factors: Factorization, tokens: Tensor, shares: Shares = SHARES) -> int:

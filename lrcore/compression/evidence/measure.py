@@ -8,7 +8,7 @@ from ...ranks.policies import find_policy
 from ...recipes.recipe import Recipe
 from ...system.progress import Progress, silent
 from ..solve.factorize import Factorization
-from . import error_model, latency, probes, search, type_search
+from . import error_model, latency, probes, quantization, search, type_search
 from .calibration_evidence import ANGLES, GRADIENTS, SLOPES
 from .kind import EvidenceKind
 
@@ -26,6 +26,7 @@ EVIDENCE: dict[str, EvidenceKind] = {
         type_search.KIND,
         error_model.KIND,
         latency.KIND,
+        quantization.KIND,
     )
 }
 
@@ -38,6 +39,8 @@ def evidence_of(policy: str) -> EvidenceKind:
 def _kinds(recipe: Recipe) -> tuple[EvidenceKind, ...]:
     """Return the kinds that a recipe needs, in the order of measurement."""
     kind = evidence_of(recipe.policy)
+    if recipe.budget == "bytes":
+        return tuple(dict.fromkeys((probes.KIND, quantization.KIND, kind)))
     return (latency.KIND, kind) if recipe.budget == "latency" else (kind,)
 
 

@@ -34,4 +34,4 @@ def measure_plan(
     measure(network): for example the mean loss or the divergence from the dense network. recipe:
     how layers are compressed; by default they are truncated, without a refit.
     """
-    return measure(compress_layers(model, recipe, factors, plan.ranks, silent))
+    return measure(compress_layers(model, recipe, factors, plan, silent))

@@ -43,7 +43,7 @@ def choose_plan(model: LoadedModel, factors: Factorization, recipe: Recipe) -> R
         uniform = allocate(factors, recipe.with_(policy="uniform", policy_options={}))
     except InputError:  # uniform ranks use the first form of each part, which saves too little
         return plan
-    if plan.ranks == uniform.ranks:
+    if plan.key == uniform.key:
         return plan
     comparison = against_uniform(model, factors, plan, uniform)
     return replace(uniform if comparison.hurts else plan, against_uniform=comparison)
@@ -56,8 +56,8 @@ def against_uniform(
     windows = select_windows(factors.calibration)
     tokens = windows.checking
     plans = (plan, uniform)
-    ranks = [sorted([*slot, rank] for slot, rank in each.ranks.items()) for each in plans]
-    path = cache_file("probes", factors, "against uniform", FORMAT, ranks, tokens.tolist())
+    keys = [each.key[0] for each in plans], *[each.key[1:] for each in plans if each.bits]
+    path = cache_file("probes", factors, "against uniform", FORMAT, *keys, tokens.tolist())
     if (pair := read_as(path, lambda values: _to_pair(values, len(tokens)))) is None:
         values = _divergences(model, factors, tokens, plans)
         keep_value(path, values)

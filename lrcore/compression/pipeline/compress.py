@@ -12,12 +12,14 @@ from transformers import PreTrainedModel
 from ...checkpoints.export import check_target
 from ...checkpoints.standard.standard_fit import standard_fit
 from ...data.windows import key_of
+from ...layers.account import SizeAndCost
 from ...methods import find_method
 from ...models.load import LoadedModel
+from ...models.model_size import measure
 from ...models.structure import compressed_structures
 from ...ranks.plan import RankPlan
 from ...ranks.policies import find_policy
-from ...recipes.history import Compressed, StandardFit
+from ...recipes.history import QUANTIZED_NOT_STANDARD, Compressed, StandardFit
 from ...recipes.provenance import BaseModel
 from ...recipes.recipe import TRAINED, Recipe
 from ...recipes.targets import TARGETS
@@ -26,6 +28,7 @@ from ...system.errors import InputError
 from ...system.progress import Progress, silent
 from ..calibration.calibrate import Calibration, calibrate
 from ..evidence.measure import evidence_key, measure_evidence
+from ..solve.allocate import check_budget
 from ..solve.compress_layers import compress_layers, has_refit
 from ..solve.distill import distill, distillation_windows
 from ..solve.factorize import Factorization, factorize, method_options
@@ -104,8 +107,18 @@ def compress(
         fingerprint=_fingerprint(model, recipe, plan, factors.calibration),
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
-        account=plan.account,
+        account=_account(plan, network),
     )
+
+
+def _account(plan: RankPlan, network: PreTrainedModel) -> SizeAndCost:
+    """Return the account of a plan; its bytes are those of the network if the budget counts them,
+    since the plan rounds sizes up.
+    """
+    if plan.budget != "bytes":
+        return plan.account
+    stored = replace(plan.account.model, bytes=measure(network).stored)
+    return replace(plan.account, model=stored)
 
 
 def _solve(
@@ -119,7 +132,7 @@ def _solve(
     """Return a clone of the network with the ranks of a plan, distilled if the recipe says so."""
     training = LayerTraining()
     with _timed(seconds, "compress"):
-        network = compress_layers(model, recipe, factors, plan.ranks, progress, training)
+        network = compress_layers(model, recipe, factors, plan, progress, training)
     if recipe.distills:
         with _timed(seconds, "distill"):
             windows = distillation_windows(model, recipe)
@@ -175,7 +188,7 @@ def _checked_fit(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> Standard
     """Return how a plan fits the standard classes. Raises InputError if the target needs them and
     the plan does not fit.
     """
-    fit = standard_fit(model, plan)
+    fit = QUANTIZED_NOT_STANDARD if plan.bits else standard_fit(model, plan)
     if TARGETS[recipe.target].standard and not fit.qualifies:
         raise InputError(
             f"Target {recipe.target}: {'; '.join(fit.reasons)}. Choose another method or target."
@@ -198,9 +211,12 @@ def _check_factors(factors: Factorization, recipe: Recipe) -> None:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise InputError for an unknown method or policy, or for an invalid option."""
+    """Raise InputError for an unknown method or policy, for an invalid option, and as
+    `check_budget` does.
+    """
     find_method(recipe.method).choose(recipe.options)
     find_policy(recipe.policy).choose(recipe.policy_options)
+    check_budget(recipe)
 
 
 def check_can_compress(model: LoadedModel, recipe: Recipe) -> None:
@@ -231,8 +247,7 @@ def _fingerprint(
     covered = Recipe.fields_of("source", "windows")
     settings = {name: value for name, value in recipe.identity().items() if name not in covered}
     inputs = [calibration.protocol["fingerprint"], key_of(calibration.tokens), model.dtype]
-    ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
-    identity = json_text([model.fingerprint, inputs, settings, ranks], sort_keys=True)
+    identity = json_text([model.fingerprint, inputs, settings, *plan.key], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

@@ -11,12 +11,15 @@ from ...ranks.budget import Prices, make_budget
 from ...ranks.evidence import Evidence, Probes
 from ...ranks.plan import RankPlan, Shape
 from ...ranks.policies import find_policy
+from ...ranks.quantization import Quantization, with_bits, with_equal_bits
 from ...ranks.repricing import Latency, priced_in_multiply_adds
 from ...recipes.recipe import Recipe
-from ...recipes.targets import TARGETS, Target, not_native
+from ...recipes.targets import DEFAULT, TARGETS, Target, not_native
 from ...system.as_json import json_text
 from ...system.errors import InputError
 from .factorize import Factorization
+
+UNIFORM = "uniform"
 
 
 def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
@@ -46,9 +49,11 @@ def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
             },
             Prices(kind),
             constraints,
-            row.forms,
+            row.forms or kind == "bytes",
         )
     )
+    if kind == "bytes":
+        return _plan_of_bytes(factors, recipe, evidence)
     latency = _latency(factors, kind)
     evidence, base = _priced(evidence, shape, kind, recipe.seq_len, latency)
     budget = make_budget(kind, recipe.ratio, evidence.spectra, base, *_capable_methods(factors))
@@ -77,6 +82,68 @@ def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
         # all slots have manual ratios, which determine the overall ratio
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _plan_of_bytes(factors: Factorization, recipe: Recipe, evidence: Evidence) -> RankPlan:
+    """Return ranks and bits for a budget of bytes.
+
+    evidence: about the slots on offer. Policy `uniform` keeps full ranks and takes the largest
+    number of bits that fits, the same for all slots. Raises InputError as `allocate` does.
+    """
+    check_budget(recipe)
+    row, shape = find_policy(recipe.policy), factors.shape
+    quantization: Quantization = factors.evidence.get("quantization")
+    priced, origin = with_bits(evidence, quantization, shape.itemsize)
+    budget = make_budget(
+        "bytes", recipe.ratio, priced.spectra, shape.bytes, *_capable_methods(factors)
+    )
+    if recipe.policy == UNIFORM:
+        equal = with_equal_bits(evidence.spectra, quantization, budget.limit, shape.itemsize)
+        if equal is None:
+            raise InputError(
+                f"A ratio of {recipe.ratio:g} of 'bytes' is more than equal bits can remove here. "
+                "Lower the ratio, or choose policy probed."
+            )
+        chosen = {pair: evidence.spectra[pair[0]].cost.full for pair in equal.items()}
+    else:
+        nearest = Constraints(nearest=recipe.rounding == "nearest")
+        options = row.choose(recipe.policy_options)
+        named = plan_ranks(row, options, priced, budget, nearest)
+        chosen = {origin[slot]: rank for slot, rank in named.items()}
+    ranks = {slot: rank for (slot, _), rank in chosen.items()}
+    return RankPlan(
+        ranks=ranks,
+        spectra={slot: factors.spectra[slot] for slot in ranks},
+        shape=shape,
+        budget="bytes",
+        requested=recipe.ratio,
+        seq_len=recipe.seq_len,
+        probes=_probes(evidence, recipe),
+        by_probes=row.needs == "probes",
+        bits={slot: slot_bits for slot, slot_bits in chosen if slot_bits},
+        quantization=quantization,
+    )
+
+
+def check_budget(recipe: Recipe) -> None:
+    """Raise InputError if a budget of bytes does not go with other settings of the recipe."""
+    if recipe.budget != "bytes":
+        return
+    options = find_method(recipe.method).choose(recipe.options)
+    conflicts = {
+        "the ranks, the forms and the bits are chosen together from measured losses. Choose policy "
+        "probed.": recipe.policy not in ("probed", UNIFORM),
+        "the bits of a component with its own ranks or ratio would not be chosen. Remove the rank "
+        "overrides and component ratios.": bool(recipe.rank_overrides or recipe.component_ratios),
+        f"target {recipe.target} does not run all quantized structures. Choose no target, and "
+        "export afterwards.": recipe.target != DEFAULT,
+        "training would undo the quantization of a layer. Choose refit on.": recipe.trains,
+        "the method's options quantize its factors or keep sparse entries. Remove the options bits "
+        "and sparse.": bool(getattr(options, "bits", 0) or getattr(options, "sparse", 0)),
+    }
+    for reason, applies in conflicts.items():
+        if applies:
+            raise InputError(f"With budget bytes, {reason}")
 
 
 def _priced(

@@ -23,10 +23,12 @@ from ...models.load import LoadedModel
 from ...models.offload import present
 from ...models.read_ahead import reading_ahead
 from ...models.stream import BATCH, READERS, LayerStream, reader_of
+from ...ranks.plan import RankPlan
 from ...recipes.recipe import DISTILLED, TRAINED, Recipe
 from ...system.errors import InputError
 from ...system.progress import Progress
 from .factorize import Factorization, truncate_layer
+from .quantized_layer import bits_by_matrix, quantize_layer
 from .refit import Streams, refit_layer, with_first_tokens
 from .trained_layer import PASSES, LayerTraining, windows_per_step
 
@@ -73,21 +75,23 @@ def compress_layers(
     model: LoadedModel,
     recipe: Recipe,
     factors: Factorization,
-    ranks: Mapping[Slot, int],
+    plan: RankPlan,
     progress: Progress,
     training: LayerTraining | None = None,
 ) -> PreTrainedModel:
-    """Return a clone of the network with each layer compressed to the ranks.
+    """Return a clone of the network with each layer compressed to the ranks and bits of a plan.
 
-    The calibration windows run through it if the recipe requires that. training: of the layers, if
-    the recipe trains them. Raises InputError as `has_refit` does.
+    Slots with bits are quantized on the outputs of the compressed layers before them; a refit of
+    the layer runs on what is quantized already. The calibration windows run through the network if
+    the recipe or the bits require that. training: of the layers, if the recipe trains them. Raises
+    InputError as `has_refit` does.
     """
     refit, total = has_refit(recipe, model.network), len(factors.layers)
     network, row = clone(model.network), find_method(factors.method)
     sequential, tokens = recipe.calibration_mode == "sequential", factors.calibration.tokens
     anchored = sequential and row.is_anchored
     batch = windows_per_step(tokens.shape[1]) if refit and recipe.trains else BATCH
-    small = LayerStream(network, tokens, batch) if sequential or refit else None
+    small = LayerStream(network, tokens, batch) if sequential or refit or plan.bits else None
     dense = LayerStream(clone(model.network), tokens, batch) if refit or anchored else None
     training = training or LayerTraining() if refit and recipe.trains else None
     fitted: tuple[Streams, ...] = ()
@@ -97,14 +101,19 @@ def compress_layers(
         for index in range(total):
             progress("compress", index, total)
             if anchored and dense is not None and small is not None:
-                compress_anchored(network, index, (dense, small), (row, factors.options), ranks)
+                compress_anchored(
+                    network, index, (dense, small), (row, factors.options), plan.ranks
+                )
             else:
                 stream = small if sequential else None
                 layer_factors = _solve_layer(network, index, factors, stream)
-                truncate_layer(network, index, layer_factors, ranks)
+                truncate_layer(network, index, layer_factors, plan.ranks)
+            layer_bits = bits_by_matrix(row, plan.bits, index)
             if fitted:
-                refit_layer(network, index, fitted, training)
+                refit_layer(network, index, fitted, training, layer_bits)
                 continue
+            if layer_bits and small is not None:
+                quantize_layer(network, index, layer_bits, small)
             for running in (dense, small):
                 if running is not None:
                     running.run(index)

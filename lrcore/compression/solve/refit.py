@@ -44,6 +44,7 @@ from ...models.layers import read_exact, write_layer
 from ...models.offload import present
 from ...models.stream import LayerActivations, LayerStream, residual_update, residual_without
 from ...system.errors import InputError
+from .quantized_layer import Quantizer
 from .refit_pairs import can_refit_pair, pairs_key, refit_pair
 from .regression import (
     MAX_TOKEN_WEIGHT,
@@ -61,6 +62,7 @@ from .trained_layer import LayerTraining, TrainingBatch, training_key
 T = TypeVar("T")
 
 REVISION = 3  # part of `refit_key`: raise it if a refit results in other weights
+NO_BITS: Mapping[str, int] = {}
 # Projections that read the same input, by a projection that names the group.
 READ_BY = {"q": ("q", "k", "v"), "up": ("gate", "up")}
 # Bytes of activations that are cached between the projections of a layer. Activations that exceed
@@ -121,16 +123,18 @@ def refit_layer(
     index: int,
     streams: Sequence[Streams],
     training: LayerTraining | None = None,
+    bits: Mapping[str, int] = NO_BITS,
 ) -> None:
     """Refit the projections of layer `index` of the compressed network, then advance the streams.
 
-    training: train the whole layer at the end. The streams must be at the layer; `network` is the
-    network of the small streams. Raises InputError if activations of the compressed network are not
-    finite.
+    training: train the whole layer at the end. bits: of projections that are quantized as soon as
+    they are refit, so that the later ones make up for it; not with a training. The streams must be
+    at the layer; `network` is the network of the small streams. Raises InputError if activations of
+    the compressed network are not finite.
     """
     dense = streams[0].dense.network
     with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
-        _LayerRefit(network, index, streams, training).run()
+        _LayerRefit(network, index, streams, training, Quantizer(bits)).run()
 
 
 class _LayerRefit:
@@ -147,8 +151,10 @@ class _LayerRefit:
         index: int,
         streams: Sequence[Streams],
         training: LayerTraining | None,
+        quantizer: Quantizer,
     ) -> None:
         self.network, self.index, self.training = network, index, training
+        self.quantizer = quantizer
         self.batches = [
             (pair, number) for pair in streams for number in range(len(pair.small.hidden))
         ]
@@ -204,8 +210,10 @@ class _LayerRefit:
         layer = read_exact(self.network, self.index)
         matrices = layer.matrices()
         names = [name for name in READ_BY[first] if name in matrices]
-        refit_names = [name for name in names if can_refit(matrices[name])]
-        if not refit_names or first not in matrices:
+        changing = [
+            name for name in names if can_refit(matrices[name]) or name in self.quantizer.bits
+        ]
+        if not changing or first not in matrices:
             return
         tap = names[0]
         fit = Regression()  # of the dense input on the compressed input of these projections
@@ -219,8 +227,14 @@ class _LayerRefit:
             fit.add(x, dense_x)
         self._check(fit)
         readers = Readers(fit)
-        refit = {name: self._refit_reader(layer, name, readers) for name in refit_names}
-        write_layer(self.network, layer.with_matrices(**refit))
+        refit = {name: self._refit_reader(layer, name, readers) for name in changing}
+        self._write(layer, refit, fit)
+
+    def _write(self, layer: Layer, refit: Mapping[str, Projection], fit: Regression) -> None:
+        """Write projections with a common input, in their bits; fit: the sums over this input."""
+        moment = fit.seconds() / fit.count
+        changed = {name: self.quantizer.quantize(name, p, moment) for name, p in refit.items()}
+        write_layer(self.network, layer.with_matrices(**changed))
 
     def _refit_output(self) -> list[Tensor]:
         """Refit the output projection and advance the dense streams.
@@ -295,7 +309,7 @@ class _LayerRefit:
             refit = refit_projection(projection, fit)
         else:
             refit = refit_pair(pair, fit, self.dense_projections[name])
-        write_layer(self.network, layer.with_matrices(**{name: refit}))
+        self._write(layer, {name: refit}, fit)
 
     def _refit_reader(self, layer: Layer, name: str, readers: Readers) -> Projection:
         """Return a projection that reads the stream, refit on the output for dense inputs.
@@ -303,6 +317,8 @@ class _LayerRefit:
         If both factors of a pair are solved, the target is the output of the dense projection.
         """
         projection, pair = layer.matrices()[name], self._pair(layer, name)
+        if not can_refit(projection):
+            return projection
         if isinstance(projection, Linear):
             return readers.refit(projection)
         if pair is None:

@@ -1,5 +1,7 @@
 """The error model: its growth rates, its references and its cache."""
 
+from dataclasses import replace
+
 import pytest
 
 import lrcore
@@ -31,7 +33,8 @@ def test_growth_with_the_lowest_divergence_is_chosen_and_used_by_compress(
     windows = select_windows(factors.calibration)
 
     def divergence(tokens, ranks) -> float:
-        network = compress_layers(model, TRUNCATED, factors, ranks, silent)
+        plan = replace(lrcore.allocate(factors, recipe), ranks=ranks)
+        network = compress_layers(model, TRUNCATED, factors, plan, silent)
         return float(DensePredictions(model.network, tokens).compared(network)[0].mean())
 
     # reference of a slot: a tenth of its parameters, with all other slots dense

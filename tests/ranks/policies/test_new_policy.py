@@ -77,4 +77,4 @@ def test_new_policy_with_new_evidence_works_everywhere(tiny_llama, story_file, o
 
 def test_evidence_of_all_policies_is_in_the_table() -> None:
     needed = {row.needs for row in POLICIES.values()}
-    assert needed | {"latency"} == EVIDENCE.keys()  # "latency" belongs to a budget
+    assert needed | {"latency", "quantization"} == EVIDENCE.keys()  # these belong to budgets

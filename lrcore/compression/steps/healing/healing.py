@@ -40,7 +40,7 @@ from ....models.architectures import decoder_layers
 from ....models.layers import clone
 from ....models.load import LoadedModel
 from ....models.model_size import count_flops
-from ....recipes.history import Healed, LayersDropped, Quantized, Step, last_step
+from ....recipes.history import Healed, LayersDropped, Step
 from ....recipes.recipe import Recipe
 from ....system.as_json import json_text
 from ....system.errors import InputError, ResourceError, quoted
@@ -129,7 +129,7 @@ def _prepare_training(
     Quantized matrices get trainable numbers; a rotary channel is added if the settings request it.
     """
     steps = steps_since_compression(history)  # the teacher is the model before them
-    use_straight_through(network, fixed_grids=last_step(steps, Quantized) is not None)
+    use_straight_through(network, fixed_grids=any(step.fixes_grids for step in steps))
     remaining = remaining_layers(steps, len(decoder_layers(dense)))
     if chosen.rotary_channel:
         add_rotary_channel(network, chosen.rotary_channel, chosen.seed)

@@ -1,0 +1,169 @@
+"""Quantization of slots to few bits, for budget "bytes".
+
+Each slot is offered as it is and with its numbers rounded to BITS. The slots in some number of bits
+are a further form of their part, so a policy that chooses between forms chooses form, rank and bits
+together. Prices are bytes: of the codes, of two scales per group of GROUP numbers, of the numbers
+that are not rounded (biases), and of what else is stored (permutations, indices, padding).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from ..layers.spectra import Cost, Form, Slot, Spectrum, by_part
+from .evidence import Evidence, LossCurve, Probes
+from .repricing import ranks_below, with_prices
+
+BITS = (8, 4, 3, 2)
+GROUP = 64  # numbers that share a grid, as `quantize` has by default
+
+
+@dataclass(frozen=True)
+class QuantizedSlot:
+    """Measurements of a slot with rounded numbers.
+
+    rank: a measured rank below full, 0 if there is none. below, full: by bits, the increase in loss
+    (nats/token) of the model by rounding the slot at this rank, and at full rank. extra: by bits, 0
+    for a slot that is not rounded, the bytes at ranks below full beyond `rounded_bytes`.
+    """
+
+    rank: int
+    below: Mapping[int, float]
+    full: Mapping[int, float]
+    extra: Mapping[int, int]
+
+    def rise(self, cost: Cost, rank: int, bits: int) -> float:
+        """Return the increase in loss by rounding the slot at a rank.
+
+        Each rounded number adds the same error, so the increase is proportional to the parameters.
+        """
+        if rank >= cost.full or not self.rank:
+            return self.full[bits]
+        return self.below[bits] * cost.parameters(rank) / cost.parameters(self.rank)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantization:
+    """Evidence "quantization": by slot. Slots without an entry are not rounded."""
+
+    slots: Mapping[Slot, QuantizedSlot] = field(default_factory=dict)
+
+    def rise(self, spectrum: Spectrum, rank: int, bits: int) -> float:
+        """Return the increase in loss (nats/token) by rounding a slot; 0 bits: not rounded."""
+        if not bits:
+            return 0.0
+        return self.slots[spectrum.slot].rise(spectrum.cost, rank, bits)
+
+    def bytes(self, spectrum: Spectrum, rank: int, bits: int, itemsize: int) -> int:
+        """Return the bytes of a slot; 0 bits: not rounded, `itemsize` bytes per number."""
+        cost, slot = spectrum.cost, self.slots.get(spectrum.slot)
+        extra = 0 if slot is None or rank >= cost.full else slot.extra[bits]
+        return rounded_bytes(cost, rank, bits, itemsize) + extra
+
+
+def rounded_bytes(cost: Cost, rank: int, bits: int, itemsize: int) -> int:
+    """Return the bytes of the numbers of a slot at a rank, in `bits` bits and with their scales.
+
+    Biases keep `itemsize` bytes; with 0 bits all numbers do.
+    """
+    numbers = cost.parameters(rank)
+    if not bits:
+        return numbers * itemsize
+    is_full = rank >= cost.full
+    idle = cost.idle_dense if is_full else cost.idle_fixed + cost.idle_per_rank * rank
+    kept = max(0, idle)
+    scales = 2 * itemsize * ceil((numbers - kept) / GROUP)
+    return kept * itemsize + ceil((numbers - kept) * bits / 8) + scales
+
+
+def with_bits(
+    evidence: Evidence, quantization: Quantization, itemsize: int
+) -> tuple[Evidence, dict[Slot, tuple[Slot, int]]]:
+    """Return evidence about all slots in all bits, priced in bytes, and slot and bits of each.
+
+    evidence: with "probes". The slots that are not rounded come first, with their names: they are
+    the first forms, whose price at full rank is that of the dense model. Raises InputError if the
+    slots were not probed.
+    """
+    probes: Probes = evidence.get("probes")
+    spectra: dict[Slot, Spectrum] = {}
+    curves: dict[Slot, LossCurve] = {}
+    origin: dict[Slot, tuple[Slot, int]] = {}
+    for bits in (0, *BITS):
+        for slot, s in evidence.spectra.items():
+            rounded = quantization.slots.get(slot)
+            if bits and rounded is None:
+                continue
+            named = _in_bits(s, bits)
+            extra = 0 if rounded is None else rounded.extra[bits]
+            spectra[named.slot] = replace(named, cost=_priced(s.cost, bits, extra, itemsize))
+            curves[named.slot] = _curve(probes.curves[slot], quantization, s, bits)
+            origin[named.slot] = slot, bits
+    priced = evidence.restricted(spectra)
+    return priced.with_measurement("probes", replace(probes, curves=curves)), origin
+
+
+def _in_bits(s: Spectrum, bits: int) -> Spectrum:
+    """Return the spectrum as a slot with another name, in another form of its part."""
+    if not bits:
+        return s
+    layer, name = s.slot
+    form = s.form or Form(name, "")
+    return replace(
+        s,
+        slot=(layer, f"{name} in {bits} bits"),
+        form=Form(form.part, f"{form.name} in {bits} bits"),
+    )
+
+
+def _curve(curve: LossCurve, quantization: Quantization, s: Spectrum, bits: int) -> LossCurve:
+    """Return the predicted increase in loss of a slot that is truncated and rounded."""
+    if not bits:
+        return curve
+    measured = quantization.slots[s.slot]
+    full = torch.tensor([measured.full[bits]], dtype=torch.float64)
+    if not measured.rank:
+        return LossCurve(curve.ranks, curve.increase + full)
+    parameters = _parameters(s.cost, tuple(curve.ranks[:-1]))
+    below = measured.below[bits] / s.cost.parameters(measured.rank) * parameters
+    return LossCurve(curve.ranks, curve.increase + torch.cat((below, full)))
+
+
+@lru_cache(maxsize=256)  # most layers have slots of the same sizes
+def _parameters(cost: Cost, ranks: tuple[int, ...]) -> Tensor:
+    """Return the parameters at ranks below full, [ranks], float64."""
+    return torch.tensor([cost.parameters(rank) for rank in ranks], dtype=torch.float64)
+
+
+@lru_cache(maxsize=256)  # most layers have slots of the same sizes
+def _priced(cost: Cost, bits: int, extra: int, itemsize: int) -> Cost:
+    """Return the cost with bytes in place of parameters."""
+    below = [rounded_bytes(cost, rank, bits, itemsize) + extra for rank in ranks_below(cost)]
+    return with_prices(cost, below, rounded_bytes(cost, cost.full, bits, itemsize))
+
+
+def with_equal_bits(
+    spectra: Mapping[Slot, Spectrum], quantization: Quantization, limit: int, itemsize: int
+) -> dict[Slot, int] | None:
+    """Return slots, a form of each part, with the largest number of bits for all that fits.
+
+    Slots at full rank have at most `limit` bytes. Slots that are not quantized have 0 bits. None if
+    they do not fit in the least number of bits.
+    """
+    chosen: dict[Slot, Spectrum] = {}
+    for forms in by_part(spectra).values():
+        quantized = [slots for slots in forms.values() if slots.keys() <= quantization.slots.keys()]
+        chosen |= quantized[0] if quantized else next(iter(forms.values()))
+    for bits in (0, *BITS):
+        bits_of = {slot: bits if slot in quantization.slots else 0 for slot in chosen}
+        sizes = (
+            quantization.bytes(s, s.cost.full, bits_of[slot], itemsize)
+            for slot, s in chosen.items()
+        )
+        if sum(sizes) <= limit:
+            return bits_of
+    return None
