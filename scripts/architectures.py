@@ -45,11 +45,18 @@ CHECKS = {
 }
 # Causal types without a row that the check before a calibration refuses, with the reason
 REFUSED = {
+    "cpmant": "its tokens attend to later tokens",
+    "dory": "a layer runs more than once",
+    "hrm_text": "a layer runs more than once",
     "inkling2_loop_text": "the model reads attributes of its layers",
     "inkling2_text": "the model reads attributes of its layers",
+    "openai-gpt": "layers return a list",
+    "reformer": "layers pass a state to each other",
     "rwkv": "layers pass a state to each other",
     "trocr": "no input reaches the attention to an encoder",
     "xlm": "the states differ",
+    "xlnet": "the states differ",
+    "zaya": "the states differ",
 }
 UNMEASURED = (
     "{}: in the table of families but not yet measured. Run `python scripts/architectures.py "
@@ -253,13 +260,16 @@ def page() -> str:
             "their paths. "
             f"{methods} and `{MATRIX_METHODS[-1]}` compress these matrices, with "
             "all policies, budgets of parameters and FLOPs, quantization, sparsity, fine-tuning, "
-            "analysis and `--offload`; an export contains its code. Routers and routed experts "
+            "analysis and `--offload` (unless loading joins or renames weights); an export "
+            "contains its code. Routers, routed experts and matrices that several layers share "
             "stay dense. The KV cache counts the outputs of `k_proj`, `v_proj` and "
             "`kv_a_proj_with_mqa`, and FLOPs the matrices only. The states of linear attention, "
             "Mamba and convolutions have the same size for any number of tokens; sizes and costs "
             "show them as bytes per sequence. States that a model keeps outside the layers of its "
             "cache (`minimax`, `recurrent_gemma`, `xlstm`) are not counted. Methods for "
-            "components, other targets, shared bases and layer removal need a row."
+            "components, other targets, shared bases and layer removal need a row. "
+            "`longcat_flash` has none, because its layers have two attentions, two MLPs and "
+            "experts that pass their input on, while a row describes one of each."
             "\n\nBefore a calibration, the model runs layer by layer on a few tokens. It is "
             "refused if the states differ from those of the complete model, if a token attends "
             "to later tokens, if a layer runs more than once, or if no input reaches a matrix. "

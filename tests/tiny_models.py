@@ -36,6 +36,12 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_LATENTS = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
 _DEEPSEEK = {
     **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
     **_EXPERTS,
@@ -46,10 +52,7 @@ _DEEPSEEK = {
     "n_group": 2,
     "topk_group": 1,
     "q_lora_rank": None,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
+    **_LATENTS,
 }
 
 _MIXTURE = {**_LLAMA, **_EXPERTS, "moe_intermediate_size": 24}
@@ -273,6 +276,15 @@ CONFIGS: dict[str, dict] = {
         "attention_multiplier": 0.2,
         "residual_multiplier": 0.4,
         "layer_rope_theta": [1e4, 0],
+    },
+    "minicpm3": {
+        **{k: v for k, v in _LLAMA.items() if k not in ("head_dim", "num_key_value_heads")},
+        **_LATENTS,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 20,
+        "scale_emb": 3.0,
+        "scale_depth": 0.6,
+        "dim_model_base": 16,
     },
     "glm4_moe": {
         **_MIXTURE,

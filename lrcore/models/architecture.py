@@ -48,7 +48,8 @@ class Architecture:
     expert_width: config field of the routed experts' width; None if it determines other sizes.
     norm_after: norms of the outputs of attention and MLP before the residual addition.
     has_further_updates: a layer changes the residual stream by more than attention and MLP.
-    residual: config field of the factor that scales the outputs of attention and MLP.
+    residual: config field of the factor that scales the outputs of attention and MLP, or a function
+        of the config; None for 1.
     token_inputs: config fields; if any is nonzero, layers take inputs that depend on the tokens:
         embeddings per layer, or keys and values of an earlier layer.
     active_stream: config field with the index of the residual stream that attention and MLP read
@@ -96,7 +97,7 @@ class Architecture:
     expert_width: str | None = None
     norm_after: tuple[str, str] | None = None
     has_further_updates: bool = False
-    residual: str | None = None
+    residual: str | Callable[[Any], float] | None = None
     token_inputs: tuple[str, ...] = ()
     active_stream: str | None = None
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
@@ -133,6 +134,21 @@ NATIVE_ATTENTION: dict[str, Any] = {
 }
 NATIVE_ATTENTION_NOTE = (
     "Attention and its cache are not changed: its four matrices can be low-rank pairs."
+)
+LATENT_ATTENTION: dict[str, Any] = {
+    "native_attention": True,
+    "factors": {
+        "q": "self_attn.q_proj",
+        "q_a": "self_attn.q_a_proj",
+        "q_b": "self_attn.q_b_proj",
+        "kv_a": "self_attn.kv_a_proj_with_mqa",
+        "kv_b": "self_attn.kv_b_proj",
+        "o": "self_attn.o_proj",
+    },
+}
+LATENT_ATTENTION_NOTE = (
+    "Multi-head latent attention and its cache are not changed: the matrices into and out of the "
+    "latents (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
 )
 NORM_AFTER_ROTATION_NOTE = "Queries and keys are normalized per head after the rotary embedding."
 

@@ -1,5 +1,6 @@
 """The supported model families, and access to a network by its family."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .architecture import (
     INTERLEAVED_NOTE,
+    LATENT_ATTENTION,
+    LATENT_ATTENTION_NOTE,
     NATIVE_ATTENTION,
     NATIVE_ATTENTION_NOTE,
     NORM_AFTER_ROTATION_NOTE,
@@ -377,6 +380,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="As granite, with a sink in every head, sliding windows in some layers, and a rotary "
         f"base per layer. {NATIVE_ATTENTION_NOTE}",
     ),
+    "minicpm3": Architecture(
+        **LATENT_ATTENTION,
+        residual=lambda config: config.scale_depth / math.sqrt(config.num_hidden_layers),
+        sequential=None,
+        note=f"{LATENT_ATTENTION_NOTE} Multipliers of the embedding, the residual stream and the "
+        "logits stay outside the projections.",
+    ),
 } | MIXTURES
 
 
@@ -423,8 +433,10 @@ def architecture_of(network: PreTrainedModel) -> Architecture:
 
 def residual_multiplier(network: PreTrainedModel) -> float:
     """Return the factor that scales the outputs of attention and MLP before they are added."""
-    name = architecture_of(network).residual
-    return 1.0 if name is None else float(getattr(text_config(network), name))
+    residual, config = architecture_of(network).residual, text_config(network)
+    if callable(residual):
+        return residual(config)
+    return 1.0 if residual is None else float(getattr(config, residual))
 
 
 def norm_after(network: PreTrainedModel, layer: nn.Module, component: str) -> nn.Module | None:

@@ -5,6 +5,8 @@ from typing import Any
 from ..layers.layer import CLAMPED
 from .architecture import (
     INTERLEAVED_NOTE,
+    LATENT_ATTENTION,
+    LATENT_ATTENTION_NOTE,
     NATIVE_ATTENTION,
     NATIVE_ATTENTION_NOTE,
     NORM_AFTER_ROTATION_NOTE,
@@ -21,23 +23,6 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 # The width of shared experts is derived from the width of routed experts.
 _SHARED_EXPERTS: dict[str, Any] = {"experts": True, "width": None}
-
-LATENT_ATTENTION: dict[str, Any] = {
-    **_SHARED_EXPERTS,
-    "native_attention": True,
-    "factors": {
-        "q": "self_attn.q_proj",
-        "q_a": "self_attn.q_a_proj",
-        "q_b": "self_attn.q_b_proj",
-        "kv_a": "self_attn.kv_a_proj_with_mqa",
-        "kv_b": "self_attn.kv_b_proj",
-        "o": "self_attn.o_proj",
-    },
-}
-LATENT_ATTENTION_NOTE = (
-    "Multi-head latent attention and its cache are not changed: the matrices into and out of the "
-    "latents (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
-)
 
 _EXPERTS_NOTE = (
     "Routed experts are solved separately and have a common rank per layer. The router and shared "
@@ -115,11 +100,13 @@ MIXTURES: dict[str, Architecture] = {
         f"{_EXPERTS_NOTE}",
     ),
     "deepseek_v2": Architecture(
+        **_SHARED_EXPERTS,
         **LATENT_ATTENTION,
         requires={"mlp_bias": False},
         note=f"{LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
     "deepseek_v3": Architecture(
+        **_SHARED_EXPERTS,
         **LATENT_ATTENTION,
         note=f"{LATENT_ATTENTION_NOTE} Includes DeepSeek-R1. Weights in FP8 are dequantized on "
         f"loading. {_EXPERTS_NOTE}",
@@ -182,6 +169,8 @@ MIXTURES: dict[str, Architecture] = {
         f"{NATIVE_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
     "glm4_moe_lite": Architecture(
-        **LATENT_ATTENTION, note=f"GLM-4.7-Flash. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}"
+        **_SHARED_EXPERTS,
+        **LATENT_ATTENTION,
+        note=f"GLM-4.7-Flash. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
 }

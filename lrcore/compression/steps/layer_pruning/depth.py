@@ -1,5 +1,6 @@
 """Networks with fewer decoder layers, of the same family, with a matching config."""
 
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ PER_LAYER = (
 LAYER_NUMBERS = ("moe_layers",)  # fields of configs that list layers by number
 # Numbers of layers before those with experts
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers")
+DEPTH_SCALE = "scale_depth"  # MiniCPM divides it by the root of the number of layers
 CACHE_INDEX = {"layer_idx", "layer_id"}  # attributes of modules with the index in the KV cache
 
 
@@ -36,7 +38,7 @@ def skip_layers(network: PreTrainedModel, skipped: Collection[int]) -> Iterator[
     with replaced_layers(
         network,
         [
-            identity_layer(network) if i in skipped else layer
+            identity_layer(network, i) if i in skipped else layer
             for i, layer in enumerate(decoder_layers(network))
         ],
     ):
@@ -91,8 +93,10 @@ def _select_per_layer_fields(config: Any, retained: list[int], total: int) -> No
 
 
 def _set_layers(config: Any, retained: list[int]) -> None:
-    """Set the number of layers in a config, and the sizes of layers that differ."""
+    """Set the number of layers in a config, what depends on it, and sizes of layers that differ."""
     sizes = sizes_by_layer(config)
+    if (scale := getattr(config, DEPTH_SCALE, None)) is not None:
+        setattr(config, DEPTH_SCALE, scale * math.sqrt(len(retained) / config.num_hidden_layers))
     config.per_layer_config = None  # it has more entries than the new number of layers allows
     config.num_hidden_layers = len(retained)
     if sizes is not None:
