@@ -31,8 +31,8 @@ BY_STRUCTURE = Architecture(
     sequential=None,
     is_inferred=True,
 )
-# Matrices whose weights a module reads without calling them, and routed experts
-EXCLUDED = ("dt_proj", "experts")
+# Matrices whose weights a module reads without calling them, routed experts, and routers
+EXCLUDED = ("dt_proj", "experts", "router")
 _rows: WeakKeyDictionary[PreTrainedModel, Architecture] = WeakKeyDictionary()
 
 
@@ -55,8 +55,8 @@ def infer_row(network: PreTrainedModel) -> Architecture:
     """Return a row for a network: its decoder layers, and the linear modules in them.
 
     The decoder layers are the list of modules with the most parameters. The matrices are named by
-    their paths in a layer. Routers and routed experts are left out. Raises InputError if the
-    network has no list of modules.
+    their paths in a layer. Routers, routed experts and matrices that layers share are left out.
+    Raises InputError if the network has no list of modules.
     """
     if network not in _rows:
         _rows[network] = _search(network)
@@ -69,18 +69,28 @@ def _search(network: PreTrainedModel) -> Architecture:
     family = with_article(network.config.model_type).capitalize()
     if not lists:
         raise InputError(f"{family} model has no list of decoder layers to run one by one.")
-    path = max(lists, key=lambda path: sum(p.numel() for p in lists[path].parameters()))
-    layers = list(lists[path])
+    layers_path = max(lists, key=lambda path: sum(p.numel() for p in lists[path].parameters()))
+    layers = list(lists[layers_path])
     config = network.config.get_text_config()
     routed = {getattr(config, name, None) for name in EXPERT_COUNTS}
+    shared = _shared_paths(layers)
     names: dict[str, str] = {}
     for layer in layers:
-        names |= {name: name for name in _linear_paths(layer, routed)}
+        names |= {path: path for path in _linear_paths(layer, routed) if path not in shared}
     if not names:
-        raise InputError(f"{family} model has no linear modules in '{path}' to compress.")
+        raise InputError(f"{family} model has no linear modules in '{layers_path}' to compress.")
     annotation = str(inspect.signature(type(layers[0]).forward).return_annotation)
     returns: Literal["tensor", "tuple"] = "tuple" if annotation.startswith("tuple") else "tensor"
-    return replace(BY_STRUCTURE, layers=path, factors=names, layer_returns=returns)
+    return replace(BY_STRUCTURE, layers=layers_path, factors=names, layer_returns=returns)
+
+
+def _shared_paths(layers: list[nn.Module]) -> set[str]:
+    """Return the paths of modules whose weight several layers share, as in Zamba."""
+    paths: dict[int, list[str]] = {}
+    for layer in layers:
+        for name, weight in layer.named_parameters():
+            paths.setdefault(id(weight), []).append(name.removesuffix(".weight"))
+    return {path for found in paths.values() if len(found) > 1 for path in found}
 
 
 def _linear_paths(layer: nn.Module, routed: set[int | None]) -> list[str]:
@@ -93,7 +103,8 @@ def _linear_paths(layer: nn.Module, routed: set[int | None]) -> list[str]:
         if not isinstance(module, nn.Linear | Conv1D | LowRankLinear | StoredLinear):
             continue
         is_part = any(path.startswith(f"{earlier}.") for earlier in paths)
-        is_excluded = not {*EXCLUDED}.isdisjoint(path.split("."))
+        is_adapter = "adapter" in path  # low-rank pairs of the shared blocks of Zamba 2
+        is_excluded = is_adapter or not {*EXCLUDED}.isdisjoint(path.split("."))
         is_router = getattr(module, "out_features", None) in routed - {None}
         if not (is_part or is_excluded or is_router):
             paths.append(path)

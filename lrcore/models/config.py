@@ -210,7 +210,16 @@ def _dense_config(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
         fields["text_config"] = {n: value for n, value in text.items() if n not in dropped} | sizes
     else:
         fields |= sizes
-    return CONFIG_MAPPING[family].from_dict(fields | {"model_type": family})
+    return CONFIG_MAPPING[family].from_dict(_with_floats(fields | {"model_type": family}))
+
+
+def _with_floats(value: Any) -> Any:
+    """Replace {"__float__": "Infinity"} in a config by the number, as transformers does."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _with_floats(part) for name, part in value.items()}
+    return [_with_floats(part) for part in value] if isinstance(value, list) else value
 
 
 def _check_language_model(config: PretrainedConfig, family: str, path: str) -> None:

@@ -3,7 +3,7 @@
 All problems of a model's files are reported in an error message of a single line.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from ..layers.account import SizeAndCost
 from ..layers.linalg import float64_device
@@ -62,7 +63,6 @@ from .weights import (
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
-RENAMED = ("exaone",)  # families whose weights have other names in files than in networks
 MISSING = "Files are missing, or they belong to another model"
 GENERATION = "generation_config.json"
 DEVICES = "auto, cpu, cuda, cuda:N or mps"
@@ -355,8 +355,8 @@ def _offloaded_network(
     device: torch.device,
 ) -> tuple[PreTrainedModel, set[str]]:
     """Return the network, and the names of tensors that it does not read."""
-    is_renamed = config.model_type in (*MULTIMODAL, *RENAMED)
-    if is_renamed or config_architecture(config).experts:
+    is_multimodal = config.model_type in MULTIMODAL
+    if is_multimodal or config_architecture(config).experts or _is_converted(config, stored):
         raise InputError(
             f"'{folder}': {with_article(config.model_type)} model cannot be offloaded, since "
             "loading joins or renames its weights. Load it without offload."
@@ -369,6 +369,16 @@ def _offloaded_network(
     info = map_weights(network, stored, device, cache_folder() / OFFLOADED)
     _refuse_gaps(folder, info)
     return check_offloaded(network, stored, folder), set(info["unexpected_keys"])
+
+
+def _is_converted(config: PretrainedConfig, names: Iterable[str]) -> bool:
+    """Return True if transformers joins or renames tensors of these names when it loads them."""
+    transforms = get_checkpoint_conversion_mapping(config.model_type) or []
+    return any(
+        transform.rename_source_key(name)[1] is not None
+        for name in names
+        for transform in transforms
+    )
 
 
 def check_offloaded(

@@ -17,15 +17,22 @@ SHARED = "shared_kv_states"
 
 class Identity(nn.Module):
     """A replacement for a decoder layer that returns its input; `observer` receives the
-    arguments."""
+    arguments.
+
+    It has the plain attributes of the layer, which some models read, such as `block_type`.
+    """
 
     def __init__(
         self,
+        layer: nn.Module,
         row: Architecture,
         observer: Callable[[Tensor, tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
         self._tuple, self._observer = row.layer_returns == "tuple", observer
+        for name, value in vars(layer).items():
+            if isinstance(value, bool | int | str) and not name.startswith("_"):
+                setattr(self, name, value)
 
     def forward(
         self, hidden_states: Tensor, *args: Any, **kwargs: Any
@@ -46,7 +53,7 @@ def starting_at(
     [b, t, d]: input of that layer. shared: see `LayerStream.shared`.
     """
     row, layers = architecture_of(network), decoder_layers(network)
-    layers_used = [*(Identity(row) for _ in range(index)), *layers[index:]]
+    layers_used = [*(Identity(layer, row) for layer in layers[:index]), *layers[index:]]
 
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if shared:
@@ -62,9 +69,9 @@ def starting_at(
         handle.remove()
 
 
-def identity_layer(network: PreTrainedModel) -> nn.Module:
+def identity_layer(network: PreTrainedModel, index: int) -> nn.Module:
     """Return a replacement for a decoder layer that returns the hidden states unchanged."""
-    return Identity(architecture_of(network))
+    return Identity(decoder_layers(network)[index], architecture_of(network))
 
 
 @contextmanager

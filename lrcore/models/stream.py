@@ -119,7 +119,8 @@ class LayerStream:
             if len(caught) == len(layers):
                 raise _Stop
 
-        with replaced_layers(self.network, [Identity(row, catch) for _ in layers]), suppress(_Stop):
+        replacements = [Identity(layer, row, catch) for layer in layers]
+        with replaced_layers(self.network, replacements), suppress(_Stop):
             self.network(input_ids=tokens, use_cache=False)
         calls = [(args, kwargs) for _, args, kwargs in caught]
         if self._has_token_inputs and (earlier := self._calls.get((len(tokens), 0))):

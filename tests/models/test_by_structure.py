@@ -75,6 +75,50 @@ STATES = {  # one family of each kind of state; the last two also have keys or l
         "moe_intermediate_size": 24,
     },
 }
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+UNUSUAL = {
+    # two attentions per layer, and more rows in the router than experts
+    "longcat_flash": {
+        **{k: v for k, v in _ATTENTION.items() if k != "intermediate_size"},
+        **_LATENTS,
+        "num_layers": 2,
+        "head_dim": 4,
+        "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 24,
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+    },
+    # the model reads an attribute of its layers, and the config has an infinite number
+    "nemotron_h": {
+        **_ATTENTION,
+        "head_dim": 8,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+    },
+    # layers share a block, and each has its adapter in it
+    "zamba2": {
+        **_ATTENTION,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "hybrid", "hybrid"],
+        "hybrid_layer_ids": [1, 2],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 8,
+        "num_mem_blocks": 1,
+    },
+}
 MATRICES = {  # layer, name of a matrix in it, and number of matrices
     "bitnet": (0, "self_attn.q_proj", 7),
     "mamba": (0, "mixer.in_proj", 3),
@@ -85,7 +129,10 @@ MATRICES = {  # layer, name of a matrix in it, and number of matrices
 
 def tiny(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **_COMMON | (CONFIGS | STATES)[family])
+    fields = _COMMON | (CONFIGS | STATES | UNUSUAL)[family]
+    if "num_layers" in fields:
+        del fields["num_hidden_layers"]
+    config = AutoConfig.for_model(family, **fields)
     network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return network.eval().requires_grad_(False)
 
@@ -217,6 +264,31 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
     for (family, expected_logits), result in zip(expected.items(), results, strict=True):
         assert isinstance(result, torch.Tensor), result
         assert torch.allclose(result, expected_logits, atol=1e-5), family
+
+
+@pytest.mark.parametrize("family", UNUSUAL)
+def test_unusual_layers_are_compressed_and_saved(family, folder_of, story_file, tmp_path):
+    model = lrcore.load(str(folder_of(family)))
+    copied = clone(model.network)
+    for layer in range(len(decoder_layers(copied))):
+        write_layer(copied, read_layer(copied, layer))
+    assert torch.equal(logits(copied), logits(model.network))
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=4, seq_len=32, method="svd_llm", ratio=0.2
+    )
+    small = lrcore.compress(model, recipe)
+    assert small.account.achieved == pytest.approx(0.2, abs=0.03)
+    pieces = in_pieces(small.network, TOKENS, [5, 1, 1, TOKENS.shape[1] - 7])
+    assert torch.allclose(pieces, logits(small.network), atol=1e-4)
+    back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    assert torch.equal(logits(back.network), logits(small.network))
+
+
+def test_offloading_a_family_whose_weights_are_joined_raises(folder_of):
+    with pytest.raises(InputError, match=r"cannot be offloaded, since loading joins or renames"):
+        lrcore.load(str(folder_of("qwen3_next")), offload=True)
+    offloaded = lrcore.load(str(folder_of("lfm2")), offload=True)
+    assert offloaded.size.parameters > 0
 
 
 def test_analysis_contains_the_matrices_of_each_layer(folder_of, story_file, tmp_path):
