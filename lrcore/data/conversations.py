@@ -26,8 +26,9 @@ SPEAKERS = {
 
 
 def is_null(value: object) -> bool:
-    """Return whether a value of a row is null: None, or NaN as in tables of pandas."""
-    return value is None or (isinstance(value, float) and value != value)
+    """Return whether a value of a row is null: None, or NaN, NA or NaT as in tables of pandas."""
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def has_messages(value: object) -> bool:

@@ -174,9 +174,14 @@ def _load(
         raise_shortage(error)
         # the first line of the message names the existing configs or splits
         subject = f"'{name}' (config {config or 'default'}, split {split})"
+        reason = _first_line(error).rstrip(".")
+        if Path(name).is_dir():
+            raise InputError(
+                f"Cannot load the folder {subject}: {reason}. All files must have the same format: "
+                ".txt, .jsonl, .csv or .parquet. Name a single file of another format."
+            ) from error
         raise InputError(
-            f"Cannot load the hub data set {subject}: {_first_line(error)} Enter {_FORM}. "
-            f"{_OFFLINE_HINT}"
+            f"Cannot load the hub data set {subject}: {reason}. Enter {_FORM}. {_OFFLINE_HINT}"
         ) from error
 
 

@@ -158,7 +158,7 @@ def _document(row: object, fields: tuple[str, ...] | None, where: str) -> str:
             raise InputError(
                 f"{where}: {subject} is {type(value).__name__}, not text. Remove or repair the row."
             )
-    texts = [str(value) for value in values if value and not is_null(value)]
+    texts = [str(value) for value in values if not is_null(value) and value]
     return "\n".join(texts)
 
 

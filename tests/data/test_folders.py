@@ -43,6 +43,16 @@ def test_a_missing_test_split_of_a_folder_is_reported(folder, monkeypatch):
         load_test_texts(f"{folder.name}+stories")
 
 
+@pytest.mark.parametrize("names", [("one.md",), ("train.jsonl", "test.csv")])
+def test_a_folder_without_a_common_format_is_refused_as_a_folder(names, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text('{"text": "One day"}\n')
+    with pytest.raises(lrcore.InputError, match=r"the folder .*must have the same format"):
+        load_texts(str(folder))
+
+
 def test_a_field_of_a_folder_is_read_by_its_name(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()

@@ -79,6 +79,22 @@ def test_tables_and_arrays_are_written_to_a_file_of_the_same_documents(texts, tm
     assert list(load_texts(f"{name}:all").documents) == TEXTS
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pandas.Series([TEXTS[0], None], dtype="string"),
+        pandas.DataFrame({"text": [None, TEXTS[0], pandas.NA]}, dtype="string"),
+        [{"text": pandas.NaT}, {"text": TEXTS[0]}],
+    ],
+    ids=["series", "frame", "rows"],
+)
+def test_missing_values_of_every_type_of_pandas_are_skipped(texts, tmp_path):
+    from lrcore.data import load_texts
+
+    name = lrcore.write_texts(texts, tmp_path / "texts.jsonl")
+    assert load_texts(f"{name}:all").documents == (TEXTS[0],)
+
+
 class OtherTable:
     """Table of an unknown library: iterating yields the names of columns."""
 
