@@ -30,6 +30,7 @@ from lrcore.models.architectures import (  # noqa: E402
     ARCHITECTURES,
     BIDIRECTIONAL_IMAGES,
     MULTIMODAL,
+    TEXT_ONLY,
     UNSUPPORTED_FAMILIES,
 )
 from lrcore.models.by_structure import refusal  # noqa: E402
@@ -253,8 +254,9 @@ def page() -> str:
             "(`tests/models/test_images.py`: `llava`, `vipllava`, `llava_next`; the processors of "
             "`llava_onevision` and `mistral3` need torchvision and were not tested). "
             + " and ".join(f"`{name}`" for name in BIDIRECTIONAL_IMAGES)
-            + " use bidirectional attention between the patches of an image and are calibrated "
-            "and measured on text only.\n\n## Families without a row\n\n"
+            + " use bidirectional attention between the patches of an image and, like "
+            + ", ".join(f"`{name}`" for name in TEXT_ONLY)
+            + ", are calibrated and measured on text only.\n\n## Families without a row\n\n"
             "Of a causal language model without a row, the decoder layers are the list of modules "
             "with the most parameters, and their matrices all linear modules in them, named by "
             "their paths. "

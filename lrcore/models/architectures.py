@@ -395,16 +395,25 @@ UNSUPPORTED_FAMILIES = {
     "gemma3n": "images and sounds need further packages; save the language model as a gemma3n_text",
     "llama4": "the multimodal model does not run in transformers 5.24; save the language model as "
     "a llama4_text",
+    **dict.fromkeys(
+        ("mistral4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+        "transformers has no causal language model of this type",
+    ),
     "youtu": "`export --format mla` writes it for other programs; load the original checkpoint",
 }
 
 # Multimodal families, each with the path of the language model, which is of a family above.
 MULTIMODAL = dict.fromkeys(
-    ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
+    (
+        *("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
+        *("internvl", "kimi_k25"),
+    ),
     "model.language_model",
-)
+) | {"smolvlm": "model.text_model"}
 # Multimodal families whose masks let image patches attend in both directions.
 BIDIRECTIONAL_IMAGES = ("gemma3", "gemma4")
+# Multimodal families whose image processors are not supported
+TEXT_ONLY = ("internvl", "kimi_k25", "smolvlm")
 
 
 def text_config(network: PreTrainedModel) -> Any:

@@ -20,7 +20,7 @@ from ..layers.image_tokens import PATCHES, Patches, enable_patches, first_id, is
 from ..system.errors import InputError, with_article
 from ..system.resource_errors import raise_shortage
 from ..system.units import workers
-from .architectures import BIDIRECTIONAL_IMAGES, MULTIMODAL, architecture_of
+from .architectures import BIDIRECTIONAL_IMAGES, MULTIMODAL, TEXT_ONLY, architecture_of
 from .config import error_line, quiet
 from .load import LoadedModel
 
@@ -176,7 +176,8 @@ def loaded_images(encoder: Any, tokens: Tensor) -> Iterator[None]:
 def _processor(model: LoadedModel) -> Any:
     family = model.network.config.model_type
     if family not in MULTIMODAL:
-        families = ", ".join(name for name in MULTIMODAL if name not in BIDIRECTIONAL_IMAGES)
+        text_only = {*BIDIRECTIONAL_IMAGES, *TEXT_ONLY}
+        families = ", ".join(name for name in MULTIMODAL if name not in text_only)
         raise InputError(
             f"'{model.name}' is {with_article(family)} model, which reads no images. Use a model "
             f"of the family {families}, or a text data set."
@@ -185,6 +186,11 @@ def _processor(model: LoadedModel) -> Any:
         raise InputError(
             f"'{model.name}' is {with_article(family)} model, whose image patches attend to each "
             "other in both directions. It can be calibrated and measured on text only."
+        )
+    if family in TEXT_ONLY:
+        raise InputError(
+            f"'{model.name}' is {with_article(family)} model, whose images are not supported. It "
+            "can be calibrated and measured on text only."
         )
     if workers().apart:
         raise InputError(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elsewhere import elsewhere
+from tiny_models import CONFIGS as FAMILIES
 from tiny_models import copy_tokenizer
 from transformers import (
     AutoConfig,
@@ -19,7 +20,7 @@ from transformers import (
 import lrcore
 from lrcore.checkpoints.standard.standard_fit import standard_fit
 from lrcore.compression.steps.layer_pruning.depth import skip_layers
-from lrcore.models.architectures import MULTIMODAL
+from lrcore.models.architectures import MULTIMODAL, TEXT_ONLY
 from lrcore.recipes.history import LayersDropped
 
 _TEXT = {
@@ -110,6 +111,26 @@ CONFIGS = {
         "vision_feature_layer": -1,
         "spatial_merge_size": 1,
     },
+    "internvl": {
+        "text_config": Qwen2Config(**_TEXT),
+        "vision_config": {**_SIGHT, "image_size": [16, 16], "patch_size": [8, 8]},
+        "image_token_id": IMAGE,
+        "image_seq_length": 1,
+    },
+    "smolvlm": {
+        "text_config": LlamaConfig(**_TEXT),
+        "vision_config": _SIGHT,
+        "image_token_id": IMAGE,
+        "scale_factor": 1,
+    },
+    "kimi_k25": {
+        "text_config": {**_TEXT, **FAMILIES["deepseek_v3"], "model_type": "deepseek_v3"},
+        "vision_config": {
+            **{name: size for name, size in _SIGHT.items() if name != "image_size"},
+            "num_hidden_layers": 1,
+        },
+        "image_token_id": IMAGE,
+    },
 }
 
 
@@ -150,7 +171,7 @@ def outside(network):
     return {
         name: tensor
         for name, tensor in network.state_dict().items()
-        if "language_model.layers" not in name
+        if "language_model.layers" not in name and "text_model.layers" not in name
     }
 
 
@@ -255,6 +276,20 @@ def test_unsupported_language_model_raises(tmp_path):
         lrcore.InputError,
         match="the language model of this llava is a codegen, which is not supported",
     ):
+        lrcore.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", TEXT_ONLY)
+def test_images_of_families_without_a_supported_processor_raise(kind, folder):
+    model = lrcore.load(str(folder(kind)))
+    with pytest.raises(lrcore.InputError, match="whose images are not supported"):
+        lrcore.score_choices(model, "shapes", items=4)
+
+
+@pytest.mark.parametrize("kind", ["mistral4", "qwen3_vl"])
+def test_types_without_a_causal_language_model_raise(kind, tmp_path):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(lrcore.InputError, match=r"transformers has no causal language model"):
         lrcore.load(str(tmp_path))
 
 
