@@ -256,6 +256,7 @@ CONFIGS: dict[str, dict] = {
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
     },
+    "hy_v3": {**_MIXTURE, "num_experts": 4, "mlp_layer_types": ["dense", "sparse"]},
     "solar_open": {**_MIXTURE, "n_routed_experts": 4, "attention_bias": True},
     "hunyuan_v1_dense": _LLAMA,
     "ministral3": {
@@ -318,6 +319,7 @@ CONFIGS: dict[str, dict] = {
         "n_routed_experts": 8,
         "q_lora_rank": 20,
     },
+    "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
 }
 
 

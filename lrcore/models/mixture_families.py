@@ -127,6 +127,9 @@ MIXTURES: dict[str, Architecture] = {
     "dots1": Architecture(
         **_SHARED_EXPERTS, norms=("q_norm", "k_norm"), note=f"{QK_NORM_NOTE} {_EXPERTS_NOTE}"
     ),
+    "hy_v3": Architecture(
+        **_SHARED_EXPERTS, norms=("q_norm", "k_norm"), note=f"{QK_NORM_NOTE} {_EXPERTS_NOTE}"
+    ),
     "solar_open": Architecture(**_SHARED_EXPERTS, note=_EXPERTS_NOTE),
     "glm4_moe": Architecture(
         **_SHARED_EXPERTS,
@@ -172,5 +175,10 @@ MIXTURES: dict[str, Architecture] = {
         **_SHARED_EXPERTS,
         **LATENT_ATTENTION,
         note=f"GLM-4.7-Flash. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "sarvam_mla": Architecture(
+        **_SHARED_EXPERTS,
+        **LATENT_ATTENTION,
+        note=f"The module of deepseek_v3. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
 }
