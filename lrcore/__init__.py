@@ -104,7 +104,7 @@ _MODULES = {name: module for module, names in _PUBLIC_NAMES.items() for name in 
 
 
 def list_methods() -> list[dict]:
-    """Return a description of every method: name, paper, components, supported families, notes."""
+    """Return a description of every method: name, paper, summary, components, notes."""
     from .methods import METHODS
 
     return [method.describe() for method in METHODS.values()]

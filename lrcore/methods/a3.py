@@ -283,6 +283,7 @@ def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
 METHOD = Method(
     name="a3",
     paper="A3: an Analytical Low-Rank Approximation Framework for Attention",
+    summary="Narrows attention heads and MLPs, with the least error of each component's output.",
     notes="QK: SVD without rotary (joint over a GQA group), complete rotary pairs by CUR with "
     "rotary. OV: per head (MHA), joint (GQA). MLP: CUR on neurons. Biases enter the moments and "
     "are mapped with the weights. Additions to the paper: GQA with rotary scores a pair by the sum "

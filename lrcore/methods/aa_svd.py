@@ -80,6 +80,7 @@ METHOD = Method(
     name="aa_svd",
     paper="AA-SVD: Anchored and Adaptive SVD for Large Language Model Compression (Sinha and "
     "Fleuret 2026)",
+    summary="Fits the output of each compressed matrix to that of the dense model.",
     notes="Each matrix separately, with its output anchored to that of the dense model. Needs "
     "calibration 'sequential', without which it equals svd_llm. A layer is compressed part by "
     "part: q, k and v; o; gate and up; down. Biases are unchanged. anchor is the mixed target of "

@@ -42,6 +42,7 @@ METHOD = Method(
     name="bolaco",
     paper="Feature-based Low-Rank Compression of Large Language Models via Bayesian Optimization "
     "(Ji et al., Findings of ACL 2024)",
+    summary="Projects each matrix except v onto the principal components of its outputs.",
     notes="Each matrix except v separately, projected onto the principal components of its "
     "outputs. The lost mean moves into the bias; a projection without a bias gets one. The ratios "
     "of the paper are policy bolaco, its ranks multiples of 8 (multiple: 8).",

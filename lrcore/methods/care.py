@@ -181,6 +181,7 @@ METHOD = Method(
     name="care",
     paper="CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head "
     "Latent Attention (ICLR 2026)",
+    summary="Caches keys and values as low-rank latents; only the KV cache shrinks.",
     notes="The keys of all heads become a low-rank latent, and so do the values. The cache holds "
     "only the latents. Queries, output projection and MLP are unchanged. Ratios refer to the KV "
     "cache. Policy uniform is CARE-U, waterfill CARE-E. With group, each group of heads has a "

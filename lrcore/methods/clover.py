@@ -35,6 +35,7 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
 METHOD = Method(
     name="clover",
     paper="CLOVER: Cross-Layer Orthogonal Vectors Pruning and Fine-Tuning (Meng et al., ICML 2025)",
+    summary="Narrows attention heads by an SVD of products of weights, without calibration data.",
     notes="QK (no rotary) and OV per head from the weights only, joint over a GQA group; no data "
     "is read. The MLP, and QK with rotary positions, are unchanged, which limits the ratios. The "
     "paper scales one side by the singular values; here both sides are scaled by their roots, with "

@@ -123,6 +123,7 @@ METHOD = Method(
     adds_biases=True,
     paper="Fluctuation-based Adaptive Structured Pruning for Large Language Models (An et al., "
     "AAAI 2024)",
+    summary="Removes attention heads and neurons whose outputs fluctuate least.",
     notes="Complete heads and neurons by the fluctuation of their outputs (WIFV; options IFV, "
     "WIFN). Removed outputs are replaced by their mean in the biases of the output and down "
     "projections, which are added if missing. With GQA a key and a value head are removed with all "

@@ -66,6 +66,7 @@ METHOD = Method(
     name="kfac_svd",
     paper="Advancing SVD-based LLM Compression via Layer-Wise Error Model Search (Thoma et al., "
     "ICML 2026)",
+    summary="Truncates the SVD of each matrix, weighted by its inputs and the loss curvature.",
     notes="Each matrix separately, in the metric of its input and of the curvature of the loss by "
     "its output, from a backward pass per calibration window (at most 64). Biases are unchanged. "
     "The ranks of the paper are those of policy lems.",

@@ -76,6 +76,7 @@ METHOD = Method(
     name="llm_pruner",
     paper="LLM-Pruner: On the Structural Pruning of Large Language Models (Ma et al., NeurIPS "
     "2023)",
+    summary="Removes attention heads and neurons by the estimated change of the loss.",
     notes="Complete heads and neurons by the change of the loss without their weights, from a "
     "backward pass per calibration window (at most 64). Options: second order, both orders, by "
     "rows and columns, and magnitudes, Wanda and random choice of the same structures. With GQA a "

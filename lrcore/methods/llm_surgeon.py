@@ -169,6 +169,7 @@ def _solved(m: Tensor, target: Tensor) -> Tensor:
 METHOD = Method(
     name="llm_surgeon",
     paper="The LLM Surgeon (van der Ouderaa et al., ICLR 2024)",
+    summary="Removes attention heads and neurons by loss curvature, and updates the rest.",
     notes="Complete heads and neurons by the curvature of the loss, from Kronecker factors. The "
     "remaining weights are updated (update=off: K-OBD). A backward pass per calibration window (at "
     "most 64). One shot; for several shots, compress the compressed model again. With GQA a key "

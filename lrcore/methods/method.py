@@ -26,6 +26,7 @@ class Method:
 
     factor(layer, moments, options): returns the factors of a layer for all ranks. It is an
     `EachExpert` if the method also solves routed experts.
+    summary: one sentence for a list of methods. notes: the implementation.
     components: the slots of a layer with the default options, in their first form if they have
     several. Matrices outside these slots stay dense.
     needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) for statistics of
@@ -53,6 +54,7 @@ class Method:
 
     name: str
     paper: str
+    summary: str
     notes: str
     factor: Callable[[Layer, Moments, Any], LayerFactors]
     components: tuple[str, ...]
@@ -186,6 +188,7 @@ class Method:
         return {
             "name": self.name,
             "paper": self.paper,
+            "summary": self.summary,
             "components": list(self.components),
             "supports": supports,
             "notes": self.notes,

@@ -209,6 +209,7 @@ METHOD = Method(
     name="mha2mla",
     paper="Towards Economical Inference: Enabling DeepSeek's Multi-Head Latent Attention in Any "
     "Transformer-based LLMs (Ji et al., ACL 2025)",
+    summary="Caches keys and values as one latent of the weights; to be trained afterwards.",
     notes="Keys keep their positions in a few rotary pairs of each head, cached unchanged. The "
     "remaining columns of the keys, without positions, and the values are computed from a joint "
     "cached latent, by SVD of the weights. Meant to be trained afterwards (heal). Ratios refer to "

@@ -162,6 +162,7 @@ METHOD = Method(
     name="modegpt",
     paper="MoDeGPT: Modular Decomposition for Large Language Model Compression (Lin et al., "
     "ICLR 2025)",
+    summary="Narrows attention heads and MLPs by three decompositions of pairs of matrices.",
     notes="QK: CR on post-rotary correlations, complete pairs with rotary. VO: two-stage SVD "
     "(MHA), principal directions of the value state (GQA). MLP: Nystrom on ridge leverage. Biases "
     "enter the moments. Additions to the paper: GQA without rotary scores single columns by the "

@@ -116,6 +116,7 @@ def factored(
 METHOD = Method(
     name="svd",
     paper="Eckart and Young 1936",
+    summary="Truncates the SVD of each matrix, without calibration data.",
     notes="Each matrix separately, without data. Biases are unchanged. weights=fisher is FWSVD: "
     "inputs are weighted by the squared gradients of the loss, from a backward pass per "
     "calibration window (at most 64).",

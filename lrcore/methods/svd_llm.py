@@ -73,6 +73,7 @@ def factor(layer: Layer, moments: Moments, options: SvdLlmOptions = DEFAULT) -> 
 METHOD = Method(
     name="svd_llm",
     paper="SVD-LLM (Wang et al., ICLR 2025)",
+    summary="Truncates the SVD of each matrix, whitened by its inputs.",
     notes="Each matrix separately, whitened by its input. Biases are unchanged. With calibration "
     "'sequential' each layer is whitened by the outputs of the preceding compressed layers. "
     "stored=pivots is the lossless form of the factors of PIFA. outputs=curvature weights errors "

@@ -253,6 +253,7 @@ def _after_channel(up: Tensor, channel: int) -> PassedRows:
 METHOD = Method(
     name="transmla",
     paper="TransMLA: Multi-Head Latent Attention Is All You Need (Meng et al., NeurIPS 2025)",
+    summary="Caches keys and values as one latent of their outputs; to be trained afterwards.",
     notes="Keys of all heads are rotated to the principal axes of small groups of rotary "
     "frequencies. The first axes keep their positions as a cached key that all heads share; the "
     "remaining axes, balanced, and the values become a joint cached latent by PCA of the outputs. "

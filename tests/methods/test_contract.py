@@ -33,6 +33,7 @@ PARTIAL = {
     "mlp_only": Method(
         name="mlp_only",
         paper="a test",
+        summary="",
         notes="",
         factor=mlp_only,
         components=("mlp",),
@@ -43,6 +44,7 @@ PARTIAL = {
     "attention_only": Method(
         name="attention_only",
         paper="a test",
+        summary="",
         notes="",
         factor=attention_only,
         components=("qk", "ov"),

@@ -12,8 +12,10 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ..base.assets import PLOTLY_JS, STYLE, script
+from ..views.picker_markup import entries
 from ..widgets.components import BUTTONS, PLOT
 from ..widgets.theme import THEME
+from ..words.pickers import MORE
 from ..words.spectra import LOGIN
 from .access import login
 from .browser_cookie import BrowserCookie
@@ -29,11 +31,12 @@ from .zip_download import ROUTE, answer_download
 with PLOTLY_JS.open(encoding="utf-8") as _file:  # the first line names the version
     _version = re.search(r"v(\d+\.\d+\.\d+)", _file.read(200))
 PLOTLY_VERSION = _version[1] if _version else ""
+PICKERS = {"ENTRIES": entries(), "MORE": MORE}
 # Scripts of the whole page, and Plotly. A new version of Plotly has a new address that no browser
 # cached.
 HEAD = f"""
 <script>
-{script("address.js", "plot-pdf.js", "dropdown-tab.js")}
+{script("address.js", "plot-pdf.js", "dropdown-tab.js", "pickers.js", **PICKERS)}
 {PLOT.definition}{BUTTONS.definition}
 </script>
 <script async src="./static-files/{PLOTLY_JS.name}?{PLOTLY_VERSION}"></script>

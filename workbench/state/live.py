@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import lrcore
 from lrcore.compression.solve.compress_layers import window_passes
@@ -130,6 +130,17 @@ class LiveRequest:
     when: float = field(default_factory=time.monotonic)
 
 
+class MeasuredPlan(NamedTuple):
+    """A plan that has a figure. removed: achieved fraction of what the budget counts."""
+
+    model: tuple
+    data: str
+    method: str
+    policy: str
+    budget: str
+    removed: float
+
+
 def figure_key(factors: Factorization, recipe: lrcore.Recipe, plan: RankPlan) -> str:
     """Return a digest of all data that a live figure depends on.
 
@@ -183,6 +194,7 @@ class LiveMeasurements:
     def __init__(self, objects: ObjectCache) -> None:
         self.objects = objects
         self._figures: OrderedDict[str, LiveFigure] = OrderedDict()
+        self._plans: OrderedDict[MeasuredPlan, str] = OrderedDict()  # keys of figures
         self._continuations: OrderedDict[tuple[str, str], Continuation] = OrderedDict()
         self._count = 0
         self._requests: OrderedDict[Hashable, LiveRequest] = OrderedDict()
@@ -205,6 +217,8 @@ class LiveMeasurements:
             self._requests.pop(request.browser, None)
             if request.checks or self._lacks_figure(request) or self._lacks_text(request):
                 self._requests[request.browser] = request
+            if request.key in self._figures:
+                self._name_plan(request)  # equal ranks may have been measured with another policy
             self._changed.notify()
 
     def drop_request(self, browser: Hashable) -> None:
@@ -219,7 +233,7 @@ class LiveMeasurements:
         dense: a model that no other thread modifies. Passes on Cancelled from `progress`.
         """
         if self.peek(request.key) is None:
-            self._store_figure(request.key, self._figure_or_error(request, dense, progress)[0])
+            self._store_figure(request, self._figure_or_error(request, dense, progress)[0])
 
     def count(self) -> int:
         """Return the number of figures measured so far, by which the page detects new figures."""
@@ -235,6 +249,16 @@ class LiveMeasurements:
             if key in self._figures:
                 self._figures.move_to_end(key)
             return self._figures.get(key)
+
+    def measured_plans(self) -> list[tuple[MeasuredPlan, LiveFigure]]:
+        """Return the plans whose figures are held out from calibration, without manual ranks."""
+        with self._changed:
+            plans = [(plan, self._figures.get(key)) for plan, key in self._plans.items()]
+        return [
+            (plan, figure)
+            for plan, figure in plans
+            if figure is not None and figure.perplexity is not None and figure.is_held_out
+        ]
 
     def continuation(self, key: str | None, prompt: str) -> Continuation | None:
         """Return the continuations of a prompt, or None until they are available."""
@@ -286,18 +310,32 @@ class LiveMeasurements:
         small = None
         if request.checks or self._lacks_figure(request):
             figure, small = self._figure_or_error(request, None, progress)
-            self._store_figure(request.key, figure)
+            self._store_figure(request, figure)
         if self._lacks_text(request):
             self._store_text(request, self._continue(request, small, progress))
 
-    def _store_figure(self, key: str, figure: LiveFigure) -> None:
+    def _store_figure(self, request: LiveRequest, figure: LiveFigure) -> None:
         """Store a figure, and drop the requests that it completes."""
+        key = request.key
         with self._changed:
             self._figures[key] = figure
+            self._name_plan(request)
             self._count += 1
             while len(self._figures) > MAX_FIGURES:
                 self._figures.popitem(last=False)
             self._drop_completed(key)
+
+    def _name_plan(self, request: LiveRequest) -> None:
+        """Store method, policy and size of a plan with a figure, unless it has manual ranks."""
+        recipe, account = request.recipe, request.plan.account
+        if recipe.rank_overrides:
+            return
+        names = (recipe.data, recipe.method, recipe.policy, account.budget)
+        plan = MeasuredPlan(model_key(recipe), *names, account.achieved)
+        self._plans[plan] = request.key
+        self._plans.move_to_end(plan)
+        while len(self._plans) > MAX_FIGURES:
+            self._plans.popitem(last=False)
 
     def _store_text(self, request: LiveRequest, continuation: Continuation) -> None:
         with self._changed:

@@ -63,8 +63,8 @@ def choices() -> dict[str, gr.Dropdown]:
         "model": [(words.spectra.built_in_model(name), name) for name in built_in_models()],
         "device": DEVICES,
         "data": DATASETS,
-        "method": [row["name"] for row in lrcore.list_methods()],
-        "policy": [row["name"] for row in lrcore.list_policies()],
+        "method": words.pickers.summaries("method"),
+        "policy": words.pickers.summaries("policy"),
         "budget": [(words.allocation.budget_choice(name), name) for name in OFFERED_BUDGETS],
         "target": list(TARGETS),
     } | {name: lrcore.Recipe.choices_of(name) for name in LISTED}

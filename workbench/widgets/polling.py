@@ -14,8 +14,9 @@ from .. import words
 from ..base.assets import script
 from ..jobs import TableJob, paper_table, sweep
 from ..state.keys import calibration_key, factor_key, without_measurements
+from ..state.quality import measured_qualities
 from ..state.store import Store
-from ..views import job_markup, markup, memory
+from ..views import job_markup, markup, memory, picker_markup
 from . import calibration_text, chosen, steps
 from .components import download, heartbeat
 from .events import LIVE, QUIET, EventValues, bind, listen, present_browser
@@ -108,7 +109,6 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
     recipe = try_recipe(values)
     analyzed = recipe is not None and store.peek_analysis(recipe) is not None
     factored = recipe is not None and store.peek_factors(recipe) is not None
-    dense = None if recipe is None else store.peek_dense(recipe)
     browser = present_browser()
     waiting = [job for job in store.jobs.waiting() if job.concerns(browser)]
     has_run = recipe is not None and any(
@@ -126,7 +126,7 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         job_markup.status_bar(store.jobs, browser),
         job_markup.job_list(store.jobs),
         markup.note(stale, "stale"),
-        markup.note("" if dense is None else dense.note) + device_note(dense),
+        model_note(store, recipe),
         calibration_text.text_note(store, recipe),
         list(calibration_key(recipe)) if analyzed else None,
         factors_state(store, recipe) if recipe else None,
@@ -151,9 +151,18 @@ def finished_job(store: Store, browser: Hashable) -> str | None:
     return ids[-1] if ids else None
 
 
-def device_note(dense: lrcore.LoadedModel | None) -> str:
-    """Return the device of the loaded model; "" until it is loaded."""
-    return "" if dense is None else markup.note(memory.device_line(dense), "device")
+def model_note(store: Store, recipe: lrcore.Recipe | None) -> str:
+    """Return the note and the device of a loaded model.
+
+    Hidden data for the lists of methods and policies follow.
+    """
+    if recipe is None:
+        return ""
+    dense, measured = store.peek_dense(recipe), measured_qualities(store, recipe)
+    hidden = picker_markup.measured(measured, recipe) if measured else ""
+    if dense is None:
+        return hidden
+    return markup.note(dense.note) + markup.note(memory.device_line(dense), "device") + hidden
 
 
 def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:

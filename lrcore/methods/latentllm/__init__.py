@@ -242,6 +242,7 @@ def mlp_matrices(p: Problem) -> LayerFactors:
 METHOD = Method(
     name="latentllm",
     paper="LatentLLM: Attention-Aware Joint Tensor Compression (Koike-Akino et al., 2025)",
+    summary="Replaces each projection by two factors; queries and keys share one of them.",
     notes="Each projection becomes B A. Q and K have a common A each for all heads (HOSVD, with "
     "rotary summed over offsets); normalized queries and keys, v, o and the matrices of the MLP "
     "are factorized separately. mlp=joint solves up and down of a ReLU MLP jointly, in some "
