@@ -32,6 +32,7 @@ from workbench.tabs.allocation import (
     ranks_table,
 )
 from workbench.views import markup
+from workbench.views.term_markup import marked
 from workbench.widgets.form import FIELD_NAMES, NAMES, Form, input_values
 from workbench.widgets.page import put_recipe
 
@@ -372,7 +373,7 @@ def test_the_summary_has_the_size_of_the_cache_for_the_selected_context(store):
         for tokens in (CONTEXT, 32768):
             handlers.choose_context(store, BROWSER, tokens)
             summary = handlers.draw_plan(store, BROWSER, *values).summary
-            assert words.allocation.CACHE.format(numbers.count(tokens)) in summary
+            assert marked(words.allocation.CACHE.format(numbers.count(tokens))) in summary
             for cost in (account.model, account.dense):
                 assert numbers.megabytes(tokens * cost.kv_bytes_per_token / 1e6) in summary
     finally:

@@ -14,6 +14,7 @@ from workbench.state.live import LiveFigure
 from workbench.state.store import Store
 from workbench.tabs.allocation import handlers, measured_cells
 from workbench.views import markup
+from workbench.views.term_markup import marked
 from workbench.widgets.form import input_values
 
 
@@ -107,7 +108,7 @@ def test_predicted_and_measured_changes_are_for_the_same_number_of_tokens(store,
     few = plan.predicted_for(LiveFigure().tokens)
     assert few.perplexity == plan.predicted.perplexity
     assert plan.predicted_for(16).high > few.high
-    assert words.allocation.CHANGE_PREDICTED in summary
+    assert marked(words.allocation.CHANGE_PREDICTED) in summary
     low, high = (numbers.relative_change(end / dense - 1) for end in (few.low, few.high))
     assert f"90 % interval {low} to {high} on" in summary
     figure = LiveFigure(2.0, 1.6, {}, losses=(log(2.0),) * 64)

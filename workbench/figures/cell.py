@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from .. import words
 from ..views import markup
+from ..views.term_markup import marked
 from .base import CUT, SERIES, viridis
 from .curves import Curves, curves, energy_lost, lost_at
 from .head_grid import head_grid
@@ -65,7 +65,7 @@ def cell_figures(analysis: Any, cell: HeatmapCell, log: bool) -> tuple[str, str,
     # tab has their energy
     note_text = "" if rank is None else f"rank {rank} {lost_at(losses[0][1], rank)}"
     zoom_key = f"{layer}{name}{cell.head}{cell.compared_layers}"
-    heading = escape(words.spectra.slot_title(layer, name, cell.head))
+    heading = marked(words.spectra.slot_title(layer, name, cell.head))
     title = f"<h3 data-layer='{layer}' data-name='{name}'>{heading}</h3>"
     plots = (
         Curves("singular value", series, rank, f"rank {rank}", log, zoom_key=zoom_key),

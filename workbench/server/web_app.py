@@ -11,12 +11,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
+from .. import words
 from ..base.assets import PLOTLY_JS, STYLE, script
 from ..views.picker_markup import entries
 from ..widgets.components import BUTTONS, PLOT
 from ..widgets.theme import THEME
-from ..words.pickers import MORE
-from ..words.spectra import LOGIN
 from .access import login
 from .browser_cookie import BrowserCookie
 from .connections import LimitedConnection
@@ -31,12 +30,17 @@ from .zip_download import ROUTE, answer_download
 with PLOTLY_JS.open(encoding="utf-8") as _file:  # the first line names the version
     _version = re.search(r"v(\d+\.\d+\.\d+)", _file.read(200))
 PLOTLY_VERSION = _version[1] if _version else ""
-PICKERS = {"ENTRIES": entries(), "MORE": MORE}
+PAGE_SCRIPTS = ("address.js", "plot-pdf.js", "dropdown-tab.js", "pickers.js", "terms.js")
+PAGE_CONSTANTS = {
+    "ENTRIES": entries(),
+    "MORE": words.pickers.MORE,
+    "TERMS": words.glossary.TERMS,
+}
 # Scripts of the whole page, and Plotly. A new version of Plotly has a new address that no browser
 # cached.
 HEAD = f"""
 <script>
-{script("address.js", "plot-pdf.js", "dropdown-tab.js", "pickers.js", **PICKERS)}
+{script(*PAGE_SCRIPTS, **PAGE_CONSTANTS)}
 {PLOT.definition}{BUTTONS.definition}
 </script>
 <script async src="./static-files/{PLOTLY_JS.name}?{PLOTLY_VERSION}"></script>
@@ -70,7 +74,7 @@ def web_app(page: gr.Blocks, names: HostNames, password: str = "") -> FastAPI:
             "middleware": [Middleware(StoppedClock)],
         },
         auth=login(password) if password else None,
-        auth_message=LOGIN if password else None,
+        auth_message=words.spectra.LOGIN if password else None,
         mcp_server=find_spec("mcp") is not None and not password,
         theme=THEME,
         css_paths=[STYLE],

@@ -16,6 +16,7 @@ from .. import words
 from ..base import numbers
 from ..state.live import LiveFigure
 from ..state.manual_ranks import Change
+from .term_markup import marked
 
 MOST_CHANGES = 12  # rows of the table of manual ranks
 EXPERT = "expert-part"  # class of what the page hides while the expert settings are folded
@@ -25,8 +26,11 @@ LEAST_GAP = 0.005  # relative perplexity: a ranking does not mention smaller dif
 
 
 def note(sentence: str, kind: str = "plain") -> str:
-    """Return a paragraph. kind: "plain", "hint" or "error"."""
-    return f"<div class='note {kind}'>{escape(strip_paths(sentence))}</div>" if sentence else ""
+    """Return a paragraph. kind: "plain", "hint" or "error". Terms are marked in a plain one."""
+    if not sentence:
+        return ""
+    as_html = marked if kind == "plain" else escape
+    return f"<div class='note {kind}'>{as_html(strip_paths(sentence))}</div>"
 
 
 def missing(waiting_jobs: Sequence[Any], sentence: str) -> str:
@@ -465,7 +469,7 @@ def policy_rank(row: Change) -> str:
 def cell(label: str, value: str, info: str = "", name: str = "") -> str:
     """Return a figure with a label above and an explanation below."""
     return (
-        f"<div class='cell {name}'><span>{escape(label)}</span><b>{escape(value)}</b>"
+        f"<div class='cell {name}'><span>{marked(label)}</span><b>{escape(value)}</b>"
         f"<i>{escape(info)}</i></div>"
     )
 

@@ -1,5 +1,5 @@
 """Labels, explanations and sentences of the page, by tab."""
 
-from . import allocation, compare_and_runs, compress, pickers, spectra
+from . import allocation, compare_and_runs, compress, glossary, pickers, spectra
 
-__all__ = ["allocation", "compare_and_runs", "compress", "pickers", "spectra"]
+__all__ = ["allocation", "compare_and_runs", "compress", "glossary", "pickers", "spectra"]

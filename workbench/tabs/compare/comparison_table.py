@@ -8,6 +8,7 @@ from html import escape
 from ... import words
 from ...base import numbers
 from ...views import markup
+from ...views.term_markup import marked
 from .metrics import METRICS, Column, Table
 
 FILES = {"CSV": "comparison.csv", "Markdown": "comparison.md", "LaTeX": "comparison.tex"}
@@ -81,7 +82,7 @@ def table_html(table: Table) -> str:
     """Return a table with the best run of each row in bold and changes below the values."""
     heads = "".join(f"<th scope='col'>{escape(column.title)}</th>" for column in all_columns(table))
     rows = "".join(
-        f"<tr><th scope='row'>{escape(METRICS[name].label)}</th>"
+        f"<tr><th scope='row'>{marked(METRICS[name].label)}</th>"
         f"{''.join(cell_html(table, name, column) for column in all_columns(table))}</tr>"
         for name in table.rows
     )
