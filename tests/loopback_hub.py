@@ -26,6 +26,7 @@ class Hub(BaseHTTPRequestHandler):
     created: dict = {}  # noqa: RUF012 (repository: "private" or "public")
     cut = None  # name of a file with a download that breaks off
     elsewhere: dict = {}  # noqa: RUF012 (file name: address of a redirect)
+    safetensors = None  # {"parameters": {dtype: count}, "total": count} of all repositories
     requests: list = []  # noqa: RUF012
     tokens: set = set()  # noqa: RUF012 (received tokens)
 
@@ -152,8 +153,11 @@ class Hub(BaseHTTPRequestHandler):
             {
                 "id": repository,
                 "sha": commit,
-                "siblings": [{"rfilename": file.name} for file in files],
+                "siblings": [
+                    {"rfilename": file.name, "size": file.stat().st_size} for file in files
+                ],
             }
+            | ({"safetensors": self.safetensors} if self.safetensors else {})
         )
 
     def file(self, repository, commit, name, body):

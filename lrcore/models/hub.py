@@ -45,10 +45,10 @@ _NAMES = (*DEMO_MODELS, *PACKAGED)
 GGUF = ".gguf"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_HUB_FILE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w-][\w. -]*(?:/[\w-][\w. -]*)*\.gguf)", re.ASCII)
+HUB_FILE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w-][\w. -]*(?:/[\w-][\w. -]*)*\.gguf)", re.ASCII)
 # Text files and safetensors in the repository's root, without code and other weight formats.
-_INCLUDED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
-_EXCLUDED = ["*/*", "consolidated*", "adapter*"]
+INCLUDED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
+EXCLUDED = ["*/*", "consolidated*", "adapter*"]
 _ADAPTER = [ADAPTER, ADAPTER_WEIGHTS]
 _VALID_NAMES = (
     f"Known models: {', '.join(_NAMES)}; otherwise give a folder, a .gguf file, or a hub id such "
@@ -65,7 +65,7 @@ def locate(name: str, revision: str | None = None) -> Path:
     """
     if (local := locate_local(name, revision)) is not None:
         return local
-    if in_repository := _HUB_FILE.fullmatch(name):
+    if in_repository := HUB_FILE.fullmatch(name):
         return _download(in_repository[1], revision, in_repository[2])
     return _download(name, revision)
 
@@ -98,7 +98,7 @@ def locate_local(name: str, revision: str | None = None) -> Path | None:
             f"'{name}' is a file. Give the folder that holds config.json, *.safetensors and the "
             "tokenizer files, or a .gguf file."
         )
-    if _HUB_FILE.fullmatch(name) is None:
+    if HUB_FILE.fullmatch(name) is None:
         _check_hub_id(name)
     return None
 
@@ -168,7 +168,7 @@ def _download(name: str, revision: str | None, file: str | None = None) -> Path:
         with _quiet():
             if file is not None:
                 return Path(hf_hub_download(name, file, revision=revision))
-            patterns = {"allow_patterns": _INCLUDED, "ignore_patterns": _EXCLUDED}
+            patterns = {"allow_patterns": INCLUDED, "ignore_patterns": EXCLUDED}
             folder = Path(snapshot_download(name, revision=revision, **patterns))
             if not (folder / "config.json").is_file():  # perhaps an adapter
                 snapshot_download(name, revision=revision, allow_patterns=_ADAPTER)

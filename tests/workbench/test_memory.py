@@ -42,8 +42,10 @@ def test_the_device_of_a_loaded_model_is_named_with_its_memory(monkeypatch):
     gpu = Hardware("GPU", "NVIDIA H200", 20 * 10**9, 150 * 10**9)
     monkeypatch.setattr(memory, "hardware", lambda device: gpu)
     assert memory.device_line(model) == "float32 · GPU NVIDIA H200 · 20 of 150 GB memory free"
+    assert "aria-label='GPU memory: 87% used'><i style='width:87%'>" in memory.device_bar(model)
     monkeypatch.setattr(memory, "hardware", lambda device: Hardware("MPS", ""))
     assert memory.device_line(model) == "float32 · MPS"
+    assert "memory-bar" not in memory.device_bar(model)
 
 
 def test_each_example_is_a_recipe_of_a_different_method():

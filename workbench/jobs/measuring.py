@@ -7,9 +7,14 @@ from typing import Any, ClassVar
 
 import lrcore
 from lrcore.evaluation.evaluate import check_evaluation
+from lrcore.models.hub_size import hub_size
+from lrcore.models.load import resolve_device
 from lrcore.runs.runs import Run
 from lrcore.system.errors import ResourceError
+from lrcore.system.hardware import hardware
+from lrcore.system.memory import raise_unless_free
 
+from .. import words
 from ..base import numbers
 from ..state.job import Job, Reporter
 from ..state.keys import model_key
@@ -107,14 +112,43 @@ def load_dense(
     """Load the dense model of a recipe, as a separate stage of the job.
 
     evaluation: the settings of the evaluation at the end of the job. Raises InputError immediately
-    if the evaluation is not possible.
+    if the evaluation is not possible, and before a download if the model does not fit in memory.
     """
     reporter.progress("load", 0, 1)
+    if store.peek_dense(recipe) is None:
+        announce_download(recipe, reporter)
     model = store.dense(recipe)
+    reporter.part = ""
     if evaluation is not None:
         check_evaluation(model, evaluation.held_out_from([recipe.data]))
     reporter.progress("load", 1, 1)
     return model
+
+
+def announce_download(recipe: lrcore.Recipe, reporter: Reporter) -> None:
+    """Report the size of a model that has to be downloaded from the hub.
+
+    Raises ResourceError if it does not fit in the memory of the device and of the CPU, through
+    which it is loaded. Offloaded layers need not fit.
+    """
+    size = hub_size(recipe.model, recipe.revision)
+    if size is None:
+        return
+    needed, text = size.memory(recipe.dtype), words.compress
+    devices = {"cpu", str(resolve_device(recipe.device))}
+    known = [free for free in (hardware(name).free for name in devices) if free is not None]
+    free = min(known, default=None)
+    to_download = numbers.megabytes(size.download / 1e6)
+    shown = "?" if free is None else numbers.megabytes(free / 1e6)
+    in_memory = numbers.megabytes(needed / 1e6)
+    reporter.add_log(
+        text.DOWNLOAD_SIZE.format(recipe.model, to_download, in_memory, recipe.dtype, shown)
+    )
+    if not recipe.offload:
+        subject = text.DOWNLOAD_SUBJECT.format(recipe.model, recipe.dtype)
+        raise_unless_free(needed, subject, text.DOWNLOAD_REMEDY, free)
+    reporter.part = text.DOWNLOADS.format(to_download)
+    reporter.progress("load", 0, 1)
 
 
 def evaluate_run(

@@ -6,6 +6,7 @@ from lrcore.system.hardware import hardware
 
 from .. import words
 from ..base import numbers
+from . import markup
 
 LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 # Copies of the numbers of a layer that is trained: the numbers at the start, the best and the
@@ -54,6 +55,17 @@ def device_line(model: lrcore.LoadedModel) -> str:
     if device.free is not None and device.total is not None:
         parts.append(words.spectra.FREE_MEMORY.format(device.free / 1e9, device.total / 1e9))
     return " · ".join(parts)
+
+
+def device_bar(model: lrcore.LoadedModel) -> str:
+    """Return HTML with `device_line` above a bar of the used memory, if the device has limits."""
+    device, line = hardware(str(model.device)), markup.note(device_line(model), "device")
+    if device.free is None or not device.total:
+        return line
+    used = numbers.percent(1 - device.free / device.total, 0)
+    label = words.spectra.USED_MEMORY.format(device.kind, used)
+    filled = f"<i style='width:{used}'></i>"
+    return f"{line}<div class='memory-bar' role='img' aria-label='{label}'>{filled}</div>"
 
 
 def sentence(required: int, free: int | None) -> str:

@@ -162,7 +162,7 @@ def model_note(store: Store, recipe: lrcore.Recipe | None) -> str:
     hidden = picker_markup.measured(measured, recipe) if measured else ""
     if dense is None:
         return hidden
-    return markup.note(dense.note) + markup.note(memory.device_line(dense), "device") + hidden
+    return markup.note(dense.note) + memory.device_bar(dense) + hidden
 
 
 def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:

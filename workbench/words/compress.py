@@ -29,6 +29,12 @@ MEMORY_SHORT = (
     "calibration, a smaller data type, or close other programs."
 )
 
+# Download of a model from the hub
+DOWNLOADS = "downloading {}"
+DOWNLOAD_SIZE = "{}: {} to download, {} in memory as {}; {} are free."
+DOWNLOAD_SUBJECT = "The weights of '{}', read as {}, were not downloaded: they"
+DOWNLOAD_REMEDY = "Choose a smaller data type, offload layers to disk, or choose a smaller model."
+
 # Measurement
 MEASURE_AFTER = "Measure dense and compressed after compression"
 MEASURED_TEXT, WINDOWS, WINDOW_TOKENS = "Text", "Windows", "Tokens per window"

@@ -19,6 +19,7 @@ RECIPE_AND_EXAMPLES = "Recipe and examples"
 SAVE_RECIPE, LOAD_RECIPE, EXAMPLES = "Save recipe", "Load recipe", "Examples"
 SETTINGS_LOADED = "Settings loaded."
 FREE_MEMORY = "{:.3g} of {:.3g} GB memory free"
+USED_MEMORY = "{} memory: {} used"
 # By method: (title, fields of the recipe). The settings are those of the paper if they suit a small
 # model.
 EXAMPLE_RECIPES = {
