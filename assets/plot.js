@@ -6,7 +6,8 @@
 // plot that is drawn while its tab is hidden has no width; the observer redraws it once it has one.
 // Fields of a figure's layout.meta:
 //   mark: the mark of the selected slot: "cell" of a heatmap, "bar", "point", "block", or "layer"
-//     (a band across). A cell or point that is hovered over in one plot is marked in all plots.
+//     (a band across). A slot that is hovered over in one plot is marked in all visible plots, and
+//     the event `focus` asks for the curves of a cell on which the pointer or the keyboard rests.
 //   columns: for blocks, component -> begin and end of its column
 //   axes: for bars, component -> [y axis, begin relative to the middle of the layer, width], both
 //     in layers
@@ -25,7 +26,8 @@ let figure = null,
 // of the corners of a circle and draws only a quarter of it.
 const RING = 'M9,0C9,5 5,9 0,9C-5,9 -9,5 -9,0C-9,-5 -5,-9 0,-9C5,-9 9,-5 9,0Z';
 const CELL_KEYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const LINKED = ['cell', 'point'];
+const LINKED = ['cell', 'point', 'bar', 'block'];
+const REST = 120; // milliseconds on a cell before its curves are requested
 
 function marks() {
   const mark = (figure.layout.meta || {}).mark,
@@ -92,10 +94,29 @@ function announceHover(slot) {
     window.dispatchEvent(new CustomEvent('lrw-hovered', { detail: { host, slot } }));
 }
 function hoveredElsewhere({ detail }) {
-  const linked = detail.host !== host && figure && LINKED.includes(figure.layout.meta.mark);
+  const isVisible = detail.host !== host && figure && host.offsetParent,
+    linked = isVisible && LINKED.includes(figure.layout.meta.mark);
   if (!linked || JSON.stringify(detail.slot) === JSON.stringify(hovered)) return;
   hovered = detail.slot;
   redrawMarks();
+}
+
+// Ask for the curves of a cell in place of those of the selected cell, which null asks for again.
+let resting = 0,
+  previewed = null;
+function preview(slot) {
+  if (!figure || figure.layout.meta.mark !== 'cell') return;
+  clearTimeout(resting);
+  resting = setTimeout(() => {
+    if (JSON.stringify(slot) === JSON.stringify(previewed)) return;
+    previewed = slot;
+    trigger('focus', { custom: slot && [slot.layer, slot.component] });
+  }, REST);
+}
+function select(details) {
+  clearTimeout(resting);
+  previewed = null;
+  trigger('select', details);
 }
 
 /* The keyboard: arrow keys mark a cell of a heatmap, Enter selects it. */
@@ -110,6 +131,7 @@ function moveCell(key) {
     component: rows[inside(rows.indexOf(from.component) + down, rows.length)],
   };
   announceHover(hovered);
+  preview(hovered);
   redrawMarks();
 }
 function cellKey(event) {
@@ -124,12 +146,13 @@ function cellKey(event) {
   const custom = figure.data[0].customdata[row][column],
     more = event.ctrlKey || event.metaKey;
   host.setAttribute('aria-label', `${$CELLS} ${custom[0]} · ${custom[1]}: ${custom[2]}`);
-  if (isEnter) trigger('select', { x: at.layer, y: at.component, z: custom[2], custom, more });
+  if (isEnter) select({ x: at.layer, y: at.component, z: custom[2], custom, more });
 }
 function leaveCells() {
   if (!figure || figure.layout.meta.mark !== 'cell') return;
   hovered = null;
   announceHover(null);
+  preview(null);
   redrawMarks();
 }
 function makeFocusable() {
@@ -364,14 +387,19 @@ function draw() {
     host.on('plotly_click', (e) => {
       const p = e.points[0];
       const more = e.event && (e.event.ctrlKey || e.event.metaKey);
-      trigger('select', { x: p.x, y: p.y, z: p.z, custom: p.customdata, more: !!more });
+      select({ x: p.x, y: p.y, z: p.z, custom: p.customdata, more: !!more });
     });
     host.on('plotly_relayout', placeHandle);
     host.on('plotly_hover', (e) => {
       const [layer, component] = e.points[0].customdata || [];
-      if (component) announceHover({ layer, component });
+      if (!component) return;
+      announceHover({ layer, component });
+      preview({ layer, component });
     });
-    host.on('plotly_unhover', () => announceHover(null));
+    host.on('plotly_unhover', () => {
+      announceHover(null);
+      preview(null);
+    });
     window.addEventListener('lrw-selected', redrawMarks);
     window.addEventListener('lrw-hovered', hoveredElsewhere);
     width = host.clientWidth;

@@ -11,6 +11,7 @@ import pytest
 from workbench import words
 
 from .test_curves import CELL, click_cell
+from .test_selection import BAR
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -29,6 +30,10 @@ HOVERED = """id => {
   return (p._fullLayout.shapes || []).filter((shape) => shape.name === 'hovered')
     .map((shape) => id === 'heatmap'
       ? [shape.x0 + 0.5, p.data[0].y[shape.y0 + 0.5]] : [shape.xanchor, shape.yanchor]); }"""
+HOVERED_BLOCKS = """() => {
+  const p = document.querySelector('#network .js-plotly-plot');
+  return (p._fullLayout.shapes || []).filter((shape) => shape.name === 'hovered')
+    .map((shape) => shape.y0 + 0.5); }"""
 # Center and width of the ring around a point.
 RING = """() => {
   const ring = [...document.querySelectorAll('#loss-against-energy .shapelayer path')].at(-1);
@@ -182,3 +187,41 @@ def test_a_plot_is_saved_as_pdf_with_vector_graphics_and_text(workbench):
     cells = len(slots(workbench, "heatmap"))
     assert page_content.count(" re\nf") >= cells
     assert b"/Image" not in file
+
+
+def test_a_hovered_cell_is_previewed_until_the_pointer_leaves_it(workbench):
+    workbench.tab("Spectra")
+    workbench.choose("measure", words.spectra.MEASURES["effective_rank"][0])
+    click_cell(workbench, 0, "qk")
+    workbench.answered()
+    heading, drawn = workbench.locator("#cell-heading h3"), workbench.plot("spectrum")["traces"]
+
+    def shows(title: str) -> None:
+        workbench.until(lambda: heading.inner_text() == title, f"{title} is not shown")
+        workbench.answered()
+
+    hover(workbench, CELL, (3, "ov"))
+    shows("Layer 3 · ov")
+    assert workbench.plot("spectrum")["traces"] != drawn
+    workbench.page.mouse.move(0, 0)
+    shows("Layer 0 · qk")
+    assert workbench.plot("spectrum")["traces"] == drawn
+    workbench.locator("#heatmap .js-plotly-plot").focus()
+    workbench.page.keyboard.press("ArrowRight")
+    shows("Layer 1 · qk")
+    workbench.page.keyboard.press("Enter")
+    workbench.locator("#cell-heading h3[data-layer='1'][data-name='qk']").wait_for()
+
+
+def test_a_hovered_bar_is_marked_in_the_network_diagram(workbench):
+    workbench.allocation()
+    workbench.see("#network")
+    workbench.wait_for_plot("network")
+    workbench.see("#bars")
+    workbench.settled()
+    hover(workbench, BAR, (3, "mlp"))
+    workbench.until(
+        lambda: workbench.evaluate(HOVERED_BLOCKS) == [3], "the block of the bar is not marked"
+    )
+    workbench.page.mouse.move(0, 0)
+    workbench.until(lambda: workbench.evaluate(HOVERED_BLOCKS) == [], "the mark stays")

@@ -23,6 +23,7 @@ from ..widgets import selection
 from ..widgets.components import download, panel, plot
 from ..widgets.events import (
     DRAWN,
+    LIVE,
     PRESSED,
     QUIET,
     EventValues,
@@ -90,6 +91,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     parts = layout(first_view(store, page.analysis_key.value))
     wire_heatmap(page, store, parts, tab)
     wire_cell(page, store, parts, tab)
+    wire_preview(page, store, parts)
     wire_table(page, store, parts)
 
 
@@ -231,6 +233,14 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
         ],
         **PRESSED,
     )
+
+
+def wire_preview(page: Page, store: Store, parts: SpectraTab) -> None:
+    """Preview the cell on which the pointer or the keyboard rests."""
+    collect([parts.heatmap.focus], [parts.cell_controls, page.form.collected])
+    inputs = [page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]
+    draw = bind(preview_cell, store)
+    parts.heatmap.focus(draw, plain(inputs), cell_outputs(parts), **LIVE)
 
 
 def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
@@ -443,6 +453,30 @@ def click_cell(
         gr.skip() if still_compared == compared else still_compared,
         *curves,
     )
+
+
+def preview_cell(
+    store: Store,
+    event: gr.EventData,
+    slot: list,
+    controls: list[Any],
+    key: list | None,
+    *values: Any,
+) -> tuple[str, str, str]:
+    """Draw the cell under the pointer; after the pointer left the cells, the selected cell.
+
+    Single layers to compare with belong to the selected cell.
+    """
+    custom = EventValues(event).listed("custom")
+    analysis = store.analysis_by_key(key)
+    if not custom or analysis is None:
+        return draw_cell(store, slot, controls, key, *values)
+    (layer, name), _ = selection.select_clicked(event, slot)
+    layer, name = selection.nearest(analysis, [layer, name])
+    head, scale, compared = controls
+    compared = [other for other in compared if other == ALL_LAYERS]
+    *figures, _ = draw_cell(store, [layer, name], [head, scale, compared], key, *values)
+    return *figures, markup.preview_heading(words.spectra.slot_title(layer, name))
 
 
 def draw_other_cell(store: Store, drawn_cell: list | None, slot: list, *values: Any) -> Any:

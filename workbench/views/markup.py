@@ -113,6 +113,11 @@ def measure_first(
     )
 
 
+def preview_heading(title: str) -> str:
+    """Return the heading of a cell whose curves are shown until the pointer leaves it."""
+    return f"<h3>{marked(title)}</h3>{note(words.spectra.PREVIEW)}"
+
+
 def measure_button(sentence: str, label: str) -> str:
     """Return a sentence and the button that starts a measurement."""
     press = button(label, "measure")

@@ -43,8 +43,10 @@ def whole_number(value: float | None, label: str, maximum: int = MAX_NUMBER) -> 
 def plot(elem_id: str, height: int, value: str = "", awaited: bool = False) -> gr.HTML:
     """Return a plot whose value is the JSON of a figure.
 
-    Its `select` event has x, y, z and custom of the clicked point. Above it are its caption and the
-    file types for saving. awaited: a gray shape fills its space until the first figure arrives.
+    Its `select` event has x, y, z and custom of the clicked point. The `focus` event of a heatmap
+    has custom of the cell on which the pointer or the keyboard rests, or None once they left it.
+    Above the plot are its caption and the file types for saving. awaited: a gray shape fills its
+    space until the first figure arrives.
     """
     files = "".join(
         f"<button type='button' data-save='{kind}' data-mm='{mm}'>{label}</button>"

@@ -83,6 +83,7 @@ SPECTRUM_AND_LOSS = (
 
 # The selected cell
 CELLS_BY_KEYBOARD = "Heatmap. Arrow keys move, Enter selects. Layer"
+PREVIEW = "Preview. Click the cell, or press Enter, to keep it."
 CLICK_A_CELL = "Click a cell to see its singular values."
 HEAD_BOX, SCALE = "Head", "Scale"
 HEAD, ALL_HEADS, EACH_HEAD = "Head {}", "All heads", "Each head"
