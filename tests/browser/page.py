@@ -227,10 +227,14 @@ class Workbench:
 
     def choose(self, elem_id: str, name: str) -> None:
         """Choose an entry of a list with a single choice."""
-        box = self.locator(f"#{elem_id} input")
+        box = self.locator(f"#{elem_id} :is(input, select)")
+        box.wait_for()
 
         def chosen() -> bool:
-            self._press_option(box, name)
+            if box.evaluate("box => box.tagName") == "SELECT":
+                box.select_option(name)
+            else:
+                self._press_option(box, name)
             return box.input_value() == name
 
         self.until(chosen, f"{name} cannot be chosen")

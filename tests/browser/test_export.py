@@ -67,7 +67,7 @@ def test_a_run_is_fitted_to_a_standard_architecture_and_exported(workbench, tmp_
 
 def test_the_run_is_quantized_and_compared(workbench):
     workbench.open("Quantize")
-    workbench.locator("#quantise-bits").get_by_text("4", exact=True).click()
+    workbench.choose("quantise-bits", "4")
     workbench.click("#quantise")
     workbench.page.locator(
         "#runs-table [role=gridcell]", has_text="stock one · 4 bit"

@@ -15,8 +15,7 @@ DEEPEST = 4  # depth of changes that follow changes
 CONFIG = "window.gradio_config = "  # the configuration in the page
 _TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
 _HEARS = re.compile(r'const name of (\["workbench:.*?\])')  # of assets/change-listener.js
-_WATCHED = "let seen = !true"
-_LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
+_WATCHED = "let isVisible = !true"
 
 
 @dataclass
@@ -180,7 +179,7 @@ class Visitor:
         streamed answer too.
         """
         if not step["backend_fn"]:
-            self._collect(step)
+            self._announce(step)
             changed = []
         elif awaited or not step["types"]["generator"]:
             changed = self._store_answers(step["outputs"], self._answer(step, event_data))
@@ -208,19 +207,16 @@ class Visitor:
         for number, event_data in [*self._later.items()]:
             self._go_on_beside(self.steps[number], event_data)
 
-    def _collect(self, step: dict[str, Any]) -> None:
-        """Perform the script of `events.collect`, which gives the values of a form as a list per
-        output, or of `events.announce`.
-        """
+    def _announce(self, step: dict[str, Any]) -> None:
+        """Perform the script of `events.announce`."""
         announcement = _TOLD.search(str(step["js"]))
         if announcement:
             self.stale |= {name for name, names in self.hears.items() if announcement[1] in names}
-        lengths = _LENGTHS.search(str(step["js"]))
-        if lengths is None:
-            return
-        parts = [self.values[at] for at in step["inputs"]]
-        for length, form in zip(lengths[1].split(","), step["outputs"], strict=True):
-            self.values[form], parts = parts[: int(length)], parts[int(length) :]
+
+    def _value(self, at: int) -> Any:
+        """Return the value of an input; of a form, see `events.form_data`, those of its parts."""
+        readers = self._listeners(at, "read")
+        return [self.values[part] for part in readers[0]["inputs"]] if readers else self.values[at]
 
     def _answer(self, step: dict[str, Any], event_data: Any = None) -> Sequence[Any]:
         if not step["queue"]:
@@ -237,7 +233,7 @@ class Visitor:
 
     def _request(self, where: str, step: dict[str, Any], event_data: Any = None) -> dict[str, Any]:
         request = {
-            "data": [self.values[at] for at in step["inputs"]],
+            "data": [self._value(at) for at in step["inputs"]],
             "fn_index": step["id"],
             "session_hash": self.session,
             "trigger_id": _targets(step)[0][0] if _targets(step) else None,

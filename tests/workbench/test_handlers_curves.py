@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 
 import gradio as gr
@@ -16,7 +17,6 @@ from workbench.base import numbers
 from workbench.figures import base
 from workbench.figures.allocation import CHOSEN_LINE
 from workbench.figures.cell import HeatmapCell, cell_figures
-from workbench.server.input_checks import check_value
 from workbench.state import manual_ranks
 from workbench.state.browsers import CONTEXT
 from workbench.state.keys import calibration_key
@@ -163,36 +163,23 @@ def test_an_invalid_number_of_windows_is_reported_instead_of_the_plan(store):
     assert "samples" in widgets.summary
 
 
-def option_fields(owner):
-    """Return the fields of an owner's options, outside of a page."""
-    with gr.Blocks():
-        return options.option_fields(owner)
-
-
-def option_values(fields, name, **changed):
-    """Return the values of all fields for a method or policy, with some changed."""
-    return [
-        None if option is None else changed.get(option["name"], option["default"])
-        for option in fields.assign(name)
-    ]
+def entry(owner, name, value):
+    """Return the event of a field of an option."""
+    return click(owner=owner, field=f"option-{name}", value=value)
 
 
 def test_a_field_with_an_invalid_option_is_reset_to_the_value_of_the_plan():
-    owner, choice = options.OWNERS[0], ["aa_svd", "uniform", 0.0]
-    fields = option_fields(owner)
-    option = next(option for option in owner.options("aa_svd") if option["name"] == "anchor")
-    assert not options.invalid_value(option, option["default"])
-    half_typed = option_values(fields, "aa_svd", anchor=-1.0)
-    stored = {"anchor": 0.25}
-    assert options.store_options(fields, choice, choice, half_typed, stored) == gr.skip()
+    choice, stored = ["aa_svd", "uniform", 0.0], ({"anchor": 0.25}, {})
+    half_typed = entry("method", "anchor", -1.0)
+    assert options.enter(half_typed, choice, *stored) == [gr.skip()] * 2
     with pytest.warns(UserWarning, match="Option anchor must be from 0 to 1"):
-        updates = options.restore(fields, choice, choice, half_typed, stored)
-    assert [update for update in updates if update != gr.skip()] == [0.25]
-    without_value = option_values(fields, "aa_svd", anchor=None)
-    updates = options.restore(fields, choice, choice, without_value, {})
-    assert [update for update in updates if update != gr.skip()] == [option["default"]]
-    valid = option_values(fields, "aa_svd", anchor=0.5)
-    assert set(map(str, options.restore(fields, choice, choice, valid, stored))) == {str(gr.skip())}
+        fields = options.leave(half_typed, choice, *stored)
+    assert {field["elem_id"]: field["value"] for field in fields}["option-anchor"] == 0.25
+    without_value = options.leave(entry("method", "anchor", None), choice, {}, {})
+    default = next(o for o in options.OWNERS[0].options("aa_svd") if o["name"] == "anchor")
+    values = {field["elem_id"]: field["value"] for field in without_value}
+    assert values["option-anchor"] == default["default"]
+    assert options.leave(entry("method", "anchor", 0.5), choice, *stored) == gr.skip()
 
 
 def test_the_axis_of_lost_energy_begins_at_rank_one(store):
@@ -382,22 +369,24 @@ def test_the_summary_has_the_size_of_the_cache_for_the_selected_context(store):
 
 def test_the_rank_editor_shows_the_rank_and_the_number_of_manual_ranks(store):
     recipe = RECIPE.with_(rank_overrides={"0.qk": 4})
-    box, undo, _, release, clear, changes, in_box = rank_editor.show(
+    box, buttons, changes, in_box = rank_editor.show(
         store, [0, "qk"], manual_ranks.EMPTY, *input_values(recipe)
     )
     assert box.value == in_box == 4
-    assert [part["interactive"] for part in (undo, release, clear)] == [False, True, True]
+    disabled = re.findall("data-action='([a-z-]+)' disabled", buttons)
+    assert disabled == ["undo", "redo"]
     assert "1 set manually" in changes
 
 
 def test_options_with_their_default_are_not_stored():
-    owner, choice = options.OWNERS[0], ["a3", "uniform", 0.0]
-    fields = option_fields(owner)
-    values = option_values(fields, "a3", qk="weights")
-    assert options.store_options(fields, choice, choice, values, {"seed": 3}) == {"qk": "weights"}
-    assert options.store_options(fields, choice, choice, values, {"qk": "weights"}) == gr.skip()
-    previous = ["care", "uniform", 0.0]  # the fields still have the options of care
-    assert options.store_options(fields, previous, choice, values, {}) == gr.skip()
+    choice, unchanged = ["a3", "uniform", 0.0], [gr.skip(), gr.skip()]
+    default = next(o for o in options.OWNERS[0].options("a3") if o["name"] == "qk")["default"]
+    by_weights, by_default = entry("method", "qk", "weights"), entry("method", "qk", default)
+    assert options.enter(by_weights, choice, {}, {}) == [{"qk": "weights"}, gr.skip()]
+    assert options.enter(by_weights, choice, {"qk": "weights"}, {}) == unchanged
+    assert options.enter(by_default, choice, {"qk": "weights"}, {}) == [{}, gr.skip()]
+    with pytest.raises(lrcore.InputError):  # a field of the method that was chosen before
+        options.enter(entry("method", "junction", "symmetric"), choice, {}, {})
 
 
 def test_a_click_on_use_uniform_resets_the_policy_and_the_manual_ranks():
@@ -426,38 +415,28 @@ def test_manual_ranks_are_restored_with_their_method(monkeypatch):
 
 
 def test_options_of_method_and_policy_are_visible_with_their_values():
-    fields = [option_fields(owner) for owner in options.OWNERS]
     choice = ["care", "softmax", 1.0]
-    visible_choice, *updates = options.show(fields, choice, {"joint": True}, {"cap": 0.5})
-    assert visible_choice == choice
-    values = {update["elem_id"]: update["value"] for update in updates if "elem_id" in update}
+    accordion, fields = options.show(choice, {"joint": True}, {"cap": 0.5})
+    assert accordion["visible"]
+    values = {field["elem_id"]: field["value"] for field in fields}
     expected = {
         f"option-{option['name']}": option["default"]
         for owner in options.OWNERS
         for option in owner.options(choice[owner.position])
     }
     assert values == {**expected, "option-joint": True, "option-cap": 0.5}
-    remaining = [update["visible"] for update in updates if "elem_id" not in update]
-    assert remaining.count(True) == len(fields)  # the rows; all other fields are hidden
 
 
 @pytest.mark.parametrize("owner", options.OWNERS, ids=lambda owner: owner.field)
-def test_each_option_has_a_field_that_accepts_its_values(owner):
-    fields = option_fields(owner)
+def test_each_option_accepts_its_values_and_no_value_of_another_kind(owner):
     for row in owner.rows():
-        assigned = {
-            option["name"]: part
-            for option, part in zip(fields.assign(row["name"]), fields.components, strict=True)
-            if option is not None
-        }
-        assert assigned.keys() == {option["name"] for option in row["options"]}
         for option in row["options"]:
             for value in (option["default"], *option.get("choices", ())):
-                check_value(assigned[option["name"]], value)
+                assert options.invalid_value(option, value) == ""
+            for value in ([], {}, "absent", 1.0 if isinstance(option["default"], bool) else True):
+                assert options.invalid_value(option, value)
 
 
 def test_an_unavailable_choice_is_not_stored():
-    owner, choice = options.OWNERS[0], ["latentllm", "uniform", 0.0]
-    fields = option_fields(owner)
-    values = option_values(fields, "latentllm", junction="absent")
-    assert options.store_options(fields, choice, choice, values, {}) == gr.skip()
+    event = entry("method", "junction", "absent")
+    assert options.enter(event, ["latentllm", "uniform", 0.0], {}, {}) == [gr.skip()] * 2

@@ -30,9 +30,10 @@ from workbench.tabs.runs import derive, details, exports
 from workbench.tabs.runs import runs_table as table
 from workbench.views import job_markup
 from workbench.widgets import polling, selection, sidebar
-from workbench.widgets.evaluation_controls import EvaluationControls, read_settings
+from workbench.widgets.evaluation_controls import evaluation_fields, read_settings
 from workbench.widgets.events import bind
 from workbench.widgets.form import input_values
+from workbench.widgets.page import put_recipe
 
 EVALUATION = [True, "stories", 2, 16, "windows"]
 
@@ -94,7 +95,7 @@ def test_a_window_longer_than_the_context_is_refused_before_compressing(store, r
 
 
 def test_the_default_evaluation_matches_the_model_and_its_calibration_text(recipe):
-    controls = [part.value for part in EvaluationControls().all]
+    controls = [field.value for field in evaluation_fields()]
     settings = read_settings(*controls, calibrated_on=recipe.data)
     assert (settings.data, settings.seq_len) == (recipe.data, None)
     model = lrcore.load(recipe.model)  # its context is half of the default window
@@ -113,14 +114,19 @@ def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
 
 def test_pruning_and_slicing_have_a_preview(store, recipe):
     store.analysis(recipe)
-    figure, caption = pruning.draw(store, [1, "influence"], *input_values(recipe))
+    figure, caption = pruning.draw(store, [1, "influence", ""], *input_values(recipe))
     assert json.loads(figure)["caption"] == words.spectra.source_caption(
         recipe, words.compress.INFLUENCE
     )
     assert "would be pruned" in caption
     assert len(json.loads(figure)["data"]) == 2
-    assert "Hidden size: 32 to" in slicing.describe(store, [0.3, "block"], *input_values(recipe))
-    assert pruning.fit_range(store, [9, "influence"], *input_values(recipe)).value == 2
+    assert "Hidden size: 32 to" in slicing.describe(
+        store, [0.3, "block", ""], *input_values(recipe)
+    )
+    with gr.Blocks():
+        group = pruning.layout().controls
+    fields = pruning.fit_range(store, group, [9, "influence", ""], *input_values(recipe))
+    assert (fields[0]["value"], fields[0]["high"]) == (2, 2)
 
 
 def test_runs_are_listed_compared_and_drawn(store):
@@ -237,14 +243,14 @@ def test_a_run_can_be_displayed_renamed_tagged_and_linked(store):
     (run,) = store.runs.all()
     assert f"data-run='{run.id}'" in table.list_runs(store, {})["html"]
     assert table.open_row(click(run=run.id)) == (run.id, run.id)
-    column, heading, name, *_ = details.show(store, run.id, "")
+    column, heading, labels, *_ = details.show(store, run.id, "")
     assert column["visible"]
     assert "first" in heading
     assert f"measured perplexity</span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
     assert (
         words.compare_and_runs.ON_CALIBRATION_TEXT in heading
     )  # the file is too short for a held-out part
-    assert name == "first"
+    assert [field["value"] for field in labels] == ["first", ""]
     assert not details.show(store, "gone", "")[0]["visible"]
     details.set_tags(store, run.id, "a, b")
     details.set_tags(store, run.id, "b")
@@ -359,8 +365,8 @@ def test_a_finished_job_can_be_removed_from_the_list(store):
 
 def test_an_example_keeps_the_model_and_the_calibration_text(recipe, monkeypatch):
     monkeypatch.setattr(gr, "Info", lambda _: None)
-    for _, example in sidebar.example_recipes():
-        *values, _, choice = sidebar.put_example(example, *input_values(recipe))
+    for _, example in sidebar.example_recipes().values():
+        *values, _, choice = put_recipe(sidebar.with_source(example, recipe))
         assert values[0] == recipe.model
         assert {recipe.data, recipe.samples, recipe.seq_len} <= {str(recipe.data), *values[5:8]}
         assert choice[:2] == [example.method, example.policy]
@@ -403,11 +409,13 @@ def test_empty_and_invalid_fields_are_named_in_an_error_message(store, recipe):
             list(answers.generate(store, "Once", *wrong, *chosen))
         with pytest.raises(lrcore.InputError, match=name):
             prompt_set.answer_all(store, "Once", *wrong[:3], *chosen)
-    assert words.compress.LAYERS_TO_PRUNE in pruning.draw(store, [None, "influence"], *values)[1]
+    assert (
+        words.compress.LAYERS_TO_PRUNE in pruning.draw(store, [None, "influence", ""], *values)[1]
+    )
     with pytest.raises(lrcore.InputError, match=words.compress.LAYERS_TO_PRUNE):
-        pruning.start(store, "", [None, "influence"], *values, EVALUATION)
+        pruning.start(store, [None, "influence", ""], *values, EVALUATION)
     for ratio in (None, 2.0):
-        assert "ratio must lie" in slicing.describe(store, [ratio, "block"], *values)
+        assert "ratio must lie" in slicing.describe(store, [ratio, "block", ""], *values)
 
 
 def test_a_saved_recipe_can_be_loaded(tmp_path, recipe, monkeypatch):

@@ -49,6 +49,6 @@ def test_the_device_of_a_loaded_model_is_named_with_its_memory(monkeypatch):
 
 
 def test_each_example_is_a_recipe_of_a_different_method():
-    recipes = [recipe for _, recipe in example_recipes()]
+    recipes = [recipe for _, recipe in example_recipes().values()]
     assert {"a3", "modegpt", "fused"} <= {recipe.method for recipe in recipes}
     assert len({recipe.method for recipe in recipes}) == len(recipes)

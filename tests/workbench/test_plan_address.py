@@ -77,7 +77,7 @@ def test_opening_a_link_sends_no_request_to_the_hub(monkeypatch) -> None:
     monkeypatch.setattr(
         plan_address, "start_analysis", lambda *arguments, **_: started.append(arguments)
     )
-    for query, count in (({"model": "someone/model"}, 0), ({"ratio": "0.4"}, 1), ({}, 1)):
+    for query, count in (({"model": "someone/model"}, 0), ({"ratio": "0.4"}, 1), ({}, 2)):
         browser = SimpleNamespace(session_hash="here")
         recipe = linked(query).recipe if query else lrcore.Recipe()
         plan_address.prepare_linked(None, browser, query, *input_values(recipe))

@@ -10,13 +10,12 @@ from lrcore.runs.runs import runs_folder
 from .. import words
 from ..base import process
 from ..base.assets import script
-from ..jobs import KINDS, start_analysis
+from ..jobs import KINDS
 from ..server.gradio_patches import CheckedBlocks, limit_queue
 from ..state.store import Store
 from ..tabs import TABS
-from ..widgets import polling, selection_events, sidebar
-from ..widgets.events import QUIET, bind, present_browser
-from ..widgets.form import START
+from ..widgets import polling, sidebar
+from ..widgets.events import QUIET, present_browser
 from ..widgets.page import Page
 from . import api
 
@@ -44,10 +43,8 @@ def build_app(store: Store | None = None) -> gr.Blocks:
             for tab in TABS:
                 with gr.Tab(tab.TITLE, id=tab.TITLE) as container:
                     tab.build(page, store, container)
-        selection_events.wire(page)
         polling.wire(page, store)
         api.build(store)
-        blocks.load(bind(analyze_default, store), None, None, **QUIET)
         blocks.load(None, None, None, js=script("opened-page.js"), **QUIET)
     limit_queue(blocks)
     return blocks
@@ -58,8 +55,3 @@ def read_runs(store: Store) -> None:
     # The first request that reads the runs raises the same error, with a message on the page.
     with process.permanent_objects(), suppress(Exception):
         store.runs.all()
-
-
-def analyze_default(store: Store) -> None:
-    """Start the analysis of the default model, which the page shows first."""
-    start_analysis(store, START, measure=False)

@@ -11,6 +11,8 @@ from typing import Any
 import gradio as gr
 import orjson
 
+from ..widgets.fields import Field
+
 MAX_REASON = 200  # characters
 LARGEST_NUMBER = 2**53  # browsers are exact only for whole numbers below this
 CHOICE, CHOICES = "one choice", "choices"
@@ -45,7 +47,11 @@ def check_value(component: Any, value: Any, state: Any = None) -> None:
     """
     if getattr(component, "stateful", False):  # its value stays on the server
         return
-    fields, initial = getattr(component, "parts", None), getattr(component, "value", None)
+    if isinstance(component, Field):
+        _check_field(component, value)
+        return
+    fields = getattr(component, "parts", None) or getattr(component, "fields", None)
+    initial = getattr(component, "value", None)
     if state is not None and component._id in state:
         component = state[component._id]
     if fields is not None:
@@ -67,6 +73,19 @@ def check_value(component: Any, value: Any, state: Any = None) -> None:
         raise invalid_value(ValueError(f"'{name}' takes {kind}, got {reprlib.repr(value)}"))
     elif is_choice and not _is_offered(component, value):
         raise invalid_value(ValueError(f"'{name}' does not offer {reprlib.repr(value)}"))
+
+
+def _check_field(field: Field, value: Any) -> None:
+    """Raise gr.Error for a value that a field of a group cannot hold."""
+    if field.choices:
+        if value not in [choice for _, choice in field.choices]:
+            raise invalid_value(ValueError(f"'{field.label}' does not offer {reprlib.repr(value)}"))
+        return
+    kind = (
+        FLAG if isinstance(field.value, bool) else TEXT if isinstance(field.value, str) else NUMBER
+    )
+    if not _has_type(kind, value) and not (value is None and kind == NUMBER):
+        raise invalid_value(ValueError(f"'{field.label}' takes {kind}, got {reprlib.repr(value)}"))
 
 
 def invalid_value(error: Exception) -> gr.Error:

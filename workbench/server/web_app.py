@@ -15,6 +15,7 @@ from .. import words
 from ..base.assets import PLOTLY_JS, STYLE, script
 from ..views.picker_markup import entries
 from ..widgets.components import BUTTONS, PLOT
+from ..widgets.fields import FIELDS
 from ..widgets.theme import THEME
 from .access import login
 from .browser_cookie import BrowserCookie
@@ -30,7 +31,14 @@ from .zip_download import ROUTE, answer_download
 with PLOTLY_JS.open(encoding="utf-8") as _file:  # the first line names the version
     _version = re.search(r"v(\d+\.\d+\.\d+)", _file.read(200))
 PLOTLY_VERSION = _version[1] if _version else ""
-PAGE_SCRIPTS = ("address.js", "plot-pdf.js", "dropdown-tab.js", "pickers.js", "terms.js")
+PAGE_SCRIPTS = (
+    "address.js",
+    "read-forms.js",
+    "plot-pdf.js",
+    "dropdown-tab.js",
+    "pickers.js",
+    "terms.js",
+)
 PAGE_CONSTANTS = {
     "ENTRIES": entries(),
     "MORE": words.pickers.MORE,
@@ -41,7 +49,7 @@ PAGE_CONSTANTS = {
 HEAD = f"""
 <script>
 {script(*PAGE_SCRIPTS, **PAGE_CONSTANTS)}
-{PLOT.definition}{BUTTONS.definition}
+{PLOT.definition}{BUTTONS.definition}{FIELDS.definition}
 </script>
 <script async src="./static-files/{PLOTLY_JS.name}?{PLOTLY_VERSION}"></script>
 """

@@ -29,10 +29,8 @@ from ..widgets.events import (
     EventValues,
     FormData,
     bind,
-    collect,
     form_data,
     listen,
-    plain,
 )
 from ..widgets.form import START, input_values, read_recipe, try_recipe
 from ..widgets.page import Page
@@ -196,8 +194,8 @@ def layout(first: FirstView) -> SpectraTab:
         energy,
         table,
         csv,
-        form_data([measure, threshold, kind], [*MEASURE]),
-        form_data([head, scale, compared], [*CELL, []]),
+        form_data("heatmap-fields", [measure, threshold, kind], [*MEASURE]),
+        form_data("cell-fields", [head, scale, compared], [*CELL, []]),
         gr.State(None),
     )
 
@@ -207,23 +205,22 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
     controls, form = parts.heatmap_controls, page.form.inputs
     inputs, outputs = [controls, page.analysis_key, *form], heatmap_outputs(parts)
     draw = bind(draw_heatmap, store)
-    changed = [*(part.input for part in controls.parts), page.analysis_key.change]
+    changed = [parts.threshold.input, parts.kind.input, page.analysis_key.change]
     listen(changed, draw, inputs, outputs, **DRAWN)
     controls_of_measure = [parts.threshold, parts.kind]
-    parts.measure.input(bind(show_controls), parts.measure, controls_of_measure, **DRAWN)
     # the probes, the method and the budget may have changed
     changed = [page.methods_ready.change, page.factors_key.change, tab.select]
     chosen = gr.State(False)  # whether a person chose the measure
-    parts.measure.input(lambda: True, None, chosen, **QUIET)
+    by_measure = [chosen, *controls_of_measure, *outputs]
+    listen([parts.measure.input], bind(choose_measure, store), inputs, by_measure, **DRAWN)
     redrawn = [parts.measure, *controls_of_measure, *outputs]
     listen(changed, bind(redraw_loss, store), [chosen, *inputs], redrawn, **DRAWN)
-    probing = listen([parts.help_line.select], bind(probe, store), form, None, **QUIET)
-    listen(probing, draw, inputs, outputs, **DRAWN)
+    listen([parts.help_line.select], bind(probe_and_draw, store), inputs, outputs, **DRAWN)
     select_on_click(page, parts.scatter.select)
-    collect([parts.heatmap.select], [parts.cell_controls, page.form.collected])
-    parts.heatmap.select(
+    listen(
+        [parts.heatmap.select],
         bind(click_cell, store),
-        plain([page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]),
+        [page.selected, parts.cell_controls, page.analysis_key, *form],
         [
             page.selected,
             page.selection_mark,
@@ -263,16 +260,9 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     )
     listen(
         [page.analysis_key.change],
-        bind(reselect, store),
+        bind(fit_model, store),
         [page.selected, page.analysis_key],
-        [page.selected, page.selection_mark],
-        **QUIET,
-    )
-    listen(
-        [page.analysis_key.change],
-        bind(list_layers, store),
-        page.analysis_key,
-        parts.compared,
+        [page.selected, page.selection_mark, parts.compared],
         **DRAWN,
     )
     changed = [
@@ -331,6 +321,11 @@ def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: A
     label = f"{words.spectra.MEASURES[measure][0]}{suffix}, {words.spectra.kind_name(kind)}"
     figure = captioned(figure, words.spectra.source_caption(recipe_of_key(key), label))
     return figure, "", markup.note(words.spectra.MEASURE_HELP[measure])
+
+
+def choose_measure(store: Store, controls: list[Any], *values: Any) -> tuple[Any, ...]:
+    """Return True for a measure that a person chose, the updates of its controls, and figures."""
+    return True, *show_controls(controls[0]), *draw_heatmap(store, controls, *values)
 
 
 def show_controls(measure: str) -> tuple[Any, Any]:
@@ -397,6 +392,14 @@ def probe(store: Store, browser: gr.Request, *values: Any) -> None:
     tab does not cancel it.
     """
     start_analysis(store, probed_recipe(read_recipe(values)), (browser.session_hash, LOSS))
+
+
+def probe_and_draw(
+    store: Store, browser: gr.Request, controls: list[Any], key: list | None, *values: Any
+) -> tuple:
+    """Queue the probes, and return the values of `draw_heatmap`."""
+    probe(store, browser, *values)
+    return draw_heatmap(store, controls, key, *values)
 
 
 def draw_cell(
@@ -482,6 +485,11 @@ def preview_cell(
 def draw_other_cell(store: Store, drawn_cell: list | None, slot: list, *values: Any) -> Any:
     """Draw the selected cell, unless the click that selected it has drawn it (`drawn_cell`)."""
     return (gr.skip(),) * 4 if slot == drawn_cell else (None, *draw_cell(store, slot, *values))
+
+
+def fit_model(store: Store, slot: list, key: list | None) -> tuple[Any, Any, Any]:
+    """Return the values of `reselect` and `list_layers`."""
+    return *reselect(store, slot, key), list_layers(store, key)
 
 
 def reselect(store: Store, slot: list, key: list | None) -> tuple[Any, Any]:

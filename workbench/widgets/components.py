@@ -3,6 +3,7 @@ hidden components that run scripts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -68,6 +69,19 @@ def plot(elem_id: str, height: int, value: str = "", awaited: bool = False) -> g
 def panel(elem_id: str, render: bool = True, value: str = "") -> gr.HTML:
     """Return HTML whose elements with data-action send clicks as `select` events."""
     return gr.HTML(value, js_on_load=BUTTONS.call, elem_id=elem_id, render=render)
+
+
+def button_row(elem_id: str, labels: Mapping[str, str]) -> gr.HTML:
+    """Return buttons in one component. Its event `select` has the id of the button as `action`.
+
+    labels: by id.
+    """
+    buttons = "".join(
+        f"<button type='button' class='act' id='{name}' data-action='{name}'>{escape(label)}"
+        "</button>"
+        for name, label in labels.items()
+    )
+    return panel(elem_id, value=f"<div class='button-row'>{buttons}</div>")
 
 
 def downloader() -> gr.HTML:

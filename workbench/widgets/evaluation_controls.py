@@ -1,70 +1,34 @@
 """Controls of the perplexity measurement."""
 
-import gradio as gr
-
 import lrcore
 from lrcore.data import DATASETS
 from lrcore.evaluation.evaluation_settings import PROTOCOLS
 
 from .. import words
-from .events import form_data
+from .fields import Field, FieldGroup, field_group
 
 
-class EvaluationControls:
-    """The controls of the evaluation, made once and used by the Compress and Compare tabs."""
+def evaluation_fields() -> list[Field]:
+    """Return the fields, in the order of the arguments of `read_settings`."""
+    text, protocols = words.compress, tuple((name, name) for name in PROTOCOLS)
+    return [
+        Field("measure-on", text.MEASURE_AFTER, True),
+        Field(
+            "measure-data",
+            "Text",
+            text.AS_CALIBRATED,
+            text.MEASURED_TEXT_INFO,
+            suggestions=(text.AS_CALIBRATED, *DATASETS),
+        ),
+        Field("measure-samples", "Windows", 32, "0: all of the test split"),
+        Field("measure-seq-len", "Tokens per window", 0, text.WINDOW_INFO),
+        Field("measure-protocol", text.PROTOCOL, "windows", text.PROTOCOL_INFO, choices=protocols),
+    ]
 
-    def __init__(self) -> None:
-        self.on = gr.Checkbox(
-            True,
-            label=words.compress.MEASURE_AFTER,
-            elem_id="measure-on",
-            render=False,
-        )
-        self.data = gr.Dropdown(
-            [words.compress.AS_CALIBRATED, *DATASETS],
-            value=words.compress.AS_CALIBRATED,
-            allow_custom_value=True,
-            label="Text",
-            info=words.compress.MEASURED_TEXT_INFO,
-            elem_id="measure-data",
-            render=False,
-        )
-        self.samples = gr.Number(
-            32,
-            precision=0,
-            label="Windows",
-            info="0: all of the test split",
-            elem_id="measure-samples",
-            render=False,
-        )
-        self.seq_len = gr.Number(
-            0,
-            precision=0,
-            label="Tokens per window",
-            info=words.compress.WINDOW_INFO,
-            elem_id="measure-seq-len",
-            render=False,
-        )
-        self.protocol = gr.Dropdown(
-            list(PROTOCOLS),
-            value="windows",
-            label=words.compress.PROTOCOL,
-            info=words.compress.PROTOCOL_INFO,
-            elem_id="measure-protocol",
-            render=False,
-        )
-        self.collected = form_data(self.all, [part.value for part in self.all])
 
-    @property
-    def all(self) -> list[gr.components.Component]:
-        """The controls in the order of the arguments of `read_settings`."""
-        return [self.on, self.data, self.samples, self.seq_len, self.protocol]
-
-    def render(self) -> None:
-        self.on.render()
-        with gr.Row():
-            for part in self.all[1:]:
-                part.render()
+def evaluation_controls() -> FieldGroup:
+    """Return the controls, made once and used by the Compress, Compare and Experiments tabs."""
+    return field_group("measure-fields", evaluation_fields(), render=False)
 
 
 def read_settings(

@@ -12,10 +12,12 @@ from typing import Any
 import gradio as gr
 
 import lrcore
+from lrcore.system.as_json import json_text
 from lrcore.system.path_access import strip_paths
 from lrcore.system.resource_errors import resource_error
 
-from .components import change_event
+from .components import change_event, hidden_component
+from .fields import FieldGroup
 
 log = logging.getLogger("workbench")
 REQUEST = "browser_request"  # the first parameter of every listener
@@ -48,20 +50,22 @@ PRESSED = QUIET | {"trigger_mode": "multiple"}
 
 @dataclass(frozen=True)
 class FormData:
-    """Components whose values reach listeners as one list, through the hidden component `value`.
+    """Components whose values reach listeners as one list, in place of the hidden `value`.
 
     Gradio's page updates the status of every input of an event several times per event; with two
     dozen fields this would slow down every event of the page.
     """
 
     parts: list[gr.components.Component]
-    value: gr.JSON
+    value: gr.HTML
 
 
-def form_data(parts: list[gr.components.Component], values: list[Any]) -> FormData:
+def form_data(elem_id: str, parts: list[gr.components.Component], values: list[Any]) -> FormData:
     """Return form data. values: the initial values of the parts."""
-    value = gr.JSON(values, visible=False)
+    value = hidden_component(elem_id, "form-values.js", value=values, constants={"FORM": elem_id})
     value.parts = parts  # `input_checks` checks their values
+    answer = f"(...values) => forms[{json_text(elem_id)}].answer(values)"
+    value.read(None, parts, None, js=answer, **QUIET)  # sent by form-values.js
     return FormData(parts, value)
 
 
@@ -72,41 +76,35 @@ def listen(
     outputs: Any,
     **settings: Any,
 ) -> gr.events.Dependency:
-    """Attach a listener that does not wait for other listeners of the same event.
+    """Attach a listener whose inputs may be FormData, read by the browser at the event, and groups.
 
-    events: several events, or a listener to follow. inputs: components and FormData.
-
-    Gradio's page runs the listeners of an event one after the other, and repeats all of them if one
-    is triggered again meanwhile. A slow figure would delay changes of the form, and later overwrite
-    newer ones. Therefore the listener of the event is a step in the browser that collects the form
-    data, and the handler follows that step. The handler gets no event data.
+    events: several events, or a listener to follow. Gradio's page runs the listeners of an event of
+    a component one after the other, and repeats all of them if one is triggered again meanwhile. If
+    an event has several listeners, let them follow `together`, or they delay each other.
     """
     parts = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
-    first = collect(events, [part for part in parts if isinstance(part, FormData)])
-    return first.then(handler, plain(parts), outputs, **settings)
+    joined = {i: part for i, part in enumerate(parts) if isinstance(part, FormData | FieldGroup)}
+    names = {
+        i: part.value.elem_id if isinstance(part, FormData) else None for i, part in joined.items()
+    }
+    js = f"(...inputs) => readForms(inputs, {json_text(names)})" if names else None
+    plain = [joined[i].value if i in joined else part for i, part in enumerate(parts)]
+    return _attach(events)(handler, plain, outputs, js=js, **settings)
 
 
-def announce(name: str, events: list[Any]) -> None:
+def together(events: list[Any]) -> gr.events.Dependency:
+    """Return a step at these events; all listeners that follow it start at the same time."""
+    return gr.on(events, None, None, None, **QUIET)
+
+
+def announce(name: str, events: list[Any] | gr.events.Dependency) -> None:
     """Announce a change of this name to `after_changes` and `when_visible` at these events."""
     dispatch = f"() => {{ document.dispatchEvent(new Event('{change_event(name)}')); }}"
-    gr.on(events, None, None, None, js=dispatch, **QUIET)
+    _attach(events)(None, None, None, js=dispatch, **QUIET)
 
 
-def plain(inputs: list[Any]) -> list[gr.components.Component]:
-    """Return the inputs with the component of each FormData."""
-    return [part.value if isinstance(part, FormData) else part for part in inputs]
-
-
-def collect(
-    events: list[Any] | gr.events.Dependency, forms: list[FormData]
-) -> gr.events.Dependency:
-    """Let the browser put the values of each form's parts into its `value` at these events."""
-    attach = functools.partial(gr.on, events) if isinstance(events, list) else events.then
-    parts = [part for form in forms for part in form.parts]
-    values = [form.value for form in forms]
-    lengths = [len(form.parts) for form in forms]
-    js = f"(...parts) => {lengths}.map(length => parts.splice(0, length))" if forms else None
-    return attach(None, parts or None, values or None, js=js, **QUIET)
+def _attach(events: list[Any] | gr.events.Dependency) -> Callable[..., gr.events.Dependency]:
+    return functools.partial(gr.on, events) if isinstance(events, list) else events.then
 
 
 def bind(handler: Callable, *bound: Any) -> Callable:

@@ -37,6 +37,7 @@ def labels(block: gr.blocks.Block) -> list[str]:
     The label of an option is a common word in lower case.
     """
     inner = [label for child in getattr(block, "children", []) for label in labels(child)]
+    inner += [field.label for field in getattr(block, "fields", ())]
     label = getattr(block, "label", None)
     if isinstance(label, str) and label[:1].isupper() and not isinstance(block, gr.Accordion):
         return [label, *inner]

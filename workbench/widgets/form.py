@@ -41,7 +41,7 @@ class Form:
         )
         self.parts = {name: components[name] for name in NAMES}
         fields = [self.parts[name] for name in FIELD_NAMES]
-        self.collected = form_data(fields, input_values(START)[0])
+        self.collected = form_data("form-fields", fields, input_values(START)[0])
 
     def __getitem__(self, name: str) -> gr.components.Component:
         return self.parts[name]

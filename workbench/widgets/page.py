@@ -15,13 +15,12 @@ from ..base import numbers
 from ..state import manual_ranks
 from . import selection, steps
 from .components import after_changes, downloader, hidden_component, panel, pending_cells
-from .evaluation_controls import EvaluationControls
-from .events import QUIET, warn
+from .evaluation_controls import evaluation_controls
+from .events import FormData, warn
+from .fields import FieldGroup
 from .form import START, Form, form_values, ratio_within_range
 
 MAX_RUNS = 6  # in a comparison
-# the query parameters that assets/address.js stores, as an object
-OPENED_WITH = "() => Object.fromEntries(new URLSearchParams(window.openedWith))"
 
 
 def chosen_runs() -> gr.Dropdown:
@@ -34,6 +33,10 @@ def chosen_runs() -> gr.Dropdown:
         elem_id="compare-runs",
         render=False,
     )
+
+
+def first_address() -> FormData:
+    return FormData([], gr.JSON({}, visible=False, elem_id="address"))
 
 
 def shrink_button() -> gr.Button:
@@ -55,10 +58,11 @@ class Page:
 
     opened: Callable[..., Any]
     titles: tuple[str, ...]
-    # query parameters of the first address of the page, see `address_first`
-    address: gr.JSON = field(default_factory=partial(gr.JSON, {}, visible=False))
+    # Query parameters of the first address of the page, see assets/read-forms.js. gr.Request has
+    # the address at the time of the request, which is later.
+    address: FormData = field(default_factory=first_address)
     form: Form = field(default_factory=Form)
-    evaluation: EvaluationControls = field(default_factory=EvaluationControls)
+    evaluation: FieldGroup = field(default_factory=evaluation_controls)
     downloads: gr.HTML = field(default_factory=downloader)
     pending_cells: gr.HTML = field(default_factory=pending_cells)
     # its event comes when the plan has stopped changing
@@ -100,13 +104,6 @@ class Page:
     run_address: gr.HTML = field(default_factory=selection.run_in_address)
     # method and policy of the options in the form, and the time when a recipe was loaded
     choice: gr.State = field(default_factory=partial(gr.State, [START.method, START.policy, 0.0]))
-
-    def address_first(self, *events: Any) -> gr.events.Dependency:
-        """Return the event that follows `events` when `address` has its value.
-
-        gr.Request has the address at the time of the request, which is later.
-        """
-        return gr.on(list(events), None, None, self.address, js=OPENED_WITH, **QUIET)
 
     @property
     def recipe_outputs(self) -> list[gr.components.Component]:

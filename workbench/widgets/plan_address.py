@@ -21,7 +21,7 @@ from ..base import numbers
 from ..base.assets import script
 from ..jobs import start_analysis
 from ..state.store import Store
-from .events import DRAWN, MESSAGE_SECONDS, QUIET, bind, listen
+from .events import MESSAGE_SECONDS, QUIET, bind, listen
 from .form import START, try_recipe
 from .page import Page, put_recipe
 
@@ -68,16 +68,11 @@ def link_button() -> gr.HTML:
     )
 
 
-def wire(page: Page, store: Store, written: gr.HTML) -> None:
-    """Load the plan of the address into the form, and let the address follow the form.
-
-    written: the component of `link_button`.
-    """
-    read = page.address_first(page.opened)
-    opened = read.then(bind(open_plan), page.address, page.recipe_outputs, **QUIET)
+def wire(page: Page, store: Store) -> None:
+    """Load the plan of the address into the form."""
+    opened = listen([page.opened], bind(open_plan), page.address, page.recipe_outputs, **QUIET)
     inputs = [page.address, *page.form.inputs]
     listen(opened, bind(prepare_linked, store), inputs, None, **QUIET)
-    listen([page.plan_at_rest.tick], bind(address_of), page.form.inputs, written, **DRAWN)
 
 
 def open_plan(query: Mapping[str, str]) -> list[Any] | Any:
@@ -93,12 +88,15 @@ def open_plan(query: Mapping[str, str]) -> list[Any] | Any:
 def prepare_linked(
     store: Store, browser: gr.Request, query: Mapping[str, str], *values: Any
 ) -> None:
-    """Queue the jobs of a linked plan, for built-in models and texts only.
+    """Queue the jobs of a linked plan, for built-in models and texts only, or of a new page.
 
     A link must not make the server send a request to another host.
     """
+    if linked(query) is None:
+        start_analysis(store, START, measure=False)
+        return
     recipe = try_recipe(values)
-    if recipe is None or linked(query) is None:
+    if recipe is None:
         return
     if recipe.model in built_in_models() and recipe.data in DATASETS:
         start_analysis(store, recipe, browser.session_hash, measure=False)

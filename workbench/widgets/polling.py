@@ -11,7 +11,6 @@ import lrcore
 from lrcore.compression.evidence.measure import evidence_key
 
 from .. import words
-from ..base.assets import script
 from ..jobs import TableJob, paper_table, sweep
 from ..state.keys import calibration_key, factor_key, without_measurements
 from ..state.quality import measured_qualities
@@ -19,7 +18,7 @@ from ..state.store import Store
 from ..views import job_markup, markup, memory, picker_markup
 from . import calibration_text, chosen, steps
 from .components import download, heartbeat
-from .events import LIVE, QUIET, EventValues, bind, listen, present_browser
+from .events import LIVE, PRESSED, QUIET, EventValues, bind, listen, present_browser
 from .form import try_recipe
 from .page import Page
 
@@ -45,17 +44,16 @@ def wire(page: Page, store: Store) -> None:
         [*watched, page.digests],
     )
     clock = heartbeat("heartbeat", lambda: version(store), lambda: is_busy(store))
-    listen([clock.tick], update, inputs, outputs, **LIVE)
+    # `choice` changes when a recipe was loaded
+    listen([clock.tick, page.choice.change], update, inputs, outputs, **LIVE)
     # Gradio closes its stream of answers after the last one. The answer to an event that arrives at
     # that moment is sent only when another event opens the stream again. This listener is such an
     # event, in case the answer to `update` was lost.
     clock.wake(lambda: None, None, None, **QUIET | {"trigger_mode": "multiple"})
-    listen([page.choice.change], update, inputs, outputs, **LIVE)  # a recipe was loaded
-    for buttons in (page.status_bar, page.job_list):
-        targets = [page.downloads, page.opened_run, page.run_address, page.chosen, page.tabs]
-        acted = buttons.select(bind(act, store), page.chosen, targets, **QUIET)
-        acted.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
-        listen(acted, update, inputs, outputs, **LIVE)
+    pressed = [page.status_bar.select, page.job_list.select]
+    targets = [page.downloads, page.opened_run, page.run_address, page.chosen, page.tabs]
+    act_and_poll = bind(acted, store)
+    listen(pressed, act_and_poll, [page.chosen, *inputs], [*targets, *outputs], **PRESSED)
 
 
 def version(store: Store) -> str:
@@ -181,6 +179,17 @@ def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:
         return None
     progress = [missing.is_running, missing.seconds is None]
     return [*factor_key(without_measurements(recipe)), *evidence_key(recipe)[:1], *progress]
+
+
+def acted(
+    store: Store,
+    event: gr.EventData,
+    ids: list[str],
+    digests: Mapping[str, str] | None,
+    *values: Any,
+) -> list[Any]:
+    """Handle a button of the status bar or of a job, and return the values of `act` and `poll`."""
+    return [*act(store, ids, event), *poll(store, digests, *values)]
 
 
 def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:

@@ -1,19 +1,12 @@
-"""Events of the selection: the first address of the page, and clicks in plots and tables."""
+"""Events of the selection: clicks in plots and tables."""
 
 from typing import Any
 
 import gradio as gr
 
-from .events import PRESSED, QUIET, bind
+from .events import PRESSED, bind
 from .page import Page
-from .selection import open_linked, select_clicked, select_row
-
-
-def wire(page: Page) -> None:
-    """Select the slot and the tab of the address."""
-    outputs = [page.selected, page.selection_mark, page.tabs]
-    read = page.address_first(page.opened)
-    read.then(bind(open_linked, page.titles), page.address, outputs, **QUIET)
+from .selection import select_clicked, select_row
 
 
 def select_on_click(page: Page, *clicks: Any) -> None:

@@ -1,6 +1,7 @@
 """The sidebar: model, text, Analyze, recipe files and examples."""
 
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -11,8 +12,8 @@ from .. import words
 from ..jobs import start_analysis
 from ..state.store import Store
 from . import calibration_text
-from .components import download
-from .events import QUIET, bind, listen
+from .components import download, panel
+from .events import QUIET, EventValues, bind, listen
 from .form import read_recipe
 from .page import Page, put_recipe
 
@@ -23,7 +24,7 @@ class Sidebar:
     analyze: gr.Button
     save: gr.Button
     load: gr.UploadButton
-    examples: list[tuple[gr.Button, lrcore.Recipe]]
+    examples: gr.HTML
 
 
 def build(page: Page, store: Store) -> None:
@@ -65,11 +66,7 @@ def layout(page: Page) -> Sidebar:
                 file_types=[".json", ".yaml", ".yml"],
                 elem_id="load-recipe",
             )
-        gr.Markdown(words.spectra.EXAMPLES)
-        examples = [
-            (gr.Button(title, size="sm", variant="secondary"), recipe)
-            for title, recipe in example_recipes()
-        ]
+        examples = panel("examples", value=example_buttons())
     return Sidebar(upload, analyze, save, load, examples)
 
 
@@ -79,12 +76,8 @@ def wire(page: Page, store: Store, parts: Sidebar) -> None:
     parts.upload.upload(stored, parts.upload, [page.form["data"], parts.upload], **QUIET)
     listen([parts.analyze.click], start, form, None, **QUIET)
     listen([parts.save.click], bind(save_recipe), form, page.downloads, **QUIET)
-    loaded = [parts.load.upload(bind(load_recipe), parts.load, outputs, **QUIET)]
-    for button, recipe in parts.examples:
-        put = bind(put_example, recipe)
-        loaded.append(listen([button.click], put, form, outputs, **QUIET))
-    for put in loaded:
-        listen(put, bind(prepare, store), form, None, **QUIET)
+    parts.load.upload(bind(open_file, store), parts.load, outputs, **QUIET)
+    listen([parts.examples.select], bind(open_example, store), form, outputs, **QUIET)
 
 
 def analyze(store: Store, browser: gr.Request, *values: Any) -> None:
@@ -92,31 +85,50 @@ def analyze(store: Store, browser: gr.Request, *values: Any) -> None:
     start_analysis(store, read_recipe(values), browser.session_hash)
 
 
-def prepare(store: Store, browser: gr.Request, *values: Any) -> None:
-    """Queue the missing results, as `analyze` does, except the measurements of the policy."""
-    start_analysis(store, read_recipe(values), browser.session_hash, measure=False)
-
-
 def save_recipe(*values: Any) -> str:
     return download("recipe.json", read_recipe(values).to_json())
+
+
+def open_file(store: Store, browser: gr.Request, path: str) -> list[Any]:
+    """Load the recipe of a file, and queue its missing results except measurements."""
+    start_analysis(store, lrcore.Recipe.read(path), browser.session_hash, measure=False)
+    return load_recipe(path)
 
 
 def load_recipe(path: str) -> list[Any]:
     return put_recipe(lrcore.Recipe.read(path))
 
 
-def put_example(example: lrcore.Recipe, *values: Any) -> list[Any]:
-    """Load method, policy and budget of an example; keep the model and text of the form."""
+def example_buttons() -> str:
+    """Return a button for each example."""
+    buttons = "".join(
+        f"<button type='button' class='act' data-action='{name}'>{escape(title)}</button>"
+        for name, (title, _) in example_recipes().items()
+    )
+    return f"<p>{words.spectra.EXAMPLES}</p>{buttons}"
+
+
+def open_example(store: Store, browser: gr.Request, event: gr.EventData, *values: Any) -> list[Any]:
+    """Load the example whose button was pressed, and queue its results except measurements."""
+    pressed, examples = EventValues(event), example_recipes()
+    if pressed["action"] not in examples:
+        raise pressed.unclear("action")
+    recipe = with_source(examples[pressed["action"]][1], read_recipe(values))
+    start_analysis(store, recipe, browser.session_hash, measure=False)
+    return put_recipe(recipe)
+
+
+def with_source(example: lrcore.Recipe, current: lrcore.Recipe) -> lrcore.Recipe:
+    """Return method, policy and budget of an example, with the model and text of the form."""
     names = lrcore.Recipe.fields_of("source", "windows")
-    sources = {name: getattr(read_recipe(values), name) for name in names}
-    return put_recipe(example.with_(**sources))
+    return example.with_(**{name: getattr(current, name) for name in names})
 
 
-def example_recipes() -> list[tuple[str, lrcore.Recipe]]:
-    """Return a title and recipe for each paper with an implemented method."""
+def example_recipes() -> dict[str, tuple[str, lrcore.Recipe]]:
+    """Return a title and recipe for each paper with an implemented method, by method."""
     methods = {row["name"] for row in lrcore.list_methods()}
-    return [
-        (title, lrcore.Recipe(method=name, **fields))
+    return {
+        name: (title, lrcore.Recipe(method=name, **fields))
         for name, (title, fields) in words.spectra.EXAMPLE_RECIPES.items()
         if name in methods
-    ]
+    }

@@ -112,8 +112,8 @@ EARLIER_ROWS, LATER_ROWS = "Previous page", "Next page"
 # A run
 LOAD_SETTINGS, RECIPE, RANKS_CSV = "Load these settings", "Recipe", "Ranks CSV"
 REPORT = "Report HTML"
-NAME, RENAME, TAGS, TAGS_INFO = "Name", "Rename", "Tags", "separated by commas"
-SET_TAGS, DELETE = "Set tags", "Delete"
+NAME, TAGS, TAGS_INFO = "Name", "Tags", "separated by commas"
+SAVE_LABELS, DELETE = "Save name and tags", "Delete"
 FOLDER, MODEL_CARD = "Checkpoint folder", "Model card"
 RESTORE = "Undo: restore {}"
 NO_RANKS = (

@@ -16,4 +16,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     parts = layout(page)
     wire(page, store, parts)
     options.wire(page, parts.options)
-    rank_editor.wire(page, store, parts.editor, parts.bars)
+    rank_editor.wire(page, store, parts.editor, parts.bars, parts.link)

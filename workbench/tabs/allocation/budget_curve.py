@@ -91,6 +91,12 @@ def measure(store: Store, browser: gr.Request, *values: Any) -> None:
     start_analysis(store, probed_recipe(read_recipe(values)), name)
 
 
+def measure_and_draw(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, Any]:
+    """Queue the probes, and return the values of `draw`."""
+    measure(store, browser, *values)
+    return draw(store, *values)
+
+
 def curve(store: Store, recipe: lrcore.Recipe) -> Curve:
     """Return the predicted curve from factors with probes; empty without such factors."""
     probed = recipe.with_(policy="probed", policy_options={})

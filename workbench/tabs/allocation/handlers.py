@@ -115,6 +115,17 @@ def waiting_summary(view: PlanView) -> str:
     return f"{button}<div class='before'>{markup.summary(view.size, prediction)}</div>"
 
 
+def draw_in_context(store: Store, browser: gr.Request, tokens: int, *values: Any) -> PlanWidgets:
+    """Draw the plan with the size of the cache for this number of tokens."""
+    choose_context(store, browser, tokens)
+    return draw_plan(store, browser, *values)
+
+
+def draw_pinned(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
+    """Pin the plan, or take the pin away. Returns the button, and the plan."""
+    return measured_cells.toggle_pin(store, browser, *values), *draw_plan(store, browser, *values)
+
+
 def choose_context(store: Store, browser: gr.Request, tokens: int) -> None:
     """Store the number of tokens for the displayed size of the cache."""
     store.browsers.set_context(browser.session_hash, tokens)
@@ -133,6 +144,25 @@ def queue_factors(store: Store, browser: gr.Request, *values: Any) -> None:
 def measure(store: Store, browser: gr.Request, *values: Any) -> None:
     """Queue the measurements that the policy needs."""
     start_analysis(store, read_recipe(values), browser.session_hash)
+
+
+def press_summary(
+    store: Store,
+    browser: gr.Request,
+    event: gr.EventData,
+    history: manual_ranks.History,
+    choice: list[Any],
+    *values: Any,
+) -> tuple[Any, ...]:
+    """Queue the measurements that the policy needs, or choose uniform ranks.
+
+    Returns the values of `use_uniform`, and the plan, which otherwise follows from the new choice.
+    """
+    if EventValues(event).get("action") == markup.USE_UNIFORM:
+        overrides = read_recipe(values).rank_overrides
+        return *use_uniform(event, history, overrides, choice), *PlanWidgets()
+    measure(store, browser, *values)
+    return *[gr.skip()] * 5, *draw_plan(store, browser, *values)
 
 
 def use_uniform(

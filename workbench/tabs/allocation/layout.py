@@ -181,8 +181,7 @@ def cache_context() -> gr.Dropdown:
 def budget_curve() -> BudgetCurve:
     """Place the curve of predicted perplexity over budgets."""
     with gr.Accordion(words.allocation.BUDGET_CURVE, open=True):
-        # measured runs are points of the figure
-        sight = when_visible("curve-sight", "plan", "runs", "methods")
+        sight = when_visible("curve-sight", "plan", "results")
         return BudgetCurve(sight, plot("budget-curve", HEIGHT), panel("budget-curve-help"))
 
 
@@ -215,7 +214,7 @@ def what_if() -> WhatIf:
     """Place the sizes of another model with the ratios of the plan."""
     text, names = words.allocation, list(MODEL_SHAPES)
     with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if", elem_classes=EXPERT):
-        sight = when_visible("what-if-sight", "plan", "other model")
+        sight = when_visible("what-if-sight", "plan")
         with gr.Row():
             shape = gr.Dropdown(
                 names, value=names[0], label=text.WHAT_IF_MODEL, elem_id="what-if-shape"
@@ -237,7 +236,7 @@ def what_if() -> WhatIf:
 def policies() -> Policies:
     """Place the curves of all policies and the ranking of measured perplexities."""
     with gr.Accordion(words.allocation.POLICIES, elem_id="policies", elem_classes=EXPERT):
-        sight = when_visible("policies-sight", "plan", "methods")
+        sight = when_visible("policies-sight", "plan", "results")
         ranking_sight = when_visible("ranking-sight", "plan", "figures")
         curves = plot("policy-curves", 220)
         with gr.Row():

@@ -144,6 +144,22 @@ async def stream_cells(store: Store, browser: gr.Request) -> AsyncIterator[str]:
         await asyncio.sleep(0.05)
 
 
+async def stream_more(store: Store, browser: gr.Request, *values: Any) -> AsyncIterator[str]:
+    """Measure on more tokens, and yield the cells as `stream_cells` does."""
+    await asyncio.to_thread(measure_more, store, browser, *values)
+    async for cells_json in stream_cells(store, browser):
+        yield cells_json
+
+
+async def stream_continuation(
+    store: Store, browser: gr.Request, is_open: bool, prompt: str, *values: Any
+) -> AsyncIterator[str]:
+    """Request a continuation, and yield the cells as `stream_cells` does."""
+    await asyncio.to_thread(request_continuation, store, browser, is_open, prompt, *values)
+    async for cells_json in stream_cells(store, browser):
+        yield cells_json
+
+
 def reference_cell(
     key: str, pinned_key: str | None, figure: LiveFigure, reference: LiveFigure
 ) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Editor of the selected slot: rank, undo and redo, and the changes from the policy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,20 @@ from ... import words
 from ...state import manual_ranks
 from ...state.store import Store
 from ...views import markup
-from ...widgets.components import panel, small_button
+from ...widgets.components import panel
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
 from ...widgets.expert_fold import EXPERT
 from ...widgets.form import try_recipe
 from ...widgets.page import Page
+from ...widgets.plan_address import address_of
 from .ranks_table import set_ranks
+
+BUTTONS = {  # labels by id
+    "undo": words.allocation.UNDO,
+    "redo": words.allocation.REDO,
+    "release": words.allocation.RELEASE,
+    "clear-overrides": words.allocation.CLEAR,
+}
 
 
 @dataclass(frozen=True)
@@ -24,10 +33,7 @@ class RankEditor:
     """displayed_rank: the rank that the server put into the box; a different rank was typed."""
 
     box: gr.Number
-    undo: gr.Button
-    redo: gr.Button
-    release: gr.Button
-    clear: gr.Button
+    buttons: gr.HTML
     changes: gr.HTML
     displayed_rank: gr.State
 
@@ -42,28 +48,36 @@ def layout(page: Page) -> RankEditor:
             elem_id="slot-rank",
             min_width=240,
         )
-        undo = small_button(text.UNDO, "undo", 90, interactive=False)
-        redo = small_button(text.REDO, "redo", 90, interactive=False)
-        release = small_button(text.RELEASE, "release", 170, interactive=False)
-        clear = small_button(text.CLEAR, "clear-overrides", 120, interactive=False)
-    return RankEditor(box, undo, redo, release, clear, panel("hand-changes"), gr.State(None))
+        buttons = panel("slot-buttons", value=editor_buttons((False,) * len(BUTTONS)))
+    return RankEditor(box, buttons, panel("hand-changes"), gr.State(None))
 
 
-def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML) -> None:
-    """Attach the handlers. bars: the figure with the handle that reports edits."""
+def editor_buttons(enabled: Sequence[bool]) -> str:
+    """Return the buttons of the editor. enabled: in the order of `BUTTONS`."""
+    buttons = "".join(
+        f"<button type='button' class='act' id='{name}' data-action='{name}'"
+        f"{'' if is_enabled else ' disabled'}>{label}</button>"
+        for (name, label), is_enabled in zip(BUTTONS.items(), enabled, strict=True)
+    )
+    return f"<div class='button-row'>{buttons}</div>"
+
+
+def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, link: gr.HTML) -> None:
+    """Attach the handlers. bars: the figure with the handle that reports edits.
+
+    link: the address of the plan, which follows the plan as the editor does.
+    """
     form, history, selected = page.form.inputs, page.rank_history, page.selected
     overrides = page.form["rank_overrides"]
     edited = [overrides, history]
     listen(
         [page.plan_at_rest.tick, selected.change, history.change],
-        bind(show, store),
+        bind(show_with_address, store),
         [selected, history, *form],
         [
+            link,
             parts.box,
-            parts.undo,
-            parts.redo,
-            parts.release,
-            parts.clear,
+            parts.buttons,
             parts.changes,
             parts.displayed_rank,
         ],
@@ -77,34 +91,36 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML) -> None:
         [*edited, parts.box],
         **QUIET,
     )
-    parts.undo.click(bind(manual_ranks.undo), [history, overrides], edited, **QUIET)
-    parts.redo.click(bind(manual_ranks.redo), [history, overrides], edited, **QUIET)
-    parts.release.click(bind(release), [selected, history, overrides], edited, **QUIET)
-    parts.clear.click(bind(clear), [history, overrides], edited, **QUIET)
+    parts.buttons.select(bind(press), [selected, history, overrides], edited, **QUIET)
+
+
+def show_with_address(store: Store, slot: list, history: manual_ranks.History, *values: Any) -> Any:
+    """Return the address of the plan, and the values of `show`."""
+    return address_of(*values), *show(store, slot, history, *values)
 
 
 def show(store: Store, slot: list, history: manual_ranks.History, *values: Any) -> tuple[Any, ...]:
-    """Return the box, the four buttons, the changes from the policy, and the rank in the box."""
+    """Return the box, the buttons, the changes from the policy, and the rank in the box."""
     recipe, name = try_recipe(values), manual_ranks.slot_name(slot)
     overrides = recipe.rank_overrides if recipe else {}
     enabled = (bool(history["past"]), bool(history["future"]), name in overrides, bool(overrides))
-    buttons = [gr.update(interactive=is_enabled) for is_enabled in enabled]
+    buttons = editor_buttons(enabled)
     label = words.allocation.SLOT.format(*slot)
     try:
         plan = store.plan(recipe)
         policy_plan = store.policy_plan(recipe) if recipe else None
     except lrcore.InputError:  # the message is in place of the size and cost
-        return gr.skip(), *buttons, gr.skip(), gr.skip()
+        return gr.skip(), buttons, gr.skip(), gr.skip()
     if plan is None or tuple(slot) not in plan.ranks:
         info = "" if plan is None else missing_slot_info(store, recipe, tuple(slot))
         box = gr.Number(label=label, value=None, info=info, interactive=False)
-        return box, *buttons, "", None
+        return box, buttons, "", None
     rank, full_rank = plan.ranks[tuple(slot)], plan.spectra[tuple(slot)].cost.full
     policy_rank = policy_plan.ranks.get(tuple(slot), words.allocation.ANOTHER_FORM)
     info = words.allocation.SLOT_INFO.format(full_rank, policy_rank)
     box = gr.Number(label=label, value=rank, info=info, interactive=True)
     changes = manual_ranks.changes(plan, policy_plan, overrides)
-    return box, *buttons, markup.changes(changes, plan, policy_plan), rank
+    return box, buttons, markup.changes(changes, plan, policy_plan), rank
 
 
 def missing_slot_info(store: Store, recipe: lrcore.Recipe | None, slot: tuple) -> str:
@@ -153,6 +169,22 @@ def type_rank(
 
     edited = set_ranks(store, typed, history, *values)
     return (unchanged, unchanged, displayed_rank) if edited is None else (*edited, unchanged)
+
+
+def press(
+    event: gr.EventData,
+    slot: list,
+    history: manual_ranks.History,
+    overrides: manual_ranks.Ranks,
+) -> tuple[manual_ranks.Ranks, manual_ranks.History]:
+    """Handle a button of the editor."""
+    pressed = EventValues(event)
+    if pressed["action"] == "release":
+        return release(slot, history, overrides)
+    steps = {"undo": manual_ranks.undo, "redo": manual_ranks.redo, "clear-overrides": clear}
+    if pressed["action"] not in steps:
+        raise pressed.unclear("action")
+    return steps[pressed["action"]](history, overrides)
 
 
 def release(

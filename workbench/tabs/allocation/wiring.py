@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import gradio as gr
+
 import lrcore
 
 from ...state.store import Store
@@ -45,14 +47,15 @@ def plan_events(page: Page) -> PlanEvents:
 
 def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     """Attach all handlers of the tab except for the options and the rank editor."""
-    wire_plan(page, store, parts)
     announce_changes(page)
+    wire_plan(page, store, parts)
+    wire_buttons(page, store, parts)
     wire_policies(page, store, parts)
     wire_table(page, store, parts)
     wire_curve(page, store, parts)
     wire_continuation(page, store, parts)
     wire_what_if(page, store, parts)
-    plan_address.wire(page, store, parts.link)
+    plan_address.wire(page, store)
     wire_network(page, store, parts)
     clickable = (parts.bars, parts.network.figure, parts.policies.curves)
     select_on_click(page, *(figure.select for figure in clickable))
@@ -61,44 +64,34 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
 def announce_changes(page: Page) -> None:
     """Announce changes to the figures that do not follow each move of a slider."""
     announce("plan", [*plan_events(page).settled, page.plan_key.change])
-    announce("methods", [page.methods_ready.change])
+    announce("results", [page.methods_ready.change, page.runs_stamp.change])
     announce("figures", [page.figure_count.change])
-    announce("runs", [page.runs_stamp.change])
+
+
+def plan_widgets(page: Page, parts: AllocationTab) -> PlanWidgets:
+    """Return the components that follow a plan."""
+    return PlanWidgets(
+        bars=parts.bars,
+        caption=parts.caption,
+        summary=parts.controls.summary,
+        temperature=parts.controls.temperature,
+        about=parts.controls.about,
+        plan_key=page.plan_key,
+        slider=page.form["temperature"],
+        rule=page.form["rule"],
+    )
 
 
 def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw bars, size and cost after each move, then stream the measured perplexities."""
     form, controls = page.form, parts.controls
-    widgets = PlanWidgets(
-        bars=parts.bars,
-        caption=parts.caption,
-        summary=controls.summary,
-        temperature=controls.temperature,
-        about=controls.about,
-        plan_key=page.plan_key,
-        slider=form["temperature"],
-        rule=form["rule"],
-    )
-    draw, outputs = bind(handlers.draw_plan, store), list(widgets)
+    draw, outputs = bind(handlers.draw_plan, store), list(plan_widgets(page, parts))
     listen(plan_events(page).moving, draw, form.inputs, outputs, **MOVING)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
     listen([form["temperature"].input], by_temperature, form.inputs, outputs, **MOVING)
-    measure = bind(handlers.measure, store)
-    measured = listen([controls.summary.select], measure, form.inputs, None, **QUIET)
-    uniform_outputs = [form[name] for name in ("policy", "policy_options", "rank_overrides")]
-    uniform_outputs += [page.rank_history, page.choice]
-    edited = [page.rank_history, form["rank_overrides"], page.choice]
-    controls.summary.select(bind(handlers.use_uniform), edited, uniform_outputs, **PRESSED)
-    choose_context = bind(handlers.choose_context, store)
-    chosen = listen([controls.context.input], choose_context, controls.context, None, **PRESSED)
-    toggle_pin = bind(measured_cells.toggle_pin, store)
-    pinned = listen([parts.pin.click], toggle_pin, form.inputs, parts.pin, **PRESSED)
-    for pressed in (measured, chosen, pinned):
-        listen(pressed, draw, form.inputs, outputs, **LIVE)
-    measure_more = bind(measured_cells.measure_more, store)
-    more_pressed = listen([controls.more.click], measure_more, form.inputs, None, **PRESSED)
+    stream_more = bind(measured_cells.stream_more, store)
+    streamed = listen([controls.more.click], stream_more, form.inputs, page.pending_cells, **LIVE)
     stream = bind(measured_cells.stream_cells, store)
-    streamed = more_pressed.then(stream, None, page.pending_cells, **LIVE)
     listen(streamed, draw, form.inputs, outputs, **LIVE)  # the interval for more tokens
     # Each figure that becomes known starts another stream: an answer may have been lost.
     figure_events = [page.plan_key.change, page.figure_count.change]
@@ -112,14 +105,32 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     )
 
 
+def wire_buttons(page: Page, store: Store, parts: AllocationTab) -> None:
+    """Attach the handlers of the buttons and the list under the size; each redraws the plan."""
+    form, widgets = page.form, list(plan_widgets(page, parts))
+    uniform = [form[name] for name in ("policy", "policy_options", "rank_overrides")]
+    uniform += [page.rank_history, page.choice]
+    listen(
+        [parts.controls.summary.select],
+        bind(handlers.press_summary, store),
+        [page.rank_history, page.choice, *form.inputs],
+        [*uniform, *widgets],
+        **PRESSED,
+    )
+    context = parts.controls.context
+    in_context = bind(handlers.draw_in_context, store)
+    listen([context.input], in_context, [context, *form.inputs], widgets, **PRESSED)
+    pin = bind(handlers.draw_pinned, store)
+    listen([parts.pin.click], pin, form.inputs, [parts.pin, *widgets], **PRESSED)
+
+
 def wire_curve(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the curve once a slider rests; a click on a point sets the budget."""
     form, curve = page.form, parts.curve
     draw, curve_outputs = bind(budget_curve.draw, store), [curve.figure, curve.help]
     listen([curve.sight.tick], draw, form.inputs, curve_outputs, **SLOW)
-    measure = bind(budget_curve.measure, store)
-    measured = listen([curve.help.select], measure, form.inputs, None, **QUIET)
-    listen(measured, draw, form.inputs, curve_outputs, **SLOW)
+    measure = bind(budget_curve.measure_and_draw, store)
+    listen([curve.help.select], measure, form.inputs, curve_outputs, **SLOW)
     set_budget = bind(budget_curve.set_budget)
     curve.figure.select(set_budget, page.choice, [form["ratio"], page.choice], **PRESSED)
 
@@ -127,25 +138,23 @@ def wire_curve(page: Page, store: Store, parts: AllocationTab) -> None:
 def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
     """Continue the prompt with the displayed plan while the part is unfolded."""
     part = parts.continuation
-    part.accordion.expand(lambda: True, None, part.is_open, **QUIET)
-    part.accordion.collapse(lambda: False, None, part.is_open, **QUIET)
-    requested = listen(
+    folded = [part.accordion.expand, part.accordion.collapse]
+    gr.on(folded, lambda is_open: not is_open, part.is_open, part.is_open, **PRESSED)
+    listen(
         [page.opened, part.prompt.submit, part.prompt.blur, part.is_open.change],
-        bind(measured_cells.request_continuation, store),
+        bind(measured_cells.stream_continuation, store),
         [part.is_open, part.prompt, *page.form.inputs],
-        None,
+        page.pending_cells,
         **LIVE,
     )
-    stream = bind(measured_cells.stream_cells, store)
-    listen(requested, stream, None, page.pending_cells, **LIVE)
 
 
 def wire_what_if(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the sizes of the other model while the part is unfolded."""
     part = parts.what_if
-    announce("other model", [component.change for component in part.inputs])
     inputs = [*part.inputs, *page.form.inputs]
-    listen([part.sight.tick], bind(what_if.draw, store), inputs, part.sizes, **DRAWN)
+    changed = [part.sight.tick, *(component.change for component in part.inputs)]
+    listen(changed, bind(what_if.draw, store), inputs, part.sizes, **DRAWN)
 
 
 def wire_policies(page: Page, store: Store, parts: AllocationTab) -> None:

@@ -5,6 +5,7 @@ import gradio as gr
 from ... import words
 from ...state.store import Store
 from ...widgets.components import panel
+from ...widgets.events import together
 from ...widgets.expert_fold import expert_fold
 from ...widgets.page import Page
 from . import answers, chat, prompt_set, report, runs, token_losses
@@ -25,8 +26,9 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
         passage = token_losses.layout()
         differences = runs.differences_layout()
     runs.wire(page, store, headline, comparison, differences)
-    chat.wire(page, store, conversations, columns.settings, tab)
-    answers.wire(page, store, columns, tab)
+    changed = together([page.chosen.change, tab.select])
+    chat.wire(page, store, conversations, columns.settings, changed)
+    answers.wire(page, store, columns, changed)
     prompt_set.wire(page, store, prompts)
     token_losses.wire(page, store, passage)
     texts = [conversations.conversations, prompts.csv, columns.generated]

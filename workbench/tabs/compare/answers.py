@@ -78,13 +78,13 @@ def layout() -> Answers:
     return Answers(prompt, settings, start, stop, columns, gr.State(Generated()))
 
 
-def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
-    """Attach the handlers."""
+def wire(page: Page, store: Store, parts: Answers, changed: gr.events.Dependency) -> None:
+    """Attach the handlers. changed: the selection of runs."""
     selected = [page.chosen, *page.form.inputs]
     outputs = [parts.columns, parts.generated]
     # with the results of runs, a speed may have been measured
-    changed = [page.chosen.change, tab.select, page.runs_stamp.change]
-    listen(changed, bind(draw, store), [parts.generated, *selected], outputs, **DRAWN)
+    for events in (changed, [page.runs_stamp.change]):
+        listen(events, bind(draw, store), [parts.generated, *selected], outputs, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),
@@ -101,10 +101,8 @@ def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
         **QUIET,
         concurrency_limit=2,
     )
-    finished.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     stopped = parts.stop.click(None, None, None, cancels=[streaming, finished], **QUIET)
-    for ended in (streaming, finished, stopped):
-        listen(ended, bind(mark, store), [parts.generated, *selected], outputs, **QUIET)
+    listen(stopped, bind(mark, store), [parts.generated, *selected], outputs, **QUIET)
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:
@@ -152,7 +150,7 @@ def draw(store: Store, generated: Generated, ids: list[str], *values: Any) -> tu
 
 
 def generate(store: Store, prompt: str, *values: Any) -> Iterator[tuple[str, Generated]]:
-    """Yield the columns and the answers as they grow.
+    """Yield the columns and the answers as they grow, at last token by token.
 
     values: new tokens, temperature, top-p and seed, then the selected runs and the form.
     """
@@ -163,8 +161,9 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[tuple[str, Gen
     settings = generation_settings(new_tokens, temperature, top_p, seed)
     with process.released_memory():
         for answers in frames(stream_answers(models(store, ids, form), prompt, **settings)):
-            texts = tuple(prompt + answer.text for answer in answers)
-            yield columns(column_titles, replace(generated, texts=texts))
+            generated = replace(generated, texts=tuple(prompt + a.text for a in answers))
+            yield columns(column_titles, generated)
+    yield mark(store, generated, ids, *form)
 
 
 def answer_finished(

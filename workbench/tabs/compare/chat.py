@@ -63,12 +63,16 @@ def layout() -> Chat:
 
 
 def wire(
-    page: Page, store: Store, parts: Chat, settings: list[gr.components.Component], tab: gr.Tab
+    page: Page,
+    store: Store,
+    parts: Chat,
+    settings: list[gr.components.Component],
+    changed: gr.events.Dependency,
 ) -> None:
-    """Attach the handlers. settings: as in `answers.Answers`."""
+    """Attach the handlers. settings: as in `answers.Answers`. changed: the selection of runs."""
     selected = [page.chosen, *page.form.inputs]
     outputs = [parts.area, parts.conversations, parts.view]
-    listen([page.chosen.change, tab.select], bind(offer, store), selected, outputs, **DRAWN)
+    listen(changed, bind(offer, store), selected, outputs, **DRAWN)
     streaming = listen(
         [parts.send.click, parts.message.submit],
         bind(send, store),
@@ -78,7 +82,7 @@ def wire(
         concurrency_limit=2,
     )
     parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
-    listen([parts.clear.click], clear, None, [parts.conversations, parts.view], **QUIET)
+    parts.clear.click(clear, None, [parts.conversations, parts.view], **QUIET)
 
 
 def offer(store: Store, ids: list[str], *values: Any) -> tuple[Any, ...]:

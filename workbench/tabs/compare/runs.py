@@ -18,9 +18,9 @@ from ...jobs import DetailsJob, MeasureJob, SpeedJob
 from ...state.store import Store
 from ...views import markup
 from ...widgets.chosen import toggle
-from ...widgets.components import download, panel, plot, small_button
+from ...widgets.components import button_row, download, panel, plot
 from ...widgets.evaluation_controls import read_settings
-from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
+from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen, together
 from ...widgets.page import Page
 from . import chart_files, comparison_table
 from .chart import AXES, caption, conclusion, describe_times, on_one_device, panels
@@ -35,9 +35,7 @@ class Comparison:
     metrics: gr.HTML
     protocol: gr.Dropdown
     axis: gr.Dropdown
-    measure: gr.Button
-    speed: gr.Button
-    details: gr.Button
+    measure: gr.HTML
     chart: gr.HTML
     caption: gr.HTML
 
@@ -57,11 +55,14 @@ def layout() -> Comparison:
     with gr.Row(elem_classes="bottom", elem_id="measured-row"):
         protocol = gr.Dropdown([], label=text.MEASURED_ON, elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label=text.AXIS, elem_id="axis")
-        measure = small_button(text.MEASURE_RUNS, "measure-runs", 180)
-        speed = small_button(text.MEASURE_SPEED, "measure-speed", 180)
-        details = small_button(text.MEASURE_DETAILS, "measure-details", 210)
+        measurements = {
+            "measure-runs": text.MEASURE_RUNS,
+            "measure-speed": text.MEASURE_SPEED,
+            "measure-details": text.MEASURE_DETAILS,
+        }
+        measure = button_row("measurements", measurements)
     chart, chart_caption = plot("scatter", 360), panel("scatter-caption")
-    return Comparison(metrics, protocol, axis, measure, speed, details, chart, chart_caption)
+    return Comparison(metrics, protocol, axis, measure, chart, chart_caption)
 
 
 def differences_layout() -> Differences:
@@ -77,35 +78,28 @@ def wire(
     """Attach the handlers. headline: the component of the most important metrics."""
     stamp = page.runs_stamp.change
     choice = [page.chosen, parts.protocol]
-    read = page.address_first(page.opened, stamp)
-    read.then(bind(list_runs, store), [page.address, *choice], choice, **DRAWN)
+    page.chosen.change(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    listed = bind(list_runs, store)
+    listen([page.opened, stamp], listed, [page.address, *choice], choice, **DRAWN)
     # the step after Compress compares the run that was made there
-    added = page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
-    for selected in (page.chosen.input, added.then):
-        selected(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
+    changed = together([page.chosen.change, parts.protocol.change, stamp])
     listen(
-        [page.chosen.change, parts.protocol.change, stamp],
+        changed,
         bind(draw_runs, store),
         choice,
         [headline, parts.metrics, differences.table, differences.note],
         **DRAWN,
     )
-    listen(
-        [page.chosen.change, parts.protocol.change, parts.axis.change, stamp],
-        bind(draw_chart, store),
-        [page.chosen, parts.protocol, parts.axis],
-        [parts.chart, parts.caption],
-        **DRAWN,
-    )
-    clicked = parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
-    clicked.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    for events in (changed, [parts.axis.change]):
+        chart = [parts.chart, parts.caption]
+        listen(events, bind(draw_chart, store), [*choice, parts.axis], chart, **DRAWN)
+    parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
     parts.metrics.select(bind(save_table, store), choice, page.downloads, **QUIET)
     chart_inputs = [*choice, parts.axis]
     parts.caption.select(bind(save_points, store), chart_inputs, page.downloads, **QUIET)
-    inputs = [page.chosen, page.evaluation.collected]
-    listen([parts.measure.click], bind(measure_runs, store), inputs, None, **QUIET)
-    listen([parts.details.click], bind(measure_details, store), inputs, None, **QUIET)
-    parts.speed.click(bind(measure_speed, store), page.chosen, None, **QUIET)
+    inputs = [page.chosen, page.evaluation]
+    listen([parts.measure.select], bind(measure, store), inputs, None, **QUIET)
 
 
 def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
@@ -180,6 +174,17 @@ def save_table(store: Store, ids: list[str], protocol: str | None, event: gr.Eve
     name, runs = pressed_format(event, comparison_table.FILES), store.runs_by_id(ids)
     metrics = tables(runs, protocol, results(store, runs))
     return download(comparison_table.FILES[name], comparison_table.WRITERS[name](metrics))
+
+
+def measure(store: Store, event: gr.EventData, ids: list[str], evaluation: list[Any]) -> None:
+    """Queue the measurement whose button was pressed. evaluation: values of the controls."""
+    pressed = EventValues(event)
+    if pressed["action"] == "measure-speed":
+        return measure_speed(store, ids)
+    measurements = {"measure-runs": measure_runs, "measure-details": measure_details}
+    if pressed["action"] not in measurements:
+        raise pressed.unclear("action")
+    return measurements[pressed["action"]](store, ids, evaluation)
 
 
 def measure_runs(store: Store, ids: list[str], evaluation: list[Any]) -> None:

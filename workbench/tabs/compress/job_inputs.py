@@ -12,7 +12,8 @@ from ... import words
 from ...state.store import Store
 from ...views import markup
 from ...widgets.evaluation_controls import read_settings
-from ...widgets.events import QUIET, FormData, bind, listen
+from ...widgets.events import QUIET, bind, listen
+from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.form import read_recipe, try_recipe
 from ...widgets.page import Page
 
@@ -21,7 +22,7 @@ MAX_NAME_LENGTH = 80
 
 def inputs(page: Page) -> list[gr.components.Component]:
     """Return the components that `read` takes the values of."""
-    return [*page.form.inputs, page.evaluation.collected]
+    return [*page.form.inputs, page.evaluation]
 
 
 def read(values: Sequence[Any]) -> tuple[lrcore.Recipe, lrcore.EvaluationSettings | None]:
@@ -74,30 +75,33 @@ def describe_model(
     return sentence_or_error(lambda: sentence(recipe, model))
 
 
-def wire_start(
-    page: Page,
-    store: Store,
-    button: gr.Button,
-    name: gr.Textbox,
-    controls: FormData,
-    start: Callable[..., str],
-) -> None:
-    """Start a job when the button is pressed.
+def wire_start(page: Page, store: Store, group: FieldGroup, start: Callable[..., None]) -> None:
+    """Start a job when the button of the group is pressed, and empty the name of the run.
 
-    `start` takes the store, the name of the run, the values of the controls and the arguments of
-    `read_and_check`. It returns the new text of the name's box.
+    `start` takes the store, the values of the group, and the arguments of `read_and_check`.
     """
-    values = [name, controls, *inputs(page)]
-    listen([button.click], bind(start, store), values, name, **QUIET)
+    begin = bind(start_group, store, group, start)
+    listen([group.value.submit], begin, [group, *inputs(page)], group.value, **QUIET)
 
 
-def name_and_start(elem_id: str, label: str) -> tuple[gr.Textbox, gr.Button]:
-    """Place the name of the run and the button that starts it."""
-    with gr.Row(elem_classes="bottom"):
-        name = gr.Textbox(
-            label=words.compress.RUN_NAME,
-            placeholder=words.compress.RUN_NAME_HINT,
-            elem_id=f"{elem_id}-name",
-        )
-        start = gr.Button(label, size="sm", elem_id=elem_id, scale=0, min_width=120)
-    return name, start
+def start_group(
+    store: Store,
+    group: FieldGroup,
+    start: Callable[..., None],
+    controls: list[Any],
+    *values: Any,
+) -> list[dict[str, Any]]:
+    """Start a job, and return the value of the group with an empty name."""
+    start(store, controls, *values)
+    return group.with_values([*controls[:-1], ""])
+
+
+def job_fields(elem_id: str, fields: Sequence[Field], label: str) -> FieldGroup:
+    """Place the fields of a job, the name of its run, and the button with this label."""
+    name = Field(
+        f"{elem_id}-name",
+        words.compress.RUN_NAME,
+        "",
+        placeholder=words.compress.RUN_NAME_HINT,
+    )
+    return field_group(f"{elem_id}-fields", [*fields, name], (elem_id, label))

@@ -37,7 +37,7 @@ def layout(page: Page) -> OneRun:
         name = gr.Textbox(label=text.RUN_NAME, placeholder=text.RUN_NAME_HINT, elem_id="run-name")
         start = gr.Button(text.START, variant="primary", elem_id="start", scale=0, min_width=160)
     with expert_fold("compress"):
-        page.evaluation.render()
+        page.evaluation.value.render()
         command = gr.Code(
             language="shell",
             label=text.COMMAND,
@@ -54,7 +54,7 @@ def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
     values = inputs(page)
     # Drawn when the tab opens: drawing at every move of a slider would slow the slider down.
     changed = [tab.select, page.factors_key.change, page.choice.change]
-    changed += [part.change for part in page.evaluation.all]
+    changed += [page.evaluation.value.input, page.evaluation.value.blur]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
     listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)
 

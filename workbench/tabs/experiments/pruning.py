@@ -15,11 +15,12 @@ from ...jobs import PruneLayersJob
 from ...state.store import Store
 from ...views import markup, preview
 from ...widgets.components import panel, plot, whole_number
-from ...widgets.events import DRAWN, FormData, bind, form_data, listen
+from ...widgets.events import DRAWN, bind, listen
+from ...widgets.fields import Field, FieldGroup
 from ...widgets.form import try_recipe
 from ...widgets.page import Page
 from ..compress.job_inputs import (
-    name_and_start,
+    job_fields,
     read_and_check,
     run_name,
     sentence_or_error,
@@ -29,59 +30,49 @@ from ..compress.job_inputs import (
 
 @dataclass(frozen=True)
 class Pruning:
-    """controls: number of layers, and the criterion."""
+    """controls: number of layers, criterion, and name of the run."""
 
-    layers: gr.Slider
-    criterion: gr.Radio
-    controls: FormData
+    controls: FieldGroup
     influence: gr.HTML
     caption: gr.HTML
-    name: gr.Textbox
-    start: gr.Button
 
 
 def layout() -> Pruning:
     """Place the controls and the figure of Block Influence."""
     text = words.compress
     gr.Markdown(text.PRUNE)
-    layers = gr.Slider(1, 2, 1, step=1, label=text.LAYERS_TO_PRUNE, elem_id="drop-layers")
-    criteria = [(label, name) for name, label in text.PRUNE_CRITERIA.items()]
-    criterion = gr.Radio(criteria, value="influence", label=text.PRUNE_CRITERION, elem_id="drop-by")
-    influence, caption = plot("influence", 180), panel("drop-caption")
-    controls = form_data([layers, criterion], [1, "influence"])
-    name, start = name_and_start("drop", text.START_PRUNE)
-    return Pruning(layers, criterion, controls, influence, caption, name, start)
+    layers = Field("drop-layers", text.LAYERS_TO_PRUNE, 1, low=1, high=2, step=1)
+    criteria = tuple((label, name) for name, label in text.PRUNE_CRITERIA.items())
+    criterion = Field("drop-by", text.PRUNE_CRITERION, "influence", choices=criteria)
+    controls = job_fields("drop", [layers, criterion], text.START_PRUNE)
+    return Pruning(controls, plot("influence", 180), panel("drop-caption"))
 
 
 def wire(page: Page, store: Store, parts: Pruning, tab: gr.Tab) -> None:
     """Attach the handlers."""
-    form = page.form.inputs
-    opened = [tab.select, page.analysis_key.change]
-    listen(opened, bind(fit_range, store), [parts.controls, *form], parts.layers, **DRAWN)
-    listen(
-        [*opened, parts.layers.change, parts.criterion.change],
-        bind(draw, store),
-        [parts.controls, *form],
-        [parts.influence, parts.caption],
-        **DRAWN,
-    )
-    wire_start(page, store, parts.start, parts.name, parts.controls, start)
+    group = parts.controls
+    fit = bind(fit_range, store, group)
+    inputs = [group, *page.form.inputs]
+    listen([page.analysis_key.change, page.opened], fit, inputs, group.value, **DRAWN)
+    changed = [tab.select, page.analysis_key.change, group.value.input]
+    listen(changed, bind(draw, store), inputs, [parts.influence, parts.caption], **DRAWN)
+    wire_start(page, store, group, start)
 
 
-def fit_range(store: Store, controls: list[Any], *values: Any) -> Any:
-    """Return the slider with the range of the model."""
-    layers, _ = controls
+def fit_range(store: Store, group: FieldGroup, controls: list[Any], *values: Any) -> Any:
+    """Return the fields with the range of the model."""
     recipe = try_recipe(values)
     analysis = store.peek_analysis(recipe) if recipe else None
     if analysis is None or analysis.layers < 2:
         return gr.skip()
-    maximum = analysis.layers - 1
-    return gr.Slider(maximum=maximum, **({"value": maximum} if (layers or 0) > maximum else {}))
+    maximum, (layers, *others) = analysis.layers - 1, controls
+    fields = group.with_values([min(layers or 1, maximum), *others])
+    return [fields[0] | {"high": maximum}, *fields[1:]]
 
 
 def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
     """Draw Block Influence of all layers, and describe the result of the job."""
-    layers, criterion = controls
+    layers, criterion, _ = controls
     recipe = try_recipe(values)
     analysis = store.peek_analysis(recipe) if recipe else None
     model = store.peek_dense(recipe) if recipe else None
@@ -99,13 +90,12 @@ def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
     return captioned(figures.influence(influence, marked), caption), sentence_or_error(sentence)
 
 
-def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
-    """Queue the run and return an empty name."""
-    layers, criterion = controls
+def start(store: Store, controls: list[Any], *values: Any) -> None:
+    """Queue the run."""
+    layers, criterion, name = controls
     recipe, settings = read_and_check(store, values)
     count = whole_number(layers, words.compress.LAYERS_TO_PRUNE)
     store.jobs.submit(PruneLayersJob(recipe, count, criterion, run_name(name), settings))
-    return ""
 
 
 def lowest(influence: Sequence[float], count: int) -> list[int]:

@@ -13,11 +13,12 @@ from ...jobs import ShareJob
 from ...state.store import Store
 from ...views import preview
 from ...widgets.components import panel, whole_number
-from ...widgets.events import DRAWN, FormData, bind, form_data, listen
+from ...widgets.events import DRAWN, bind, listen
+from ...widgets.fields import Field, FieldGroup
 from ...widgets.page import Page
 from ..compress.job_inputs import (
     describe_model,
-    name_and_start,
+    job_fields,
     read_and_check,
     run_name,
     wire_start,
@@ -28,53 +29,34 @@ RATIO, GROUP = 0.2, 2
 
 @dataclass(frozen=True)
 class SharedBases:
-    """controls: ratio, and layers per basis."""
+    """controls: ratio, layers per basis, and name of the run."""
 
-    ratio: gr.Slider
-    group: gr.Number
-    controls: FormData
+    controls: FieldGroup
     caption: gr.HTML
-    name: gr.Textbox
-    start: gr.Button
 
 
 def layout() -> SharedBases:
     """Place the controls."""
     text = words.compress
     gr.Markdown(text.SHARE)
-    ratio = gr.Slider(
-        0.02,
-        0.9,
-        RATIO,
-        step=0.01,
-        label=text.REDUCTION,
-        info=text.SHARE_RATIO,
-        elem_id="share-ratio",
+    ratio = Field(
+        "share-ratio", text.REDUCTION, RATIO, text.SHARE_RATIO, low=0.02, high=0.9, step=0.01
     )
-    group = gr.Number(
-        GROUP,
-        label=text.GROUP,
-        info=text.GROUP_INFO,
-        precision=0,
-        minimum=1,
-        elem_id="share-group",
-    )
-    caption = panel("share-caption")
-    controls = form_data([ratio, group], [RATIO, GROUP])
-    name, start = name_and_start("share", text.START_SHARE)
-    return SharedBases(ratio, group, controls, caption, name, start)
+    group = Field("share-group", text.GROUP, GROUP, text.GROUP_INFO, low=1)
+    controls = job_fields("share", [ratio, group], text.START_SHARE)
+    return SharedBases(controls, panel("share-caption"))
 
 
 def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
     """Attach the handlers."""
     listen(
-        [tab.select, page.analysis_key.change, parts.ratio.change, parts.group.change],
+        [tab.select, page.analysis_key.change, parts.controls.value.input],
         bind(describe, store),
         [parts.controls, *page.form.inputs],
         parts.caption,
         **DRAWN,
     )
-    wire_start(page, store, parts.start, parts.name, parts.controls, start)
+    wire_start(page, store, parts.controls, start)
 
 
 def describe(store: Store, controls: list[Any], *values: Any) -> str:
@@ -96,9 +78,9 @@ def read_controls(recipe: lrcore.Recipe, controls: list[Any]) -> tuple[float, in
     return recipe.with_(ratio=ratio).ratio, group
 
 
-def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
-    """Queue the run and return an empty name."""
+def start(store: Store, controls: list[Any], *values: Any) -> None:
+    """Queue the run."""
     recipe, settings = read_and_check(store, values)
     ratio, group = read_controls(recipe, controls)
-    store.jobs.submit(ShareJob(recipe.with_(ratio=ratio), group, run_name(name), settings))
-    return ""
+    name = run_name(controls[-1])
+    store.jobs.submit(ShareJob(recipe.with_(ratio=ratio), group, name, settings))

@@ -13,11 +13,12 @@ from ...jobs import SliceJob
 from ...state.store import Store
 from ...views import preview
 from ...widgets.components import panel
-from ...widgets.events import DRAWN, FormData, bind, form_data, listen
+from ...widgets.events import DRAWN, bind, listen
+from ...widgets.fields import Field, FieldGroup
 from ...widgets.page import Page
 from ..compress.job_inputs import (
     describe_model,
-    name_and_start,
+    job_fields,
     read_and_check,
     run_name,
     wire_start,
@@ -28,37 +29,23 @@ RATIO, ROTATIONS = 0.2, "block"
 
 @dataclass(frozen=True)
 class Slicing:
-    """controls: ratio, and rotations."""
+    """controls: ratio, rotations, and name of the run."""
 
-    ratio: gr.Slider
-    rotations: gr.Radio
-    controls: FormData
+    controls: FieldGroup
     caption: gr.HTML
-    name: gr.Textbox
-    start: gr.Button
 
 
 def layout() -> Slicing:
     """Place the controls."""
     text = words.compress
     gr.Markdown(text.SLICE)
-    ratio = gr.Slider(
-        0.02,
-        0.7,
-        RATIO,
-        step=0.01,
-        label=text.REDUCTION,
-        info=text.SLICE_RATIO,
-        elem_id="slice-ratio",
+    ratio = Field(
+        "slice-ratio", text.REDUCTION, RATIO, text.SLICE_RATIO, low=0.02, high=0.7, step=0.01
     )
-    choices = [(label, name) for name, label in text.ROTATIONS.items()]
-    rotations = gr.Radio(
-        choices, value=ROTATIONS, label=text.SLICE_BASES, elem_id="slice-rotations"
-    )
-    caption = panel("slice-caption")
-    controls = form_data([ratio, rotations], [RATIO, ROTATIONS])
-    name, start = name_and_start("slice", text.START_SLICE)
-    return Slicing(ratio, rotations, controls, caption, name, start)
+    choices = tuple((label, name) for name, label in text.ROTATIONS.items())
+    rotations = Field("slice-rotations", text.SLICE_BASES, ROTATIONS, choices=choices)
+    controls = job_fields("slice", [ratio, rotations], text.START_SLICE)
+    return Slicing(controls, panel("slice-caption"))
 
 
 def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
@@ -68,20 +55,19 @@ def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
             tab.select,
             page.analysis_key.change,
             page.form["rank_multiple"].change,
-            parts.ratio.change,
-            parts.rotations.change,
+            parts.controls.value.input,
         ],
         bind(describe, store),
         [parts.controls, *page.form.inputs],
         parts.caption,
         **DRAWN,
     )
-    wire_start(page, store, parts.start, parts.name, parts.controls, start)
+    wire_start(page, store, parts.controls, start)
 
 
 def describe(store: Store, controls: list[Any], *values: Any) -> str:
     """Describe the result of the job."""
-    ratio, rotations = controls
+    ratio, rotations, _ = controls
 
     def sentence(recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> str:
         recipe.with_(ratio=ratio)  # raises InputError for a ratio out of range
@@ -91,10 +77,9 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
     return describe_model(store, values, sentence)
 
 
-def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
-    """Queue the run and return an empty name."""
-    ratio, rotations = controls
+def start(store: Store, controls: list[Any], *values: Any) -> None:
+    """Queue the run."""
+    ratio, rotations, name = controls
     recipe, settings = read_and_check(store, values)
     job = SliceJob(recipe.with_(ratio=ratio), rotations, run_name(name), settings)
     store.jobs.submit(job)
-    return ""

@@ -1,6 +1,8 @@
 """Runs made from the opened run: quantized or healed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gradio as gr
 
@@ -12,18 +14,16 @@ from lrcore.runs.runs import Run
 from ... import words
 from ...jobs import HealJob, QuantizeJob
 from ...state.store import Store
-from ...widgets.components import small_button
-from ...widgets.events import QUIET, bind
+from ...widgets.events import QUIET, bind, listen
+from ...widgets.fields import Field, FieldGroup, field_group
 
 
 @dataclass(frozen=True)
 class Derive:
-    """healing: the controls in the order of the arguments of `heal`."""
+    """healing: the fields in the order of the arguments of `heal`."""
 
-    bits: gr.Radio
-    quantize: gr.Button
-    healing: list[gr.components.Component]
-    heal: gr.Button
+    bits: FieldGroup
+    healing: FieldGroup
 
 
 def layout() -> Derive:
@@ -31,49 +31,37 @@ def layout() -> Derive:
     text = words.compare_and_runs
     with gr.Accordion(text.QUANTIZE, open=False):
         gr.Markdown(text.QUANTIZE_HELP)
-        with gr.Row(elem_classes="bottom"):
-            bits = gr.Radio([8, 4, 3, 2], value=8, label=text.BITS, elem_id="quantise-bits")
-            quantize_button = small_button(text.QUANTIZE, "quantise")
+        choices = tuple((str(count), count) for count in (8, 4, 3, 2))
+        bits = Field("quantise-bits", text.BITS, 8, choices=choices)
+        quantizing = field_group("quantise-fields", [bits], ("quantise", text.QUANTIZE))
     with gr.Accordion(text.HEAL, open=False):
         gr.Markdown(text.HEAL_HELP)
-        with gr.Row(elem_classes="bottom"):
-            healing = healing_controls()
-            heal_button = small_button(text.HEAL, "heal")
-    return Derive(bits, quantize_button, healing, heal_button)
+        healing = field_group("heal-fields", healing_fields(), ("heal", text.HEAL))
+    return Derive(quantizing, healing)
 
 
-def healing_controls() -> list[gr.components.Component]:
-    """Place the settings of healing, with their defaults."""
+def healing_fields() -> list[Field]:
+    """Return the settings of healing, with their defaults."""
     text, defaults = words.compare_and_runs, lrcore.Healing()
+    steps_info = text.HEAL_STEPS_INFO.format(defaults.batch, defaults.seq_len)
     return [
-        gr.Number(
-            defaults.steps,
-            label=text.HEAL_STEPS,
-            info=text.HEAL_STEPS_INFO.format(defaults.batch, defaults.seq_len),
-            precision=0,
-            elem_id="heal-steps",
-        ),
-        gr.Number(
-            defaults.lr,
-            label=text.LEARNING_RATE,
-            info=text.LEARNING_RATE_INFO,
-            elem_id="heal-rate",
-        ),
-        gr.Number(defaults.beta, label=text.DISTILLATION_WEIGHT, elem_id="heal-beta"),
-        gr.Number(
-            0,
-            label=text.ROTARY_CHANNEL,
-            info=text.ROTARY_CHANNEL_INFO,
-            precision=0,
-            elem_id="heal-channel",
-        ),
+        Field("heal-steps", text.HEAL_STEPS, defaults.steps, steps_info),
+        Field("heal-rate", text.LEARNING_RATE, defaults.lr, text.LEARNING_RATE_INFO),
+        Field("heal-beta", text.DISTILLATION_WEIGHT, defaults.beta),
+        Field("heal-channel", text.ROTARY_CHANNEL, 0, text.ROTARY_CHANNEL_INFO),
     ]
 
 
 def wire(store: Store, parts: Derive, opened: gr.State) -> None:
     """Attach the handlers. opened: the id of the opened run."""
-    parts.quantize.click(bind(quantize, store), [opened, parts.bits], None, **QUIET)
-    parts.heal.click(bind(heal, store), [opened, *parts.healing], None, **QUIET)
+    for group, handler in ((parts.bits, quantize), (parts.healing, heal)):
+        start = bind(start_step, store, handler)
+        listen([group.value.submit], start, [opened, group], None, **QUIET)
+
+
+def start_step(store: Store, start: Callable[..., None], run_id: str, values: list[Any]) -> None:
+    """Queue a step of a run. values: of the fields."""
+    start(store, run_id, *values)
 
 
 def quantize(store: Store, run_id: str, bits: int) -> None:

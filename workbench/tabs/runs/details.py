@@ -1,5 +1,6 @@
 """The opened run: summary, files, name and tags."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -14,9 +15,10 @@ from lrcore.system.path_access import strip_paths
 from ... import words
 from ...state.store import Store
 from ...views import export, job_markup, markup, run_text
-from ...widgets.components import download, panel, small_button
-from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.components import button_row, download, panel, small_button
+from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
 from ...widgets.expert_fold import EXPERT
+from ...widgets.fields import Field, FieldGroup, field_group, group_value
 from ...widgets.page import Page, put_recipe
 
 
@@ -26,13 +28,8 @@ class RunDetails:
 
     heading: gr.HTML
     use: gr.Button
-    recipe: gr.Button
-    ranks: gr.Button
-    report: gr.Button
-    name: gr.Textbox
-    rename: gr.Button
-    tags: gr.Textbox
-    set_tags: gr.Button
+    files: gr.HTML
+    labels: FieldGroup
     delete: gr.Button
     folder: gr.Textbox
 
@@ -43,15 +40,10 @@ def layout() -> RunDetails:
     heading = panel("run-heading")
     with gr.Row(equal_height=True):
         use = gr.Button(text.LOAD_SETTINGS, variant="primary", size="sm", elem_id="run-open")
-        recipe = gr.Button(text.RECIPE, size="sm", elem_id="run-recipe")
-        ranks = gr.Button(text.RANKS_CSV, size="sm", elem_id="run-ranks")
-        report = gr.Button(text.REPORT, size="sm", elem_id="run-report")
-    with gr.Row(elem_classes=["bottom", EXPERT]):
-        name = gr.Textbox(label=text.NAME, elem_id="run-rename-name")
-        rename = small_button(text.RENAME, "run-rename")
-        tags = gr.Textbox(label=text.TAGS, info=text.TAGS_INFO, elem_id="run-tags")
-        save_tags = small_button(text.SET_TAGS, "run-retag")
-        delete = small_button(text.DELETE, "run-delete", variant="stop")
+        delete = small_button(text.DELETE, "run-delete", variant="stop", elem_classes=EXPERT)
+    files = button_row("run-files", {name: label for name, (label, _) in FILES.items()})
+    save = ("run-rename", text.SAVE_LABELS)
+    labels = field_group("run-labels", label_fields(), save, elem_classes=EXPERT)
     folder = gr.Textbox(
         label=text.FOLDER,
         interactive=False,
@@ -59,9 +51,16 @@ def layout() -> RunDetails:
         elem_id="run-folder",
         elem_classes=EXPERT,
     )
-    return RunDetails(
-        heading, use, recipe, ranks, report, name, rename, tags, save_tags, delete, folder
-    )
+    return RunDetails(heading, use, files, labels, delete, folder)
+
+
+def label_fields() -> list[Field]:
+    """Return the fields of name and tags."""
+    text = words.compare_and_runs
+    return [
+        Field("run-rename-name", text.NAME, ""),
+        Field("run-tags", text.TAGS, "", text.TAGS_INFO),
+    ]
 
 
 def model_card() -> gr.Markdown:
@@ -79,14 +78,9 @@ def wire(page: Page, store: Store, parts: RunDetails, undo: gr.Button) -> None:
     """Attach the handlers. undo: the button that restores the run that was deleted last."""
     opened, address, deleted = page.opened_run, page.run_address, gr.State("")
     parts.use.click(bind(load_settings, store), opened, page.recipe_outputs, **QUIET)
-    for button, handler in (
-        (parts.recipe, download_recipe),
-        (parts.ranks, download_ranks),
-        (parts.report, download_report),
-    ):
-        button.click(bind(handler, store), opened, page.downloads, **QUIET)
-    parts.rename.click(bind(rename, store), [opened, parts.name], None, **QUIET)
-    parts.set_tags.click(bind(set_tags, store), [opened, parts.tags], None, **QUIET)
+    parts.files.select(bind(download_file, store), opened, page.downloads, **QUIET)
+    labels = [opened, parts.labels]
+    listen([parts.labels.value.submit], bind(set_labels, store), labels, None, **QUIET)
     parts.delete.click(bind(delete, store), opened, [address, undo, deleted], **QUIET)
     undo.click(bind(restore, store), deleted, [opened, address, undo], **QUIET)
 
@@ -105,7 +99,7 @@ def wire_run(
 
 def outputs(parts: RunDetails) -> list[Any]:
     """Return the components of the values that `description` returns."""
-    return [parts.heading, parts.name, parts.tags, parts.folder]
+    return [parts.heading, parts.labels.value, parts.folder]
 
 
 def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
@@ -115,7 +109,7 @@ def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
     """
     if run_id not in store.runs.ids():
         hidden = gr.update(visible=False)
-        return hidden, *[""] * 5, hidden, hidden, hidden, ""
+        return hidden, "", group_value(label_fields()), "", "", hidden, hidden, hidden, ""
     run = store.runs.get(run_id)
     folders = [row["folder"] for row in store.runs.results(run_id, "export")]
     return (
@@ -130,8 +124,8 @@ def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
     )
 
 
-def description(run: Run) -> tuple[str, str, str, str]:
-    """Return heading, name, tags and folder of a run."""
+def description(run: Run) -> tuple[str, list[dict[str, Any]], str]:
+    """Return heading, fields of name and tags, and folder of a run."""
     account = run.account.to_dict()
     heading = (
         f"<h3>{escape(run.name)}</h3>"
@@ -142,8 +136,7 @@ def description(run: Run) -> tuple[str, str, str, str]:
     )
     return (
         heading,
-        run.name,
-        ", ".join(run.tags),
+        group_value(label_fields(), [run.name, ", ".join(run.tags)]),
         strip_paths(str(run.checkpoint.absolute())),
     )
 
@@ -205,6 +198,29 @@ def download_ranks(store: Store, run_id: str) -> str:
 def download_report(store: Store, run_id: str) -> str:
     """Return the report as a file to download."""
     return download("report.html", export.report_html(store.runs.get(run_id)))
+
+
+FILES: dict[str, tuple[str, Callable[[Store, str], str]]] = {
+    "run-recipe": (words.compare_and_runs.RECIPE, download_recipe),
+    "run-ranks": (words.compare_and_runs.RANKS_CSV, download_ranks),
+    "run-report": (words.compare_and_runs.REPORT, download_report),
+}
+
+
+def download_file(store: Store, event: gr.EventData, run_id: str) -> str:
+    """Return the file whose button was pressed."""
+    pressed = EventValues(event)
+    if pressed["action"] not in FILES:
+        raise pressed.unclear("action")
+    _, file = FILES[pressed["action"]]
+    return file(store, run_id)
+
+
+def set_labels(store: Store, run_id: str, labels: list[str]) -> None:
+    """Set name and tags of a run."""
+    name, tags = labels
+    rename(store, run_id, name)
+    set_tags(store, run_id, tags)
 
 
 def rename(store: Store, run_id: str, name: str) -> None:

@@ -18,8 +18,9 @@ from ...jobs.exports import exported_path
 from ...state.downloads import download_of, issue_ticket
 from ...state.store import Store
 from ...widgets.components import download_from, small_button
-from ...widgets.events import QUIET, bind
+from ...widgets.events import QUIET, bind, listen
 from ...widgets.expert_fold import EXPERT
+from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page, put_recipe
 
 
@@ -35,9 +36,7 @@ class Exports:
     export: gr.Button
     download: gr.Button
     folders: gr.Textbox
-    repository: gr.Textbox
-    private: gr.Checkbox
-    push: gr.Button
+    push: FieldGroup
 
 
 def layout() -> Exports:
@@ -65,13 +64,12 @@ def layout() -> Exports:
             visible=False,
         )
         gr.Markdown(text.PUSH_HELP, elem_classes=EXPERT)
-        with gr.Row(elem_classes=["bottom", EXPERT]):
-            repository = gr.Textbox(
-                label=text.REPOSITORY, placeholder="owner/name", elem_id="push-repo"
-            )
-            private = gr.Checkbox(True, label=text.PRIVATE, scale=0, min_width=120)
-            send = small_button(text.PUSH, "push")
-    return Exports(fit, kind, compatible, write, save, folders, repository, private, send)
+        fields = [
+            Field("push-repo", text.REPOSITORY, "", placeholder="owner/name"),
+            Field("push-private", text.PRIVATE, True),
+        ]
+        send = field_group("push-fields", fields, ("push", text.PUSH), elem_classes=EXPERT)
+    return Exports(fit, kind, compatible, write, save, folders, send)
 
 
 def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
@@ -81,8 +79,8 @@ def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
     )
     parts.export.click(bind(export, store), [opened, parts.format], None, **QUIET)
     parts.download.click(bind(download, store), [opened, parts.format], page.downloads, **QUIET)
-    inputs = [opened, parts.format, parts.repository, parts.private]
-    parts.push.click(bind(push, store), inputs, None, **QUIET)
+    inputs = [opened, parts.format, parts.push]
+    listen([parts.push.value.submit], bind(push_fields, store), inputs, None, **QUIET)
 
 
 def outputs(parts: Exports) -> list[Any]:
@@ -111,6 +109,11 @@ def download(store: Store, run_id: str, target: str) -> str:
     name = re.sub(r"[^\w.-]+", "-", run.name, flags=re.ASCII).strip("-.") or run.id
     archive = download_of(exported_path(run, target), name)
     return download_from(f"./downloads/{issue_ticket(archive)}", archive.file_name)
+
+
+def push_fields(store: Store, run_id: str, target: str, values: list[Any]) -> None:
+    """Queue an export and the upload. values: of the fields."""
+    push(store, run_id, target, *values)
 
 
 def push(store: Store, run_id: str, target: str, repository: str, private: bool) -> None:

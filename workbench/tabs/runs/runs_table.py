@@ -11,6 +11,7 @@ from lrcore.system.as_json import json_text
 from ... import words
 from ...base.assets import script
 from ...state.store import Store
+from ...widgets import selection
 from ...widgets.chosen import choose
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
 from ...widgets.page import MAX_RUNS, Page
@@ -74,16 +75,15 @@ def wire(page: Page, store: Store, table: gr.HTML) -> None:
     changed = [part.change for part in state]
     listen(changed, bind(table_value), state, table, **DRAWN)
     table.open(bind(open_row), None, [page.opened_run, page.run_address], **PRESSED)
-    chosen = table.choose(bind(select_runs, store), None, page.chosen, **PRESSED)
-    chosen.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    table.choose(bind(select_runs, store), None, page.chosen, **PRESSED)
     table.compare(open_compare, None, page.tabs, **QUIET)
 
 
 def wire_link(page: Page, store: Store, title: str) -> None:
-    """Open the run in the address, in the tab of this title."""
-    outputs = [page.opened_run, page.tabs]
-    read = page.address_first(page.opened)
-    read.then(bind(open_linked, store, title, page.titles), page.address, outputs, **QUIET)
+    """Select the slot in the address, and open its tab and its run, in the tab of this title."""
+    outputs = [page.selected, page.selection_mark, page.opened_run, page.tabs]
+    opened = bind(open_address, store, title, page.titles)
+    listen([page.opened], opened, page.address, outputs, **QUIET)
 
 
 def table_value(stamp: str, chosen: list[str], opened: str) -> str:
@@ -108,6 +108,15 @@ def select_runs(store: Store, event: gr.EventData) -> Any:
     The event has all selected runs, because it may come before the previous answer.
     """
     return choose(store, [str(run_id) for run_id in EventValues(event).listed("runs")])
+
+
+def open_address(
+    store: Store, title: str, titles: Sequence[str], query: Mapping[str, str]
+) -> tuple[Any, ...]:
+    """Return the selected slot, its mark, the open run and the open tab of an address."""
+    slot, mark, tab = selection.open_linked(titles, query)
+    run_id, tab_of_run = open_linked(store, title, titles, query)
+    return slot, mark, run_id, tab if tab_of_run == gr.skip() else tab_of_run
 
 
 def open_linked(
