@@ -6,12 +6,10 @@ const forms = {
       resolve(Object.fromEntries(new URLSearchParams(window.openedWith))),
   },
 };
-// Returns the inputs of a listener with the values of its forms and of its groups of fields. names:
-// of the forms, by position, and null for a group. A form not yet drawn has its initial values.
+// Returns the inputs of a listener with the current values of its forms. names: of the forms, by
+// position. A form that was not drawn yet has its initial values.
 async function readForms(inputs, names) {
-  const read = (value, i) => {
-    if (names[i] === null) return value.map((field) => field.value);
-    return forms[names[i]] ? new Promise(forms[names[i]].ask) : value;
-  };
+  const read = (value, i) =>
+    forms[names[i]] ? new Promise(forms[names[i]].ask) : value;
   return Promise.all(inputs.map(read));
 }

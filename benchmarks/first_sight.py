@@ -18,22 +18,30 @@ UNFINISHED = ".status-bar.running, .status-bar.queued, .note.working, [data-know
 
 TITLES = """() => [...document.querySelectorAll('#tabs [role=tab]')]
   .map(tab => tab.textContent.trim())"""
-# Counts words, words in figures, and controls of the open tab. A word has a letter or a digit. The
-# elements of a labeled field are one control, such as the number box and the handle of a slider;
-# so are those of a table, of which each row has two.
+# Counts words, words in figures, and controls of the open tab. A word has a letter or a digit; it
+# may consist of several colored tokens, so the texts of a block are joined. The elements of a
+# labeled field are one control, such as the number box and the handle of a slider; so are those of
+# a table, of which each row has two.
 COUNT = """() => {
   const panel = [...document.querySelectorAll('#tabs > [role=tabpanel]')]
     .find(tab => tab.checkVisibility());
   const isShown = element => element.getClientRects().length > 0 &&
     element.checkVisibility({visibilityProperty: true, opacityProperty: true});
-  const counts = {words: 0, drawn: 0, controls: 0};
+  const texts_of = {words: new Map(), drawn: new Map()};
+  const block = element => {
+    while (getComputedStyle(element).display === 'inline') element = element.parentElement;
+    return element;
+  };
   const texts = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const parent = texts.currentNode.parentElement;
     if (!isShown(parent) || parent.closest('style, script')) continue;
-    const words = texts.currentNode.data.split(/\\s+/).filter(part => /[\\p{L}\\p{N}]/u.test(part));
-    counts[parent.closest('svg') ? 'drawn' : 'words'] += words.length;
+    const drawn = parent.closest('svg'), blocks = drawn ? texts_of.drawn : texts_of.words;
+    const at = drawn ? parent : block(parent);
+    blocks.set(at, (blocks.get(at) ?? '') + texts.currentNode.data);
   }
+  const count = blocks => [...blocks.values()].flatMap(text => text.split(/\\s+/))
+    .filter(part => /[\\p{L}\\p{N}]/u.test(part)).length;
   const fields = new Set();
   const inputs = 'button, a[href], input, select, textarea, summary, [role=slider], [role=button]';
   for (const element of panel.querySelectorAll(inputs)) {
@@ -42,7 +50,7 @@ COUNT = """() => {
       element.closest('.block:has(> label, > fieldset, [data-testid=block-info])');
     fields.add(field ?? element);
   }
-  return counts.words + ' ' + counts.drawn + ' ' + fields.size;
+  return count(texts_of.words) + ' ' + count(texts_of.drawn) + ' ' + fields.size;
 }"""
 
 

@@ -14,8 +14,8 @@ from stream import PATIENCE, Refused, Stream
 DEEPEST = 4  # depth of changes that follow changes
 CONFIG = "window.gradio_config = "  # the configuration in the page
 _TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
-_HEARS = re.compile(r'const name of (\["workbench:.*?\])')  # of assets/change-listener.js
-_WATCHED = "let isVisible = !true"
+_HEARS = re.compile(r'listenToChanges\(element, trigger, (\["workbench:.*?\])')
+_WATCHED = "], true); //"
 
 
 @dataclass

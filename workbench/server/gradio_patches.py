@@ -29,6 +29,7 @@ from gradio.queueing import Queue
 from gradio.state_holder import SessionState, StateHolder
 
 from ..base.assets import script
+from ..widgets.fields import entered_values
 from .input_checks import check_event, check_value, invalid_value
 
 MAX_EVENTS = 1000  # waiting events of all pages
@@ -90,14 +91,21 @@ class CheckedBlocks(gr.Blocks):
             arguments = await super().preprocess_data(block_fn, inputs, state, explicit_call)
         except Exception as error:
             raise invalid_value(error) from None
-        # the browser sends None for a text box until it was drawn
         return [
-            "" if value is None and isinstance(component, gr.Textbox) else value
+            _argument(component, value)
             for component, value in zip(block_fn.inputs, arguments, strict=True)
         ]
 
     def _counted(self, page: str) -> "_CountedEvent":
         return _CountedEvent(self.unqueued, page)
+
+
+def _argument(component: Any, value: Any) -> Any:
+    """Return the argument of a listener for the value of a component."""
+    if getattr(component, "fields", None):
+        return entered_values(value)
+    # the browser sends None for a text box until it was drawn
+    return "" if value is None and isinstance(component, gr.Textbox) else value
 
 
 class _CountedEvent:

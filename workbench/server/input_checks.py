@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 import orjson
 
-from ..widgets.fields import Field
+from ..widgets.fields import Field, entered_values
 
 MAX_REASON = 200  # characters
 LARGEST_NUMBER = 2**53  # browsers are exact only for whole numbers below this
@@ -50,8 +50,9 @@ def check_value(component: Any, value: Any, state: Any = None) -> None:
     if isinstance(component, Field):
         _check_field(component, value)
         return
-    fields = getattr(component, "parts", None) or getattr(component, "fields", None)
-    initial = getattr(component, "value", None)
+    fields, initial = getattr(component, "parts", None), getattr(component, "value", None)
+    if group := getattr(component, "fields", None):
+        fields, value = group, entered_values(value)
     if state is not None and component._id in state:
         component = state[component._id]
     if fields is not None:

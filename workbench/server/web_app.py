@@ -34,6 +34,8 @@ PLOTLY_VERSION = _version[1] if _version else ""
 PAGE_SCRIPTS = (
     "address.js",
     "read-forms.js",
+    "change-listener.js",
+    "expert-fold.js",
     "plot-pdf.js",
     "dropdown-tab.js",
     "pickers.js",

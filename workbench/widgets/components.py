@@ -101,18 +101,20 @@ def pending_cells() -> gr.HTML:
 def hidden_component(
     elem_id: str,
     *files: str,
-    value: str = "",
+    value: Any = "",
     constants: Mapping[str, Any] | None = None,
+    js: str = "",
     **settings: Any,
 ) -> gr.HTML:
     """Return a component that shows nothing.
 
-    files: scripts in assets that act on its value. constants: replaced in the scripts.
+    files: scripts in assets that act on its value. constants: replaced in the scripts. js: a call
+    of a script in the head of the page, in place of files.
     """
     return gr.HTML(
         value,
         html_template="<span></span>",
-        js_on_load=script(*files, **constants or {}),
+        js_on_load=js or script(*files, **constants or {}),
         elem_id=elem_id,
         elem_classes="unseen",
         **settings,
@@ -149,8 +151,9 @@ def when_visible(elem_id: str, *changes: str) -> gr.HTML:
 
 
 def _change_listener(elem_id: str, changes: Sequence[str], only_visible: bool) -> gr.HTML:
-    constants = {"CHANGES": [change_event(name) for name in changes], "WATCHED": only_visible}
-    return hidden_component(elem_id, "change-listener.js", constants=constants)
+    events = json_text([change_event(name) for name in changes])
+    call = f"listenToChanges(element, trigger, {events}, {json_text(only_visible)}); // 'tick'"
+    return hidden_component(elem_id, js=call)
 
 
 def change_event(name: str) -> str:

@@ -76,19 +76,17 @@ def listen(
     outputs: Any,
     **settings: Any,
 ) -> gr.events.Dependency:
-    """Attach a listener whose inputs may be FormData, read by the browser at the event, and groups.
+    """Attach a listener whose inputs may be FormData, which the browser reads at the event.
 
     events: several events, or a listener to follow. Gradio's page runs the listeners of an event of
     a component one after the other, and repeats all of them if one is triggered again meanwhile. If
     an event has several listeners, let them follow `together`, or they delay each other.
     """
     parts = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
-    joined = {i: part for i, part in enumerate(parts) if isinstance(part, FormData | FieldGroup)}
-    names = {
-        i: part.value.elem_id if isinstance(part, FormData) else None for i, part in joined.items()
-    }
-    js = f"(...inputs) => readForms(inputs, {json_text(names)})" if names else None
-    plain = [joined[i].value if i in joined else part for i, part in enumerate(parts)]
+    forms = {i: part.value.elem_id for i, part in enumerate(parts) if isinstance(part, FormData)}
+    js = f"(...inputs) => readForms(inputs, {json_text(forms)})" if forms else None
+    joined = (FormData, FieldGroup)
+    plain = [part.value if isinstance(part, joined) else part for part in parts]
     return _attach(events)(handler, plain, outputs, js=js, **settings)
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import gradio as gr
 
+from lrcore.system.as_json import json_text
+
 from .. import words
 from ..views.markup import EXPERT as EXPERT
 from .components import hidden_component
@@ -27,8 +29,8 @@ def expert_fold(tab: str, parameters: Sequence[str] = (), plan: str = "") -> Ite
         words.spectra.EXPERT, open=False, elem_id=elem_id, elem_classes="expert-fold"
     ) as fold:
         yield fold
-    constants = {"FOLD": elem_id, "LABELS": labels(fold), "PARAMETERS": [*parameters], "PLAN": plan}
-    hidden_component(f"{elem_id}-opener", "expert-fold.js", constants=constants)
+    values = ", ".join(map(json_text, (elem_id, labels(fold), [*parameters], plan)))
+    hidden_component(f"{elem_id}-opener", js=f"openFoldByItself({values});")
 
 
 def labels(block: gr.blocks.Block) -> list[str]:

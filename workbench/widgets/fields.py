@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class FieldGroup:
-    """Fields in one component. As an input of `listen`, a handler gets the list of their values.
+    """Fields in one component. As an input of a listener, it is the list of their values.
 
     Events of `value`: `input` at each change except while a text is typed, and `blur` when a box
     with another value loses the focus or takes the key Enter, both with the id, the owner and the
@@ -69,8 +69,15 @@ def field_group(
         button=button,
         **settings,
     )
-    value.fields = tuple(fields)  # `input_checks` checks their values
+    value.fields = tuple(fields)  # checked and read by `entered_values`
     return FieldGroup(value, tuple(fields))
+
+
+def entered_values(value: Any) -> Any:
+    """Return the values of the fields in the value of a component; anything else is not changed."""
+    if isinstance(value, list) and all(isinstance(field, dict) for field in value):
+        return [field.get("value") for field in value]
+    return value
 
 
 def group_value(

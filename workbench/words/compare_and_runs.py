@@ -160,12 +160,13 @@ LINK_LEADS_OUT = (
     "'{}' contains a link to a path outside the export. Remove the link, or export the run again."
 )
 TICKET_EXPIRED = "This download has expired. Press Download on the page again."
-EXPORT_HELP = (
-    "Writes a folder or a file next to the checkpoint, for programs without the workbench. "
-    "`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads a folder with "
-    "its code; a standard architecture loads without `trust_remote_code`. llama.cpp runs a GGUF "
+LOADING_EXPORTS, EXPORT_HELP = (
+    "How other programs load an export",
+    "An export is a folder or a file next to the checkpoint. "
+    "AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True) loads a folder with "
+    "its code; a standard architecture loads without trust_remote_code. llama.cpp runs a GGUF "
     "file. Structures that a format does not support are multiplied out or filled with zeros; the "
-    "job's log lists them."
+    "job's log lists them.",
 )
 WITH_CODE = "transformers"
 FORMATS = {  # target: label

@@ -17,6 +17,7 @@ from ...jobs import ExportJob, PushJob
 from ...jobs.exports import exported_path
 from ...state.downloads import download_of, issue_ticket
 from ...state.store import Store
+from ...views import markup
 from ...widgets.components import download_from, small_button
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.expert_fold import EXPERT
@@ -43,7 +44,7 @@ def layout() -> Exports:
     """Place the controls."""
     text = words.compare_and_runs
     with gr.Accordion(text.EXPORT, open=True):
-        gr.Markdown(text.EXPORT_HELP)
+        gr.HTML(markup.folded(text.LOADING_EXPORTS, text.EXPORT_HELP))
         fit = gr.Markdown(elem_id="stock-fit")
         with gr.Row(elem_classes="bottom"):
             kind = gr.Dropdown(
