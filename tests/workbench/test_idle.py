@@ -34,6 +34,12 @@ def test_the_page_has_no_gradio_timer(page):
     assert not [block for block in page.blocks.values() if isinstance(block, gr.Timer)]
 
 
+def test_the_page_is_light(page):
+    """Gradio's page compares each component with each listener when it opens."""
+    assert len(page.config["components"]) <= 335
+    assert len(page.config["dependencies"]) <= 135
+
+
 def test_events_without_progress_update_no_loading_status(page):
     """Gradio's page updates the status of each listed component at each event."""
     events = page.config["dependencies"]

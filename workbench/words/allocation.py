@@ -123,7 +123,7 @@ BARS = "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({})."
 CUT = (
     "No measurement supports so low a rank; the policy probed measures the loss of each component."
 )
-UNIFORM_BARS = "These are uniform ranks: each bar is as high as the gray bar behind it."
+UNIFORM_BARS = "These are uniform ranks."
 UNIFORM_TIMES = (
     "Each component gives up the same share of its time, and some lose most of their parameters, "
     "which can ruin the model. The policy probed measures the loss."
