@@ -24,7 +24,8 @@ class HubSize:
         """
         if self.parameters is None or dtype not in DTYPES:
             return self.download
-        return self.parameters * DTYPES[dtype].itemsize
+        itemsize: int = DTYPES[dtype].itemsize
+        return self.parameters * itemsize
 
 
 def hub_size(name: str, revision: str | None = None) -> HubSize | None:

@@ -234,10 +234,9 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
 
 def wire_preview(page: Page, store: Store, parts: SpectraTab) -> None:
     """Preview the cell on which the pointer or the keyboard rests."""
-    collect([parts.heatmap.focus], [parts.cell_controls, page.form.collected])
     inputs = [page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]
     draw = bind(preview_cell, store)
-    parts.heatmap.focus(draw, plain(inputs), cell_outputs(parts), **LIVE)
+    listen([parts.heatmap.focus], draw, inputs, cell_outputs(parts), **LIVE)
 
 
 def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
