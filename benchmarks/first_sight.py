@@ -83,6 +83,7 @@ def first_sight(models: list[str]) -> None:
 def opened(browser, url: str):
     """Open the page in a fresh profile, and wait until the first analysis ends."""
     page = browser.new_context(viewport=VIEWPORT).new_page()
+    page.add_init_script(chromium.VISITED)
     page.goto(url)
     page.wait_for_selector(f"{HEAT} .main-svg", timeout=PATIENCE)
     until_idle(page)

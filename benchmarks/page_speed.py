@@ -178,6 +178,7 @@ def measure_load(browser, url: str) -> list[str]:
     """
     opened(browser, url).close()  # warm-up of the server
     page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.add_init_script(chromium.VISITED)
     page.add_init_script(BUSY)
     requests = []
     page.on("requestfinished", lambda request: requests.append(request))
@@ -221,6 +222,7 @@ def _seconds(processes: list[psutil.Process]) -> float:
 def opened(browser, url: str):
     """Open the page in a fresh profile and wait for the heatmap."""
     page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.add_init_script(chromium.VISITED)
     page.goto(url)
     page.wait_for_selector(f"{HEAT} .main-svg", timeout=300_000)
     return page

@@ -1,4 +1,4 @@
-"""Path and flags of Chromium for scripts and browser tests; CHROMIUM overrides the path."""
+"""Path, flags and an initial script of Chromium for scripts and tests; CHROMIUM sets the path."""
 
 import os
 import shutil
@@ -13,3 +13,5 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
+# Initial script of a page: without the welcome of a first visit (see assets/guidance.js).
+VISITED = "localStorage.setItem('lrw-visited', '1')"

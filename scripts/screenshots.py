@@ -152,6 +152,7 @@ def main() -> None:
         for view in arguments.views:
             width, height, theme = VIEWS[view]
             page = browser.new_page(viewport={"width": width, "height": height})
+            page.add_init_script(chromium.VISITED)
             page.goto(f"{url}/?__theme={theme}")
             prepare(page)
             shoot(page, arguments.folder, view)

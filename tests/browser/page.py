@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Download, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
+VISITED = "localStorage.setItem('lrw-visited', '1')"  # see assets/guidance.js
 # Requests of a page to a listener, through Gradio's queue or directly.
 QUESTION = re.compile(r"/(queue/join|run/predict)(\?|$)")
 # Tabs with a fold of expert settings, and the name of the fold.
@@ -25,10 +26,17 @@ RETRY = 20_000
 
 
 def visit(
-    browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None, hold=None
+    browser: Browser,
+    url: str,
+    width: int = 1360,
+    height: int = 900,
+    watch=None,
+    hold=None,
+    is_first=False,
 ) -> Page:
     """Open a page in a new browser profile.
 
+    is_first: whether the page shows the welcome of a first visit.
     watch: called with each request of the page. hold: called with the route of each request to a
     listener; the request waits until the route is continued.
     """
@@ -37,6 +45,8 @@ def visit(
     )
     context.set_default_timeout(PATIENCE * 1000)
     context.add_init_script(SCRIPT)
+    if not is_first:
+        context.add_init_script(VISITED)
     page = context.new_page()
     if watch:
         page.on("request", watch)

@@ -40,11 +40,13 @@ PAGE_SCRIPTS = (
     "dropdown-tab.js",
     "pickers.js",
     "terms.js",
+    "guidance.js",
 )
 PAGE_CONSTANTS = {
     "ENTRIES": entries(),
     "MORE": words.pickers.MORE,
     "TERMS": words.glossary.TERMS,
+    "GUIDANCE": words.guidance.page_values(),
 }
 # Scripts of the whole page, and Plotly. A new version of Plotly has a new address that no browser
 # cached.
