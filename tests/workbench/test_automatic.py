@@ -10,9 +10,10 @@ import lrcore
 from workbench.jobs import KINDS, ShrinkJob, SmallestJob, automatic
 from workbench.jobs.ratio_search import MOST_TRIES, guess, interpolated, largest_ratio
 from workbench.state.job import read_job
-from workbench.state.job_record import ENDED
+from workbench.state.job_record import ENDED, JobRecord
 from workbench.state.store import Store
 from workbench.tabs.compare import answers, comparison_table, metrics
+from workbench.views import job_markup
 from workbench.widgets import polling
 from workbench.widgets.form import input_values
 
@@ -72,6 +73,27 @@ def test_the_method_of_the_lowest_perplexity_is_used_and_its_answers_are_opened_
     assert polling.finished_job(store, "a browser") is None
     (repeated,) = answers.answer_finished(store, *values)
     assert repeated == (gr.skip(),) * 4
+
+
+def test_the_bar_of_a_compression_to_a_size_goes_through_its_phases(
+    store, recipe, evaluation, monkeypatch
+):
+    drawn = []
+
+    def draw(record, *arguments):
+        progress(record, *arguments)
+        drawn.append(job_markup.progress(record))
+
+    progress = JobRecord.progress
+    monkeypatch.setattr(JobRecord, "progress", draw)
+    record = ended(store, ShrinkJob(recipe.with_(method="svd"), evaluation))
+    assert record.state == "done", record.error
+    reached = [html.count("width:100.0%") for html in drawn]
+    phases = [int(html.split("Phase ")[1][0]) for html in drawn]
+    assert phases == sorted(phases)
+    assert {1, 3, 4} <= {*phases}
+    assert all(count >= phase - 1 for count, phase in zip(reached, phases, strict=True))
+    assert reached[-1] == 4
 
 
 def test_a_choice_of_the_form_is_used_as_it_is(store, recipe, evaluation, monkeypatch):

@@ -35,6 +35,12 @@ class ShrinkJob(Job):
     kind: ClassVar[str] = "shrink"
     is_unique: ClassVar[bool] = True
     opens_answers: ClassVar[bool] = True
+    phases: ClassVar[tuple[str, ...]] = (
+        words.compress.ANALYZE_PART,
+        words.compress.CHOICE_PART,
+        words.compress.COMPRESS_PART,
+        words.compress.MEASURE_PART,
+    )
 
     recipe: lrcore.Recipe
     evaluation: lrcore.EvaluationSettings | None = None
@@ -46,6 +52,7 @@ class ShrinkJob(Job):
         )
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
+        reporter.part = words.compress.ANALYZE_PART
         dense = load_dense(store, self.recipe, reporter, self.evaluation)
         store.analysis(self.recipe, reporter.progress)
         recipe = choose_method(store, reporter, self.recipe, dense)

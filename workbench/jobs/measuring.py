@@ -114,11 +114,12 @@ def load_dense(
     evaluation: the settings of the evaluation at the end of the job. Raises InputError immediately
     if the evaluation is not possible, and before a download if the model does not fit in memory.
     """
+    part = reporter.part
     reporter.progress("load", 0, 1)
     if store.peek_dense(recipe) is None:
         announce_download(recipe, reporter)
     model = store.dense(recipe)
-    reporter.part = ""
+    reporter.part = part
     if evaluation is not None:
         check_evaluation(model, evaluation.held_out_from([recipe.data]))
     reporter.progress("load", 1, 1)
@@ -147,7 +148,7 @@ def announce_download(recipe: lrcore.Recipe, reporter: Reporter) -> None:
     if not recipe.offload:
         subject = text.DOWNLOAD_SUBJECT.format(recipe.model, recipe.dtype)
         raise_unless_free(needed, subject, text.DOWNLOAD_REMEDY, free)
-    reporter.part = text.DOWNLOADS.format(to_download)
+    reporter.part = f"{reporter.part} {text.DOWNLOADS.format(to_download)}".strip()
     reporter.progress("load", 0, 1)
 
 

@@ -43,7 +43,8 @@ class Job(ABC):
     kind: name in records. is_stored: whether the record is written to disk. is_unique: whether an
     equal job that waits or runs is used instead of a second job. is_preemptible: whether the job
     stops for other jobs, and continues after them with its previous results. opens_answers: whether
-    the page of the browser that queued the job opens the answers of its run at the end.
+    the page of the browser that queued the job opens the answers of its run at the end. phases: the
+    names that the parts of the job begin with, in order; one bar displays their progress.
     """
 
     kind: ClassVar[str]
@@ -51,6 +52,7 @@ class Job(ABC):
     is_unique: ClassVar[bool] = False
     is_preemptible: ClassVar[bool] = False
     opens_answers: ClassVar[bool] = False
+    phases: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod

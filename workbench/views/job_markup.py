@@ -16,9 +16,26 @@ TIMES = "Time per stage"
 
 
 def progress(job: JobRecord) -> str:
-    """Return the progress bar of a running job."""
+    """Return the progress bar of a running job, in pieces if the job has phases."""
     share = 100 * job.done / job.total if job.total else 0
+    if job.job.phases:
+        return phases(job.job.phases, job.part, share)
     return f"<span class='bar'><span style='width:{share:.1f}%'></span></span>"
+
+
+def phases(names: Sequence[str], part: str, share: float) -> str:
+    """Return a bar with a piece for each phase: those before the current one are full.
+
+    part: of the job; it begins with the current phase. share: of the current stage, in percent.
+    """
+    current = next((i for i, name in enumerate(names) if part.startswith(name)), 0)
+    filled = [100 if i < current else share if i == current else 0 for i in range(len(names))]
+    pieces = "".join(
+        f"<span title='{escape(name)}'><i style='width:{width:.1f}%'></i></span>"
+        for name, width in zip(names, filled, strict=True)
+    )
+    label = words.compress.PHASE.format(current + 1, len(names), names[current])
+    return f"<span class='phases' role='img' aria-label='{escape(label)}'>{pieces}</span>"
 
 
 def steps(job: JobRecord) -> str:

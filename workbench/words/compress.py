@@ -123,7 +123,10 @@ SHARES = "Decoder parameters: {} to {} ({:.1%} fewer), with {} layers per basis.
 
 # Automatic compression
 TO_SIZE, SMALLEST = "Compress {} to {}", "Smallest size of {} within {} perplexity"
-CHOICE_PART, COMPRESS_PART, MEASURE_PART = "1 of 3, compare methods", "2 of 3", "3 of 3"
+# Phases of the compression to a size
+ANALYZE_PART, CHOICE_PART = "Analyze", "Choose the method"
+COMPRESS_PART, MEASURE_PART = "Compress", "Compare"
+PHASE = "Phase {} of {}: {}"
 TRY = "size {} of at most {}"
 FORM_CHOICE = "The method and policy of the form are used."
 NOT_COMPARED = "Methods are not compared, because each measurement of this model takes long."
