@@ -66,7 +66,7 @@ def test_form_fields_are_not_inputs_of_listeners(page):
 def test_a_run_of_a_different_model_does_not_complete_the_step(tmp_path, monkeypatch):
     store, values = Store(tmp_path), input_values(lrcore.Recipe("demo-llama"))
     for model, is_done in (("demo-opt", False), ("demo-llama", True)):
-        run = SimpleNamespace(recipe=lrcore.Recipe(model))
+        run = SimpleNamespace(recipe=lrcore.Recipe(model), account=None)
         monkeypatch.setattr(store.runs, "all", lambda run=run: [run])
         assert json.loads(polling.state(store, values)[-1])[2] is is_done
 
@@ -86,7 +86,8 @@ def test_the_version_changes_only_with_displayed_content(tmp_path):
     seen.append(polling.version(store))
     store.objects.drop("small", "one")
     seen.append(polling.version(store))
-    store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), None))
+    plan = SimpleNamespace(account=SimpleNamespace(budget="params", achieved=0.2))
+    store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), plan))
     end = time.monotonic() + 60
     while store.live.peek("key") is None:  # an error, since the model does not exist
         assert time.monotonic() < end
@@ -99,7 +100,8 @@ def test_the_server_is_busy_during_a_measurement_or_with_a_waiting_job(tmp_path,
     store = Store(tmp_path)
     assert not polling.is_busy(store)
     monkeypatch.setattr(store.live, "_lacks_figure", lambda request: True)
-    store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), None))
+    plan = SimpleNamespace(account=SimpleNamespace(budget="params", achieved=0.2))
+    store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), plan))
     assert polling.is_busy(store)
     store.live.drop_request("browser")
     assert not polling.is_busy(store)
