@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..layers.spectra import Cost, Form, Slot, Spectrum, by_part
+from .budget import take_steps
 from .evidence import Evidence, LossCurve, Probes
 from .repricing import ranks_below, with_prices
 
@@ -144,6 +145,39 @@ def _priced(cost: Cost, bits: int, extra: int, itemsize: int) -> Cost:
     """Return the cost with bytes in place of parameters."""
     below = [rounded_bytes(cost, rank, bits, itemsize) + extra for rank in ranks_below(cost)]
     return with_prices(cost, below, rounded_bytes(cost, cost.full, bits, itemsize))
+
+
+def with_more_bits(
+    ranks: Mapping[Slot, int],
+    bits: Mapping[Slot, int],
+    evidence: Evidence,
+    remaining: float,
+    itemsize: int,
+) -> dict[Slot, int]:
+    """Return the bits of slots, raised while `remaining` bytes allow it.
+
+    Forms differ by many bytes, so the multiplier can leave some of the budget. The slot that gains
+    most per byte comes first. evidence: with "quantization", about the slots before `with_bits`.
+    """
+    raised = dict(bits)
+    quantization: Quantization = evidence.get("quantization")
+
+    def next_step(slot: Slot) -> tuple[float, int] | None:
+        s, rank, now = evidence.spectra[slot], ranks[slot], raised[slot]
+        if not now:
+            return None
+        more = BITS[BITS.index(now) - 1] if now < BITS[0] else 0
+        gain = quantization.rise(s, rank, now) - quantization.rise(s, rank, more)
+        added = quantization.bytes(s, rank, more, itemsize)
+        price = added - quantization.bytes(s, rank, now, itemsize)
+        return -gain / max(price, 1), price
+
+    def advance(slot: Slot) -> None:
+        now = raised[slot]
+        raised[slot] = BITS[BITS.index(now) - 1] if now < BITS[0] else 0
+
+    take_steps(raised, remaining, next_step, advance)
+    return raised
 
 
 def with_equal_bits(

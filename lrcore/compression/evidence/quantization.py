@@ -207,7 +207,8 @@ def _by_bits(increases: Sequence[float]) -> dict[int, float]:
 
 def _bytes(module: nn.Module) -> int:
     """Return the bytes of the tensors of a module, shared ones once."""
-    return sum({t.data_ptr(): t.nbytes for t in module.state_dict().values()}.values())
+    tensors = module.state_dict().items()  # offloaded tensors have no address
+    return sum({tensor.data_ptr() or name: tensor.nbytes for name, tensor in tensors}.values())
 
 
 def _file(factors: Factorization, index: int) -> Path:

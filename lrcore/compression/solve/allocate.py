@@ -11,7 +11,7 @@ from ...ranks.budget import Prices, make_budget
 from ...ranks.evidence import Evidence, Probes
 from ...ranks.plan import RankPlan, Shape
 from ...ranks.policies import find_policy
-from ...ranks.quantization import Quantization, with_bits, with_equal_bits
+from ...ranks.quantization import Quantization, with_bits, with_equal_bits, with_more_bits
 from ...ranks.repricing import Latency, priced_in_multiply_adds
 from ...recipes.recipe import Recipe
 from ...recipes.targets import DEFAULT, TARGETS, Target, not_native
@@ -104,13 +104,16 @@ def _plan_of_bytes(factors: Factorization, recipe: Recipe, evidence: Evidence) -
                 f"A ratio of {recipe.ratio:g} of 'bytes' is more than equal bits can remove here. "
                 "Lower the ratio, or choose policy probed."
             )
-        chosen = {pair: evidence.spectra[pair[0]].cost.full for pair in equal.items()}
+        bits = equal
+        ranks = {slot: evidence.spectra[slot].cost.full for slot in equal}
     else:
         nearest = Constraints(nearest=recipe.rounding == "nearest")
         options = row.choose(recipe.policy_options)
-        named = plan_ranks(row, options, priced, budget, nearest)
-        chosen = {origin[slot]: rank for slot, rank in named.items()}
-    ranks = {slot: rank for (slot, _), rank in chosen.items()}
+        chosen = plan_ranks(row, options, priced, budget, nearest)
+        spent = sum(priced.spectra[slot].cost.parameters(rank) for slot, rank in chosen.items())
+        ranks = {origin[slot][0]: rank for slot, rank in chosen.items()}
+        bits = dict(origin[slot] for slot in chosen)
+        bits = with_more_bits(ranks, bits, evidence, budget.limit - spent, shape.itemsize)
     return RankPlan(
         ranks=ranks,
         spectra={slot: factors.spectra[slot] for slot in ranks},
@@ -120,7 +123,7 @@ def _plan_of_bytes(factors: Factorization, recipe: Recipe, evidence: Evidence) -
         seq_len=recipe.seq_len,
         probes=_probes(evidence, recipe),
         by_probes=row.needs == "probes",
-        bits={slot: slot_bits for slot, slot_bits in chosen if slot_bits},
+        bits={slot: slot_bits for slot, slot_bits in bits.items() if slot_bits},
         quantization=quantization,
     )
 

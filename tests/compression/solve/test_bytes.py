@@ -34,7 +34,7 @@ def prepared(tiny_llama, story_file):
     return model, lrcore.prepare(model, recipe), recipe
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.3, 0.5, 0.55])
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 0.35, 0.5, 0.55])
 def test_size_stays_within_the_budget_and_the_plan_knows_it(ratio, prepared):
     model, factors, recipe = prepared
     recipe = recipe.with_(ratio=ratio)
@@ -42,7 +42,7 @@ def test_size_stays_within_the_budget_and_the_plan_knows_it(ratio, prepared):
     made = lrcore.compress(model, recipe, factors, plan)
     limit = (1 - ratio) * model.size.stored
     assert made.size.stored <= plan.account.model.bytes <= limit
-    assert plan.account.model.bytes > 0.95 * limit  # a part takes all of its bits or none
+    assert plan.account.model.bytes > 0.96 * limit  # a matrix takes all of its bits or none
     assert made.account.model.bytes == made.size.stored
     assert made.account.achieved == pytest.approx(1 - made.size.stored / model.size.stored)
     assert plan.account.achieved >= ratio
