@@ -1,7 +1,10 @@
 """Estimated memory of a compression, and free memory."""
 
+from typing import Any
+
 import lrcore
 from lrcore.compression.solve.compress_layers import has_refit as lrcore_has_refit
+from lrcore.compression.solve.distill import STEP_TOKENS
 from lrcore.system.hardware import hardware
 
 from .. import words
@@ -12,6 +15,11 @@ LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 # Copies of the numbers of a layer that is trained: the numbers at the start, the best and the
 # present ones, a gradient and two moments of Adam.
 TRAINING_COPIES = 6
+# The same for all layers that are distilled: a gradient, two moments and the numbers themselves.
+DISTILLATION_COPIES = 4
+# Bytes of activations in float32 per token, layer and number of the residual stream that a backward
+# pass keeps: twice the 34 in 16 bits of Korthikanti et al. 2022.
+ACTIVATIONS = 68
 
 
 def needed(
@@ -25,8 +33,8 @@ def needed(
     They hold the compressed tensors, hidden states of the calibration windows, and logits. A
     sequential calibration stores the states of the compressed layers. A refit also stores the
     states of the dense layers and the inputs of a dense MLP; if it trains, the numbers of a layer
-    in float32, their gradients and the state of the optimizer. megabytes: size of the compressed
-    model.
+    in float32, their gradients and the state of the optimizer; if it distills, those of all layers
+    and the activations of a step. megabytes: size of the compressed model.
 
     Raises InputError if the recipe requires a refit that the architecture does not support.
     """
@@ -37,15 +45,25 @@ def needed(
     layer_input = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4, per token
     parallel_states = getattr(config, "altup_num_inputs", 1)  # Gemma 3n
     width = parallel_states * config.hidden_size + config.num_hidden_layers * layer_input
-    states = tokens * width * model.network.dtype.itemsize
-    training = 0
-    if has_refit and recipe.trains:
-        layer_numbers = megabytes * 1e6 / model.network.dtype.itemsize / config.num_hidden_layers
-        training = int(TRAINING_COPIES * 4 * layer_numbers)
+    itemsize = model.network.dtype.itemsize
+    states = tokens * width * itemsize
+    training = _training(recipe, config, megabytes * 1e6 / itemsize) if has_refit else 0
     logits = 0
     if evaluation is not None:
         logits = min(LOGITS, 8 * (evaluation.seq_len or 256) * config.vocab_size * 4)
     return int(megabytes * 1e6) + states + training + logits
+
+
+def _training(recipe: lrcore.Recipe, config: Any, numbers: float) -> int:
+    """Return the bytes that a refit needs for training. numbers: of the compressed model."""
+    if not recipe.trains:
+        return 0
+    layers = config.num_hidden_layers
+    layer_bytes = int(TRAINING_COPIES * 4 * numbers / layers)
+    if not recipe.distills:
+        return layer_bytes
+    activations = STEP_TOKENS * layers * config.hidden_size * ACTIVATIONS
+    return max(layer_bytes, int(DISTILLATION_COPIES * 4 * numbers) + activations)
 
 
 def device_line(model: lrcore.LoadedModel) -> str:
