@@ -266,7 +266,10 @@ def test_only_short_measurements_start_automatically(factors):
     assert is_affordable(factors, lrcore.Recipe(), has_refit=False)
     assert is_affordable(factors, lrcore.Recipe(method="fused"), has_refit=True)
     assert not is_affordable(factors, lrcore.Recipe(refit="on", samples=4096), has_refit=True)
-    runs = [tokens_run(lrcore.Recipe(refit=refit), has_refit=True) for refit in ("on", "trained", "distilled")]
+    runs = [
+        tokens_run(lrcore.Recipe(refit=refit), has_refit=True)
+        for refit in ("on", "trained", "distilled")
+    ]
     assert runs[1] > 2 * runs[0]
     assert runs[2] > runs[1]
 
