@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 import pytest
 
 import lrcore
-from benchmarks import fresh_models, pareto, predictions, rankings, real_model, refit
+from benchmarks import (
+    fresh_models,
+    pareto,
+    predictions,
+    rankings,
+    real_model,
+    refit,
+    tokens,
+)
 from benchmarks.paper_tables import check_names, recipes
 from benchmarks.perplexity import (
     Selection,
@@ -112,6 +120,7 @@ def test_tables_match_the_record() -> None:
     for title in SUBJECTS:
         entry = record[title]
         blocks[f"quality {title}"] = quality_block(title, entry)
+        blocks[f"tokens {title}"] = tokens.section(title)
         blocks[f"measured {title}"] = summary_block(title, entry)
         blocks[f"predicted {title}"] = predicted_table(title, entry)
         blocks[f"interaction {title}"] = predictions.section(title, entry["predictions"])
@@ -122,6 +131,15 @@ def test_tables_match_the_record() -> None:
         text = page_of(section).read_text(encoding="utf-8")
         written = text.split(f"<!-- begin {section} -->\n")[1].split("\n<!-- end")[0]
         assert written == wrap(block), section
+
+
+def test_perplexity_falls_if_it_rises_by_at_most_two_standard_errors() -> None:
+    def cells(*perplexities: float) -> list[dict[str, float]]:
+        return [{"perplexity": perplexity, "error": 0.3} for perplexity in perplexities]
+
+    assert tokens.is_falling(cells(5, 5.8, 4))  # 2 sqrt(0.3² + 0.3²) is 0.85
+    assert not tokens.is_falling(cells(5, 5.9, 4))
+    assert not tokens.is_falling(cells(5, 5.5, 6))
 
 
 def test_margins_divide_the_loss_increase_by_the_lowest_increases() -> None:
