@@ -16,6 +16,8 @@ python -m benchmarks NAME, where NAME is one of:
     fresh       loss increases at 10, 30 and 50 % on six models that are trained first
                 (two architectures, three seeds) on WikiText-2 of the reference data
     real        perplexity of SmolLM2-135M on WikiText-2 of the reference data at 10-50 %
+    chat        perplexity of SmolLM2-135M-Instruct on answers in conversations, calibrated on
+                conversations and on text
     accuracy    perplexity, accuracy on five tasks, sizes and seconds of SmolLM2-135M
     recipes     published tables, which ship as sweeps, on SmolLM2-135M and WikiText-2
     images      accuracy on questions with images of a small LLaVA that is trained first
@@ -48,6 +50,7 @@ import lrcore
 
 from .accuracy import accuracy
 from .cancel import cancel
+from .chat import chat
 from .energy import energy
 from .first_sight import first_sight
 from .fresh_models import fresh
@@ -91,6 +94,7 @@ JOBS = {
     "prediction": prediction,
     "fresh": fresh,
     "real": real,
+    "chat": chat,
     "accuracy": accuracy,
     "recipes": recipes,
     "images": images,

@@ -9,6 +9,7 @@ import pytest
 
 import lrcore
 from benchmarks import (
+    chat,
     fresh_models,
     pareto,
     predictions,
@@ -127,6 +128,7 @@ def test_tables_match_the_record() -> None:
     for architecture in fresh_models.ARCHITECTURES:
         entries = [record[f"fresh {architecture} {seed}"] for seed in fresh_models.SEEDS]
         blocks[f"fresh {architecture}"] = fresh_models.section(architecture, entries)
+    blocks["chat"] = chat.section(record[REAL_MODEL]["chat"])
     for section, block in blocks.items():
         text = page_of(section).read_text(encoding="utf-8")
         written = text.split(f"<!-- begin {section} -->\n")[1].split("\n<!-- end")[0]
