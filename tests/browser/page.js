@@ -121,14 +121,14 @@ window.tests = {
 
   // Return the ids of all components for text, drawn or not.
   textFields() {
-    return window.gradio_config.components
-      .filter(
-        ({ type, props }) =>
-          props.interactive !== false &&
-          props.visible !== false &&
-          (type === 'textbox' || (type === 'dropdown' && props.allow_custom_value)),
-      )
-      .map(({ id, props }) => props.elem_id || `without a name: ${id}`);  // reported by the test
+    const isText = ({ value, choices }) => typeof value === 'string' && !choices.length;
+    return window.gradio_config.components.flatMap(({ id, type, props }) => {
+      if (props.interactive === false || props.visible === false) return [];
+      if (Array.isArray(props.value) && props.value[0]?.elem_id)  // see assets/fields.js
+        return props.value.filter(isText).map((field) => field.elem_id);
+      if (type !== 'textbox' && !(type === 'dropdown' && props.allow_custom_value)) return [];
+      return [props.elem_id || `without a name: ${id}`];  // reported by the test
+    });
   },
 
   // Write a text into a visible field, as a user does; return whether the field is visible.

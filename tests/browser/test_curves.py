@@ -416,7 +416,7 @@ def test_the_live_figure_belongs_to_the_last_slider_position(workbench):
         )
     assert (
         words_of(continuation_panel.locator(".tokens").first)
-        == lrcore.generate(model, typed_prompt, 40).split()
+        == lrcore.generate(model, typed_prompt, continuation.NEW_TOKENS).split()
     )
     assert workbench.locator("#continuation .stale").count() == 0
 

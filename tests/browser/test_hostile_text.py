@@ -13,7 +13,7 @@ from page_server import Server
 import lrcore
 from lrcore.runs.database import Database
 
-from .page import PATIENCE, SCRIPT, Workbench
+from .page import PATIENCE, SCRIPT, VISITED, Workbench
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 ELSEWHERE = "elsewhere.example"
@@ -83,6 +83,7 @@ def page(browser, hostile_server):
     context = browser.new_context(viewport={"width": 1360, "height": 900}, bypass_csp=True)
     context.set_default_timeout(PATIENCE * 1000)
     context.add_init_script(SCRIPT)
+    context.add_init_script(VISITED)
     hosts = []
     context.on("request", lambda request: hosts.append(urlsplit(request.url).netloc))
     page = context.new_page()
