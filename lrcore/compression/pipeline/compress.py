@@ -244,7 +244,9 @@ def _fingerprint(
     It follows from the base model, the calibration windows, the settings of the recipe and the
     ranks, and not from the paths of model and text or the machine.
     """
-    covered = Recipe.fields_of("source", "windows")
+    covered = {*Recipe.fields_of("source", "windows")}
+    if recipe.distills:  # on other windows, which `seed` and `bos` determine
+        covered -= {"seed", "bos"}
     settings = {name: value for name, value in recipe.identity().items() if name not in covered}
     inputs = [calibration.protocol["fingerprint"], key_of(calibration.tokens), model.dtype]
     identity = json_text([model.fingerprint, inputs, settings, *plan.key], sort_keys=True)

@@ -29,6 +29,7 @@ from ...system.files import cache_folder, cache_key
 from ...system.progress import Progress
 from ..calibration.calibrate import make_calibration_windows
 from ..steps.healing.distillation import Descent, Stage, Terms, mean_divergence
+from .refit import refit_key
 from .trained_layer import trainable
 
 # Steps, tokens per step, and the highest learning rate as a share of the best rate of the training
@@ -80,7 +81,6 @@ def distill(
             return
         share = RATE_SHARE * best_rate
         rates = [share * float(p.detach().float().square().mean().sqrt()) for p in parameters]
-        file.parent.mkdir(parents=True, exist_ok=True)
         descent = Descent(parameters, rates, len(windows), file, key, STAGE)
         descent.run(_parts(network, model, windows), 1.0, progress)
     file.unlink(missing_ok=True)
@@ -89,7 +89,8 @@ def distill(
 
 def _state_file(key: str) -> Path:
     """Return the file of the cache for the state of an interrupted distillation."""
-    return cache_folder() / "distillations" / f"{cache_key(key, *distillation_key())}.safetensors"
+    name = cache_key(key, *distillation_key(), *refit_key(train=True))
+    return cache_folder() / "distillations" / f"{name}.safetensors"
 
 
 def _parts(

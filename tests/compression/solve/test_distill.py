@@ -1,18 +1,23 @@
 """Distillation of compressed networks towards the predictions of the dense model."""
 
+import errno
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_models import family_folder
 
 import lrcore
 from lrcore.compression.evidence import joint_probes
-from lrcore.compression.solve import distill
+from lrcore.compression.solve import distill, trained_layer
 from lrcore.compression.steps.healing.distillation import mean_divergence
 from lrcore.models.architectures import decoder_layers
 from lrcore.recipes.history import Compressed
 from lrcore.runs.sweep_store import cells
 from lrcore.system.cache import entries
 from lrcore.system.errors import Cancelled
+from lrcore.system.files import cache_folder
 
 TOKENS = torch.arange(3, 3 + 6 * 16).view(6, 16)
 
@@ -85,6 +90,53 @@ def test_an_interrupted_distillation_resumes_to_the_same_numbers(tiny_llama, sto
     with torch.inference_mode():
         assert torch.equal(resumed.network(TOKENS).logits, complete.network(TOKENS).logits)
     assert states() == []
+
+
+def test_seeds_of_the_distillation_result_in_different_models(tiny_llama, story_file):
+    """With sampling "first", the calibration windows are the same for all seeds."""
+    recipe = requested(tiny_llama, story_file, sampling="first")
+    model = lrcore.load(recipe.model)
+    made = [lrcore.compress(model, recipe.with_(seed=seed)) for seed in (0, 1)]
+    with torch.inference_mode():
+        logits = [each.network(TOKENS).logits for each in made]
+    assert not torch.equal(*logits)
+    assert made[0].fingerprint != made[1].fingerprint
+
+
+def test_a_distillation_after_another_training_of_layers_starts_again(
+    tiny_llama, story_file, monkeypatch
+):
+    recipe = requested(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    steps = []
+
+    def stop(stage, done, total):
+        if stage == "distill":
+            steps.append(done)
+            if done == 55:
+                raise Cancelled
+
+    for passes in (trained_layer.PASSES, 1):
+        monkeypatch.setattr(trained_layer, "PASSES", passes)
+        with pytest.raises(Cancelled):
+            lrcore.compress(model, recipe, progress=stop)
+    assert steps == [*range(56), *range(56)]
+
+
+def test_a_cache_that_cannot_store_states_is_reported(tiny_llama, story_file, monkeypatch):
+    recipe = requested(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    folder, make = cache_folder() / "distillations", Path.mkdir
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def refuse(path, *arguments, **settings):
+        if path == folder:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        make(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(lrcore.InputError, match="LRCORE_CACHE"):
+        lrcore.compress(model, recipe)
 
 
 def test_a_distilled_model_is_the_same_after_loading(tiny_llama, tmp_path, story_file):
