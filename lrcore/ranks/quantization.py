@@ -28,14 +28,20 @@ class QuantizedSlot:
     """Measurements of a slot with rounded numbers.
 
     rank: a measured rank below full, 0 if there is none. below, full: by bits, the increase in loss
-    (nats/token) of the model by rounding the slot at this rank, and at full rank. extra: by bits, 0
-    for a slot that is not rounded, the bytes at ranks below full beyond `rounded_bytes`.
+    (nats/token) of the model by rounding the slot at this rank, and at full rank; empty if the slot
+    cannot be rounded. extra: by bits, 0 without rounding, the bytes at ranks below full beyond
+    `rounded_bytes`.
     """
 
     rank: int
     below: Mapping[int, float]
     full: Mapping[int, float]
     extra: Mapping[int, int]
+
+    @property
+    def can_round(self) -> bool:
+        """Whether the numbers of the slot can be rounded."""
+        return bool(self.full)
 
     def rise(self, cost: Cost, rank: int, bits: int) -> float:
         """Return the increase in loss by rounding the slot at a rank.
@@ -49,9 +55,13 @@ class QuantizedSlot:
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """Evidence "quantization": by slot. Slots without an entry are not rounded."""
+    """Evidence "quantization", by slot."""
 
     slots: Mapping[Slot, QuantizedSlot] = field(default_factory=dict)
+
+    def can_round(self, slot: Slot) -> bool:
+        """Return whether the numbers of a slot can be rounded."""
+        return slot in self.slots and self.slots[slot].can_round
 
     def rise(self, spectrum: Spectrum, rank: int, bits: int) -> float:
         """Return the increase in loss (nats/token) by rounding a slot; 0 bits: not rounded."""
@@ -96,11 +106,11 @@ def with_bits(
     origin: dict[Slot, tuple[Slot, int]] = {}
     for bits in (0, *BITS):
         for slot, s in evidence.spectra.items():
-            rounded = quantization.slots.get(slot)
-            if bits and rounded is None:
+            if bits and not quantization.can_round(slot):
                 continue
+            measured = quantization.slots.get(slot)
             named = _in_bits(s, bits)
-            extra = 0 if rounded is None else rounded.extra[bits]
+            extra = 0 if measured is None else measured.extra[bits]
             spectra[named.slot] = replace(named, cost=_priced(s.cost, bits, extra, itemsize))
             curves[named.slot] = _curve(probes.curves[slot], quantization, s, bits)
             origin[named.slot] = slot, bits
@@ -190,10 +200,10 @@ def with_equal_bits(
     """
     chosen: dict[Slot, Spectrum] = {}
     for forms in by_part(spectra).values():
-        quantized = [slots for slots in forms.values() if slots.keys() <= quantization.slots.keys()]
+        quantized = [form for form in forms.values() if all(map(quantization.can_round, form))]
         chosen |= quantized[0] if quantized else next(iter(forms.values()))
     for bits in (0, *BITS):
-        bits_of = {slot: bits if slot in quantization.slots else 0 for slot in chosen}
+        bits_of = {slot: bits if quantization.can_round(slot) else 0 for slot in chosen}
         sizes = (
             quantization.bytes(s, s.cost.full, bits_of[slot], itemsize)
             for slot, s in chosen.items()

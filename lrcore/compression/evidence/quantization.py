@@ -48,7 +48,7 @@ from .layer_probes import (
 )
 from .probe_windows import mean_and_error, select_windows, window_costs
 
-FORMAT = 1  # of the files on disk; increase it when the meaning of the contents changes
+FORMAT = 2  # of the files on disk; increase it when the meaning of the contents changes
 # The error of 8 bits is below the noise of the probes. The steps of its grid are smaller than those
 # of 4 bits by (2^4 - 1) / (2^8 - 1), and the increase falls with their square.
 MEASURED, FROM_FOUR = BITS[1:], (15 / 255) ** 2
@@ -92,7 +92,7 @@ class _Task:
             self._position += 1
         layer = _LayerTask(self._probing, self._stream, index, self._probing(index, progress))
         spectra = {slot: s for slot, s in self.factors.spectra.items() if slot[0] == index}
-        result = {}
+        result = {name: layer.without_rounding(name, s) for (_, name), s in spectra.items()}
         for form in undominated_forms(spectra, layer.probes.values, SHARES.first):
             for (_, name), s in form.items():
                 progress("probe", index, len(self.factors.layers))
@@ -137,8 +137,18 @@ class _LayerTask:
         names = frozenset(method.matrices_of(name)).intersection(self._layer.matrices())
         return names if names <= MATRICES else frozenset()
 
+    def without_rounding(self, name: str, s: Spectrum) -> QuantizedSlot:
+        """Return the bytes of a slot that is not rounded."""
+        rank = next(iter(probed_ranks(s.cost, SHARES.first)), 0)
+        extra = self._extra(self._truncated(name, rank), 0, s.cost, rank) if rank else 0
+        return QuantizedSlot(rank, {}, {}, {0: extra})
+
+    def _truncated(self, name: str, rank: int) -> Layer:
+        """Return the layer with a slot at a rank."""
+        return self.probing.factors.layers[self.index][name].truncate(self._layer, rank)
+
     def measure(self, name: str, s: Spectrum) -> QuantizedSlot:
-        """Return the measurements of a slot."""
+        """Return the measurements of a slot that can be rounded."""
         names = self.matrices_of(name)
         if names not in self._full:
             layers = [self._quantized(self._layer, names, bits) for bits in MEASURED]
@@ -147,7 +157,7 @@ class _LayerTask:
         rank = next(iter(probed_ranks(s.cost, SHARES.first)), 0)
         if not rank:
             return QuantizedSlot(0, {}, full, {0: 0, **dict.fromkeys(BITS, 0)})
-        small = self.probing.factors.layers[self.index][name].truncate(self._layer, rank)
+        small = self._truncated(name, rank)
         layers = [self._quantized(small, names, bits) for bits in MEASURED]
         truncated = self.probes.values[name][rank]
         measured = _by_bits([self._increase(layer, truncated) for layer in layers])

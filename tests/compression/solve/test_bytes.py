@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.cli import main
@@ -146,6 +147,20 @@ def test_bytes_of_other_methods(method, tiny_llama, story_file):
     made = lrcore.compress(model, recipe)
     assert made.size.stored <= 0.8 * model.size.stored
     assert torch.isfinite(logits(made)).all()
+
+
+def test_permutations_of_experts_count(tiny_llama, tmp_path, story_file):
+    """Their low-rank pairs are not rounded, but have identity blocks with permutations."""
+    folder = family_folder("qwen3_moe", tiny_llama, tmp_path / "experts")
+    model = lrcore.load(str(folder))
+    recipe = recipe_for(folder, story_file, method="latentllm", ratio=0.3, refit="off")
+    factors = lrcore.prepare(model, recipe)
+    plan = lrcore.allocate(factors, recipe)
+    made = lrcore.compress(model, recipe, factors, plan)
+    assert any(
+        plan.ranks[slot] < s.cost.full and s.cost.copies > 1 for slot, s in plan.spectra.items()
+    )
+    assert made.size.stored <= plan.account.model.bytes <= 0.7 * model.size.stored
 
 
 def test_command_line_compresses_to_a_share_of_the_bytes(tiny_llama, story_file, tmp_path, capsys):
