@@ -255,14 +255,15 @@ def step_conflict(
 ) -> str | None:
     """Return why a step may not follow a history, as a sentence about the model `name`, or None.
 
-    Only steps since the last compression count, because it writes all matrices again. forms:
-    structures of the layers, see `lrcore.models.structure.compressed_structures`, for models
-    without a history; recipe: of a compression.
+    Only steps since the last compression count, because it writes all matrices again. A compression
+    to a budget of bytes also quantizes. forms: structures of the layers, see
+    `lrcore.models.structure.compressed_structures`, for models without a history; recipe: of a
+    compression.
     """
     rule, steps = STEP_RULES[step], steps_since_compression(history)
     if rule.needs is not None and not any(isinstance(past, rule.needs[0]) for past in steps):
         return rule.needs[1].format(name=name)
-    kinds = {type(past) for past in steps}
+    kinds = {type(past) for past in steps} | {Quantized for past in steps if past.fixes_grids}
     if not history:
         kinds = {kind for form, kind in STEP_OF_STRUCTURE.items() if form in forms}
     recipe = recipe or Recipe()

@@ -82,8 +82,11 @@ def test_compressed_model_has_the_bits_of_the_plan_and_reloads_bit_for_bit(prepa
     assert torch.equal(logits(back), logits(made))
     assert back.ranks == made.ranks
     assert back.account.achieved == pytest.approx(made.account.achieved)
-    with pytest.raises(lrcore.InputError, match="quantized"):
-        lrcore.compress(back, recipe)
+    for step in (lambda: lrcore.compress(back, recipe), lambda: lrcore.quantize(back, 4)):
+        with pytest.raises(lrcore.InputError, match=r"is .*quantized"):
+            step()
+    with pytest.raises(lrcore.InputError, match="is quantized"):
+        lrcore.sparsify(back, recipe)
 
 
 def test_equal_bits_without_refit_are_those_of_quantize(prepared):
