@@ -99,8 +99,9 @@ def _summary(base: str, parameters: int, history: Sequence[Step]) -> str:
     after = "." if compressed is None else " after low-rank compression."
     sentences = [f"`{base}` with {parameters:,} parameters{after}"]
     if compressed is not None and compressed.fixes_grids:
-        bits = {row.bits for row in compressed.ranks if row.bits}
-        listed = " and ".join(map(str, sorted(bits, reverse=True)))
+        distinct = {row.bits for row in compressed.ranks if row.bits}
+        *others, least = map(str, sorted(distinct, reverse=True))
+        listed = f"{', '.join(others)} and {least}" if others else least
         sentences.append(f"Matrices of its decoder layers are quantized to {listed} bits (GPTQ).")
     if quantized := last_step(history, Quantized):
         sentences.append(
