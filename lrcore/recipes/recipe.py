@@ -342,7 +342,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     PyYAML would silently use the last of duplicate keys. An integer beyond the range of floats
     would raise OverflowError in later computations. A number with an exponent needs no point, as in
-    JSON.
+    JSON, and is an integer if it is whole, so that 1e3 is valid for every number.
     """
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -351,6 +351,11 @@ class _StrictLoader(yaml.SafeLoader):
         if abs(number) > sys.float_info.max:
             raise yaml.constructor.ConstructorError(problem="a number in it has too many digits")
         return number
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        """Return the number of a node, an integer for a whole number with an exponent."""
+        number: float = super().construct_yaml_float(node)
+        return int(number) if "e" in node.value.lower() and number.is_integer() else number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node. Raises ConstructorError for a duplicate key."""
@@ -362,6 +367,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_yaml_float)
 # A number such as 1e-1 in YAML 1.2; PyYAML follows YAML 1.1, which calls it a text.
 _EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))

@@ -8,6 +8,7 @@ import yaml
 
 from lrcore.recipes.recipe import Recipe
 from lrcore.system.errors import InputError
+from lrcore.system.settings import settings_of
 
 
 def test_json_and_yaml_return_the_same_recipe(tmp_path) -> None:
@@ -53,6 +54,28 @@ def test_numbers_with_an_exponent_need_no_decimal_point(number, name, tmp_path) 
     (tmp_path / name).write_text(f"{{{text}}}")
     recipe = Recipe.read(tmp_path / name)
     assert (recipe.ratio, recipe.temperature, recipe.component_ratios) == (0.1, 0.1, {"mlp": 0.1})
+
+
+@pytest.mark.parametrize("number", ["1e3", "1E3", "1.e+3", "1.0e3", "10000e-1"])
+def test_whole_numbers_with_an_exponent_are_valid_for_every_whole_number(number, tmp_path) -> None:
+    path = tmp_path / "a.yaml"
+    names = [name for name, entry in settings_of(Recipe).items() if entry.low is not None]
+    lines = [f"{name}: {number}" for name in names]
+    path.write_text(
+        "\n".join([*lines, f"temperature: {number}", f"rank_overrides: {{1.mlp: {number}}}"])
+    )
+    recipe = Recipe.read(path)
+    assert {"samples", "seq_len", "seed"} <= {*names}
+    assert [getattr(recipe, name) for name in names] == [1000] * len(names)
+    assert all(type(getattr(recipe, name)) is int for name in names)
+    assert (recipe.temperature, recipe.rank_overrides) == (1000, {"1.mlp": 1000})
+
+
+@pytest.mark.parametrize("number", ["1.5e0", "1e-3", "1e400"])
+def test_other_numbers_with_an_exponent_are_refused_for_whole_numbers(number, tmp_path) -> None:
+    (tmp_path / "a.yaml").write_text(f"samples: {number}\n")
+    with pytest.raises(InputError, match="samples must be a whole number"):
+        Recipe.read(tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize("text", ["1e", "e1", "1e-1x", "main", "1e1-5", "abc1e5"])
