@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -392,12 +392,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Families that are often requested but cannot be loaded, and the reason
 UNSUPPORTED_FAMILIES = {
+    "blt": "its largest layers run on patches of bytes, not on tokens",
     "gemma3n": "images and sounds need further packages; save the language model as a gemma3n_text",
     "llama4": "the multimodal model does not run in transformers 5.24; save the language model as "
     "a llama4_text",
     **dict.fromkeys(
         ("mistral4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
         "transformers has no causal language model of this type",
+    ),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "it drafts tokens for another model, whose states and keys it reads",
     ),
     "youtu": "`export --format mla` writes it for other programs; load the original checkpoint",
 }
@@ -406,14 +411,16 @@ UNSUPPORTED_FAMILIES = {
 MULTIMODAL = dict.fromkeys(
     (
         *("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
-        *("internvl", "kimi_k25"),
+        *("internvl", "kimi_k25", "got_ocr2", "moss_transcribe_diarize"),
     ),
     "model.language_model",
 ) | {"smolvlm": "model.text_model"}
+# Multimodal families whose vision tower has eager attention only
+EAGER_FAMILIES = ("got_ocr2",)
 # Multimodal families whose masks let image patches attend in both directions.
 BIDIRECTIONAL_IMAGES = ("gemma3", "gemma4")
 # Multimodal families whose image processors are not supported
-TEXT_ONLY = ("internvl", "kimi_k25", "smolvlm")
+TEXT_ONLY = ("internvl", "kimi_k25", "smolvlm", "got_ocr2", "moss_transcribe_diarize")
 
 
 def text_config(network: PreTrainedModel) -> Any:
@@ -437,7 +444,15 @@ def architecture_of(network: PreTrainedModel) -> Architecture:
     inside = MULTIMODAL.get(network.config.model_type)
     if inside is None:
         return row
-    return replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
+    layers, kernel = f"{inside}.{row.layers.partition('.')[2]}", attention_kernel(network.config)
+    return replace(row, layers=layers, kernel=kernel)
+
+
+def attention_kernel(config: PretrainedConfig) -> Literal["sdpa", "eager"]:
+    """Return the `attn_implementation` that a model runs with."""
+    if config.model_type in EAGER_FAMILIES:
+        return "eager"
+    return config_architecture(config.get_text_config()).kernel
 
 
 def residual_multiplier(network: PreTrainedModel) -> float:

@@ -265,7 +265,7 @@ def _check_shared_keys(text: PretrainedConfig, path: str) -> None:
     shared = getattr(text, "num_kv_shared_layers", None) or 0
     if not shared:
         return
-    if not text.hidden_size_per_layer_input:
+    if not getattr(text, "hidden_size_per_layer_input", True):
         raise InputError(
             f"'{path}': num_kv_shared_layers is {shared} and hidden_size_per_layer_input 0, which "
             "transformers does not support: only models with embeddings per layer share keys."
@@ -294,11 +294,6 @@ def write_config(
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-def attention_kernel(config: PretrainedConfig) -> str:
-    """Return the `attn_implementation` that a model runs with."""
-    return config_architecture(config.get_text_config()).kernel
-
-
 def experts_options(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, str]:
     """Return the option of transformers for the experts of a model.
 
@@ -318,9 +313,9 @@ def experts_options(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[
 
 def auto_class(config: PretrainedConfig) -> type[Any]:
     """Return the Auto class of transformers that builds a network from a config."""
-    if config.model_type in MULTIMODAL:
-        return cast(type, AutoModelForImageTextToText)
-    return cast(type, AutoModelForCausalLM)
+    if is_causal(config.model_type):
+        return cast(type, AutoModelForCausalLM)
+    return cast(type, AutoModelForImageTextToText)
 
 
 @contextlib.contextmanager

@@ -30,9 +30,8 @@ from ..system.files import OFFLOADED, cache_folder
 from ..system.memory import free_memory, raise_unless_free
 from ..system.resource_errors import raise_shortage
 from ..system.tensor_files import StoredTensor, as_dtype, stored_in
-from .architectures import MULTIMODAL, config_architecture, text_config
+from .architectures import MULTIMODAL, attention_kernel, config_architecture, text_config
 from .config import (
-    attention_kernel,
     auto_class,
     error_line,
     experts_options,

@@ -1,5 +1,7 @@
 """Families without a row, in which every linear module of the decoder layers is compressed."""
 
+import json
+
 import pytest
 import torch
 from elsewhere import TOKENS, loaded_elsewhere
@@ -83,6 +85,12 @@ _LATENTS = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 UNUSUAL = {
     # two attentions per layer, and more rows in the router than experts
     "longcat_flash": {
@@ -118,6 +126,102 @@ UNUSUAL = {
         "mamba_d_state": 8,
         "num_mem_blocks": 1,
     },
+    # positions of three axes, and a layer without them
+    "cohere_compass_text": {
+        **_ATTENTION,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 16,
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+            "full_attention": None,
+        },
+    },
+    # the other families have a language model among towers of images and sounds
+    "phi4_multimodal": {
+        **_ATTENTION,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1},
+        "vision_config": {**_TOWER, "image_size": 28, "crop_size": 28, "patch_size": 14},
+        "audio_config": {
+            **_TOWER,
+            "num_blocks": 1,
+            "ext_pw_out_channel": 16,
+            "depthwise_separable_out_channel": 16,
+            "nemo_conv_channels": 16,
+        },
+    },
+    "gemma4_unified": {
+        "text_config": {
+            **_COMMON,
+            **_ATTENTION,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "head_dim": 8,
+            "global_head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "patch_size": 2},
+        "audio_config": {"audio_embed_dim": 8},
+    },
+    "dots3_note": {
+        "text_config": {
+            **_COMMON,
+            **_ATTENTION,
+            **_LATENTS,
+            "layer_types": ["indexed_attention", "sliding_attention"],
+            "head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_experts_intermediate_size": 16,
+            "index_topk": 64,
+            "index_head_dim": 8,
+            "index_n_heads": 2,
+            **{
+                f"swa_{name}": size for name, size in _LATENTS.items() if name != "qk_rope_head_dim"
+            },
+            "swa_num_attention_heads": 4,
+            "swa_head_dim": 12,
+            "sliding_window": 16,
+        },
+        "vision_config": {
+            **_TOWER,
+            "adapter_in_dim": 16,
+            "adapter_out_dim": 32,
+            "mlp_layer_types": ["dense"] * 2,
+            "per_layer_config": {},
+        },
+        "audio_config": {
+            **_TOWER,
+            "downsample_hidden_size": 8,
+            "feature_size": 8,
+            "adapter_input_size": 16,
+            "adapter_out_dim": 32,
+        },
+    },
+    "qwen4_exp": {
+        "text_config": {
+            **_COMMON,
+            **{k: v for k, v in _ATTENTION.items() if k != "intermediate_size"},
+            "layer_types": ["linear_attention", "indexed_attention"],
+            "head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "hc_count": 2,
+            "hc_lowrank": 8,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 64,
+            "indexer_compress_ratio": 4,
+        },
+        "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
+    },
 }
 MATRICES = {  # layer, name of a matrix in it, and number of matrices
     "bitnet": (0, "self_attn.q_proj", 7),
@@ -129,7 +233,9 @@ MATRICES = {  # layer, name of a matrix in it, and number of matrices
 
 def tiny(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    fields = _COMMON | (CONFIGS | STATES | UNUSUAL)[family]
+    fields = (CONFIGS | STATES | UNUSUAL)[family]
+    if "text_config" not in fields:
+        fields = _COMMON | fields
     if "num_layers" in fields:
         del fields["num_hidden_layers"]
     config = AutoConfig.for_model(family, **fields)
@@ -320,6 +426,20 @@ def test_models_that_do_not_predict_the_next_token_raise(family, reason, tmp_pat
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=reason):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("blt", "patches of bytes"),
+        ("gemma4_assistant", "drafts tokens for another model"),
+        ("gemma4_unified_assistant", "drafts tokens for another model"),
+    ],
+)
+def test_models_without_layers_on_tokens_alone_raise(family, reason, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(InputError, match=reason):
+        lrcore.load(str(tmp_path))
 
 
 def test_layers_with_different_states_per_call_raise():

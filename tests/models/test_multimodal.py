@@ -10,7 +10,6 @@ from tiny_models import CONFIGS as FAMILIES
 from tiny_models import copy_tokenizer
 from transformers import (
     AutoConfig,
-    AutoModelForImageTextToText,
     CLIPVisionConfig,
     LlamaConfig,
     Qwen2Config,
@@ -20,7 +19,8 @@ from transformers import (
 import lrcore
 from lrcore.checkpoints.standard.standard_fit import standard_fit
 from lrcore.compression.steps.layer_pruning.depth import skip_layers
-from lrcore.models.architectures import MULTIMODAL, TEXT_ONLY
+from lrcore.models.architectures import MULTIMODAL, TEXT_ONLY, attention_kernel
+from lrcore.models.config import auto_class
 from lrcore.recipes.history import LayersDropped
 
 _TEXT = {
@@ -117,6 +117,27 @@ CONFIGS = {
         "image_token_id": IMAGE,
         "image_seq_length": 1,
     },
+    "got_ocr2": {
+        "text_config": Qwen2Config(**_TEXT),
+        "vision_config": {
+            **_SIGHT,
+            "mlp_dim": 32,
+            "output_channels": 24,
+            "global_attn_indexes": [1],
+        },
+        "image_token_index": IMAGE,
+    },
+    "moss_transcribe_diarize": {
+        "text_config": {**_TEXT, "model_type": "qwen3", "head_dim": 8},
+        "audio_config": {
+            "d_model": 24,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "num_mel_bins": 8,
+        },
+        "audio_token_id": IMAGE,
+    },
     "smolvlm": {
         "text_config": LlamaConfig(**_TEXT),
         "vision_config": _SIGHT,
@@ -142,8 +163,8 @@ def folder(tiny_llama, tmp_path_factory):
         path = tmp_path_factory.mktemp(kind)
         torch.manual_seed(0)
         config = AutoConfig.for_model(kind, **CONFIGS[kind])
-        network = AutoModelForImageTextToText.from_config(
-            config, attn_implementation="sdpa", dtype=torch.float32
+        network = auto_class(config).from_config(
+            config, attn_implementation=attention_kernel(config), dtype=torch.float32
         )
         with torch.no_grad():
             for parameter in network.parameters():
