@@ -8,7 +8,7 @@ each field.
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_origin
 import typer
 
 from ..models.hub import locate_local
-from ..recipes.recipe import MAPPINGS, Recipe
+from ..recipes.recipe import MAPPINGS, TEXT_FIELD, Recipe
 from ..system.errors import InputError, quoted
 from .listing import check_choices, has_temperature
 
@@ -70,8 +70,34 @@ def _group(kind: Any, chosen: frozenset[str]) -> _Group:
     if chosen:
         described = [f for f in described if {f.name, f.metadata["setting"].group} & chosen]
     if kind is Recipe:
-        return _recipe_group(described)
-    return _Group(tuple(map(_parameter, described)), lambda values: kind(**values))
+        group = _recipe_group(described)
+    else:
+        group = _Group(tuple(map(_parameter, described)), lambda values: kind(**values))
+    return _with_text_field(group) if any(f.name == "data" for f in described) else group
+
+
+def _with_text_field(group: _Group) -> _Group:
+    """Return a group with --text-field, which adds a field to the name of the data set."""
+    option = typer.Option(
+        "--text-field",
+        metavar="NAME",
+        help="Field with the texts of a file or hub data set, as in --data FILE#NAME.",
+        show_default=False,
+    )
+    parameter = _make_parameter(TEXT_FIELD, Annotated[str | None, option], None)
+    names = [p.name for p in group.parameters]
+    after = names.index("data") + 1
+
+    def read(values: dict[str, Any]) -> Any:
+        field = values.pop(TEXT_FIELD)
+        settings = group.read(values)
+        if field is None:
+            return settings
+        from ..data import with_text_field
+
+        return replace(settings, data=with_text_field(settings.data, field))
+
+    return _Group((*group.parameters[:after], parameter, *group.parameters[after:]), read)
 
 
 def _recipe_group(described: list[Field]) -> _Group:

@@ -14,6 +14,7 @@ from .texts import (
     load_test_texts,
     load_texts,
     overlapping,
+    with_text_field,
 )
 from .tokenized import Tokenized
 from .tokens import bos_token, tokenize, tokenize_all
@@ -47,5 +48,6 @@ __all__ = [
     "tokenize_all",
     "windows_aside",
     "with_bos",
+    "with_text_field",
     "write_texts",
 ]

@@ -20,6 +20,7 @@ from .hub_safety import (
     leaving_archives,
 )
 from .rows import Documents, documents_of
+from .text_folders import markdown_files, unread_files
 
 # Characters read from a split: about 15 M tokens, ten times any published calibration.
 CHARACTERS = 64_000_000
@@ -49,7 +50,7 @@ def read(data: str, role: str, revision: str | None = None) -> tuple[Documents, 
     name, config, split = _parts(data, role)
     commit, bytes_stored = _look_up(name, revision)
     folder = place_of(name)
-    rows = _load(
+    rows, unread = _load(
         str(folder) if folder.is_dir() else name,
         config,
         split,
@@ -59,7 +60,8 @@ def read(data: str, role: str, revision: str | None = None) -> tuple[Documents, 
     source = f"{name}:{config or 'default'}:{split}" + (
         f"@{commit or revision}" if commit or revision else ""
     )
-    return documents_of(rows, source, field), source + (f"#{field}" if field else "")
+    documents = documents_of(rows, source, field)._replace(unread_files=unread)
+    return documents, source + (f"#{field}" if field else "")
 
 
 def rows(name: str, config: str | None, split: str, count: int | None = None) -> list[dict]:
@@ -69,7 +71,7 @@ def rows(name: str, config: str | None, split: str, count: int | None = None) ->
     commit, bytes_stored = _look_up(name, None)
     folder = place_of(name)
     path = str(folder) if folder.is_dir() else name
-    return _load(path, config, split, commit, bytes_stored > _MAX_DOWNLOAD, count)
+    return _load(path, config, split, commit, bytes_stored > _MAX_DOWNLOAD, count)[0]
 
 
 def _parts(data: str, role: str) -> tuple[str, str | None, str]:
@@ -155,7 +157,8 @@ def _load(
     revision: str | None,
     stream: bool,
     count: int | None = None,
-) -> list[dict]:
+) -> tuple[list[dict], int]:
+    """Return the first rows of a split, and the number of files of a folder that are not read."""
     import datasets
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
@@ -163,11 +166,11 @@ def _load(
     if name in _PACKAGED_DATASETS_MODULES:
         raise _unknown(name)
     try:
-        dataset = _opened(name, config, split, revision, stream)
+        dataset, unread = _opened(name, config, split, revision, stream)
         for column, kind in (dataset.features or {}).items():
             if isinstance(kind, datasets.Image):
                 dataset = dataset.cast_column(column, datasets.Image(decode=False))
-        return _first_rows(dataset, count)
+        return _first_rows(dataset, count), unread
     except InputError:
         raise
     except Exception as error:  # of many libraries: network, parsers, datasets
@@ -178,23 +181,33 @@ def _load(
         if Path(name).is_dir():
             raise InputError(
                 f"Cannot load the folder {subject}: {reason}. All files must have the same format: "
-                ".txt, .jsonl, .csv or .parquet. Name a single file of another format."
+                ".txt or .md, .jsonl, .csv or .parquet. Name a single file of another format."
             ) from error
         raise InputError(
             f"Cannot load the hub data set {subject}: {reason}. Enter {_FORM}. {_OFFLINE_HINT}"
         ) from error
 
 
-def _opened(name: str, config: str | None, split: str, revision: str | None, stream: bool) -> Any:
-    """Return a split as `datasets` reads it, without unpacking; compressed files are streamed.
+def _opened(
+    name: str, config: str | None, split: str, revision: str | None, stream: bool
+) -> tuple[Any, int]:
+    """Return a split as `datasets` reads it, and the number of files of a folder that are not read
+    because their format differs. Nothing is unpacked; compressed files are streamed.
 
     Raises InputError for archives, and NoTestSplit.
     """
     import datasets
 
     without_unpacking = leaving_archives()
+    folder = Path(name)
+    is_default = config in (None, "default")
+    texts = markdown_files(folder) if folder.is_dir() and is_default else {}
     builder = datasets.load_dataset_builder(
-        name, config, revision=revision, download_config=without_unpacking
+        "text" if texts else name,
+        None if texts else config,
+        data_files=texts or None,
+        revision=revision,
+        download_config=without_unpacking,
     )
     files = [file for group in (builder.config.data_files or {}).values() for file in group]
     check_names(name, files)
@@ -203,10 +216,11 @@ def _opened(name: str, config: str | None, split: str, revision: str | None, str
         raise NoTestSplit(
             f"The data set '{name}' has no split test, only {existing[0]}. Name the split: {_FORM}."
         )
+    unread = unread_files(folder, files) if folder.is_dir() else 0
     if stream or any(map(is_packed, files)):
-        return builder.as_streaming_dataset(split=split)
+        return builder.as_streaming_dataset(split=split), unread
     builder.download_and_prepare(download_config=without_unpacking)
-    return builder.as_dataset(split=split)
+    return builder.as_dataset(split=split), unread
 
 
 def _first_rows(rows: Iterable[dict], count: int | None = None) -> list[dict]:

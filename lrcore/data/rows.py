@@ -20,12 +20,14 @@ class Documents(NamedTuple):
 
     skipped: number of rows without a text, which are left out. conversations: for each document,
     the JSON list of its messages; empty for plain text. A document is plain text as well if it
-    differs from its conversation.
+    differs from its conversation. unread_files: number of files of a folder that are not read,
+    because most files have another format.
     """
 
     texts: list[str]
     skipped: int = 0
     conversations: Sequence[str] = ()
+    unread_files: int = 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per document from which `documents_of` reads the same document."""

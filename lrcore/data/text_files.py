@@ -15,6 +15,7 @@ from ..system.errors import InputError, shown
 from ..system.files import write_text
 from ..system.memory import free_memory, raise_unless_free
 from ..system.path_access import place_of
+from .extensions import GZIP, PLAIN, ending
 from .parquet import COPIES, read_rows
 from .questions import has_questions
 from .rows import Documents, documents_of, parsed, reading
@@ -23,7 +24,6 @@ from .rows import Documents, documents_of, parsed, reading
 # `tokens.PER_CHARACTER`. Checked before a file of gigabytes is read.
 PER_BYTE = 32
 MAX_ROW = 2**27  # characters of a question, which can contain an image, and of a cell of a table
-GZIP = ".gz"
 CHUNK = 2**20  # bytes that are unpacked at a time
 
 
@@ -40,7 +40,7 @@ def looks_like_path(data: str) -> bool:
         return False
     folder, *parts = data.split(":")
     is_folder = place_of(folder).is_dir() and not any("/" in part for part in parts)
-    return _ending(path) in READERS or (data.startswith(("/", "./", "../", "~")) and not is_folder)
+    return ending(path) in READERS or (data.startswith(("/", "./", "../", "~")) and not is_folder)
 
 
 def file_and_field(data: str) -> tuple[str, str]:
@@ -53,12 +53,6 @@ def file_and_field(data: str) -> tuple[str, str]:
     return (data, "") if is_file or not name or "/" in field else (name, field)
 
 
-def _ending(path: Path) -> str:
-    """Return the extension of a file, without that of gzip."""
-    is_packed = path.suffix.lower() == GZIP
-    return (Path(path.stem) if is_packed else path).suffix.lower()
-
-
 def read(path: Path, field: str = "") -> Documents:
     """Return the documents of a file.
 
@@ -66,7 +60,7 @@ def read(path: Path, field: str = "") -> Documents:
     unreadable, and for a field of a file without rows.
     """
     check_there(path)
-    reader = READERS.get(_ending(path))
+    reader = READERS.get(ending(path))
     if reader is None:
         raise InputError(
             f"Cannot read '{path.name}': unknown extension '{path.suffix}'. Known: "
@@ -245,8 +239,7 @@ def _parse(text: str, where: str) -> object:
 
 # By extension, for files with and without gzip: rows, or a single text.
 READERS: dict[str, Callable[[Path], list[Any]]] = {
-    ".txt": _text,
-    ".md": _text,
+    **dict.fromkeys(PLAIN, _text),
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal, cast
 
-from ..system.errors import SHOWN, InputError, check_name, quoted, unknown
+from ..system.errors import SHOWN, InputError, check_name, quoted, shown, unknown
 from ..system.path_access import place_of
 from . import hub, python_docs, questions, stories
 from . import text_files as files
@@ -44,7 +44,8 @@ class Texts:
     "" unless the text is a part. images: files of images, by the key in the marker "<image:KEY>"
     (see questions.py). skipped: number of rows of the source without a text, which are left out.
     conversations: for each document, the JSON list of its messages (see conversations.py); empty
-    for plain text.
+    for plain text. unread_files: number of files of a folder that are not read, because most files
+    have another format.
     Raises InputError if all documents are blank.
     """
 
@@ -57,6 +58,7 @@ class Texts:
     images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     skipped: int = 0
     conversations: tuple[str, ...] = field(default=(), repr=False)
+    unread_files: int = 0
 
     def __post_init__(self) -> None:
         if not any(document.strip() for document in self.documents):
@@ -76,8 +78,12 @@ class Texts:
 
     @property
     def remarks(self) -> dict[str, str | int]:
-        """Entries of a protocol about the part of a file and skipped rows, if any."""
-        remarks: dict[str, str | int] = {"part": self.part, "skipped_rows": self.skipped}
+        """Entries of a protocol about the part of a file, skipped rows and unread files, if any."""
+        remarks: dict[str, str | int] = {
+            "part": self.part,
+            "skipped_rows": self.skipped,
+            "unread_files": self.unread_files,
+        }
         return {name: value for name, value in remarks.items() if value}
 
     @property
@@ -199,6 +205,25 @@ def check_named(data: str) -> None:
             _refuse_misspelling(name, name.partition("/")[0])
 
 
+def with_text_field(data: str | None, field: str) -> str:
+    """Return the name of a data set with the field of its texts: "NAME#FIELD" or "FILE#FIELD:test".
+
+    Raises InputError without a data set or a valid field, for built-in texts and mixtures, which
+    have no fields, and for a name that already has a field.
+    """
+    if not isinstance(field, str) or not field or "/" in field or "#" in field:
+        raise InputError(f"{shown(field)} is not a valid text field. Enter the name of a field.")
+    if not isinstance(data, str) or not data:
+        raise InputError(f"The text field '{field}' needs a data set. Name a file or hub data set.")
+    if data.partition("/")[0] in BUILTIN or _is_mixture(data):
+        raise InputError(f"'{data}' has no fields; got the text field '{field}'. Omit it.")
+    path, split = file_and_split(data)
+    name = path or data
+    if files.file_and_field(name)[1]:
+        raise InputError(f"'{data}' already names a field; got the text field '{field}'. Omit one.")
+    return f"{name}#{field}" + (f":{split}" if split else "")
+
+
 def _is_mixture(data: str) -> bool:
     return (MIXED in data or "*" in data) and not files.looks_like_path(data)
 
@@ -310,6 +335,7 @@ def _texts(documents: Documents, source: str) -> Texts:
         source,
         skipped=documents.skipped,
         conversations=tuple(documents.conversations),
+        unread_files=documents.unread_files,
     )
 
 

@@ -39,6 +39,7 @@ ROUNDING = ("down", "nearest")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 # "layer.component" without leading zeros, so that each slot has a single name.
 _SLOT = re.compile(r"(0|[1-9][0-9]{0,5})\.[\w.-]+", re.ASCII)
+TEXT_FIELD = "text_field"  # of the data, in files and on the command line
 MAX_BYTES = 2**20  # of a recipe file
 # Exceptions of yaml.load for invalid YAML and for values that do not match their tags.
 UNREADABLE = (
@@ -292,13 +293,14 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
         """Return the recipe of plain values; former names of fields are accepted.
 
+        `text_field`, the field with the texts of `data`, becomes part of the name: "NAME#FIELD".
         Raises InputError for an unknown field or an invalid value.
         """
         if not isinstance(values, Mapping):
             raise InputError(
                 f"A recipe is a mapping of fields to values; got {type(values).__name__}."
             )
-        values = former_names.current_recipe(values)
+        values = with_named_field(former_names.current_recipe(values))
         for name in values:
             if name not in cls.__dataclass_fields__:
                 raise unknown("recipe field", str(name), cls.__dataclass_fields__)
@@ -371,6 +373,19 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct
 # A number such as 1e-1 in YAML 1.2; PyYAML follows YAML 1.1, which calls it a text.
 _EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+def with_named_field(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a file in which `text_field` is part of the name in `data`, "NAME#FIELD".
+
+    Raises InputError for a text field without data, and if `data` has no fields or names one.
+    """
+    if values.get(TEXT_FIELD) is None:
+        return {name: value for name, value in values.items() if name != TEXT_FIELD}
+    from ..data import with_text_field
+
+    named = {"data": with_text_field(values.get("data"), values[TEXT_FIELD])}
+    return {name: value for name, value in {**values, **named}.items() if name != TEXT_FIELD}
 
 
 def read_values(path: Path) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from ..compression.steps.chain import Chain, chain_key, check_sweep_size, read_chains, vary_recipe
 from ..evaluation.evaluation_settings import EvaluationSettings, TaskSettings, find_protocol
 from ..recipes import former_names
-from ..recipes.recipe import Recipe, read_values
+from ..recipes.recipe import Recipe, read_values, with_named_field
 from ..system.errors import InputError, shown, unknown
 from ..system.settings import check_settings
 
@@ -141,7 +141,7 @@ class Sweep:
             raise InputError(
                 f"A sweep must be a mapping of fields to values; got {type(values).__name__}."
             )
-        values = former_names.current_recipe(values)
+        values = with_named_field(former_names.current_recipe(values))
         recipe_fields = {f.name for f in fields(Recipe)}
         valid_names = {*recipe_fields, *LISTS, *SWEEP_FIELDS}
         for name in values:
@@ -251,6 +251,7 @@ def _evaluations(values: Any) -> Iterator[EvaluationSettings]:
                 "evaluation must contain settings of `evaluate`, such as data: stories; got "
                 f"{shown(settings)}."
             )
+        settings = with_named_field(settings)
         for name in settings:
             if name not in _EVALUATION:
                 raise unknown("evaluation setting", str(name), _EVALUATION)

@@ -45,6 +45,26 @@ def run_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+def test_a_text_field_is_part_of_the_name_of_the_data(capsys, tiny_llama, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    texts = [f"One day {number} girls saw a cat in the park." for number in range(40)]
+    rows = [{"content": text, "title": "x"} for text in texts] + [{"content": None, "title": "y"}]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    windows = ["--samples", "2", "--seq-len", "16"]
+    named = ["--data", file, "--text-field", "content", *windows]
+    joined = ["--data", f"{file}#content", *windows]
+    for command in ("calibrate", "evaluate"):
+        result, expected = (run_json(capsys, command, tiny_llama, *n) for n in (named, joined))
+        assert result["protocol"] == expected["protocol"]
+        assert result["protocol"]["skipped_rows"] == 1
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"model: {tiny_llama}\ndata: {file}\n")
+    flags = ["--recipe", recipe, "--text-field", "content", *windows]
+    assert run_json(capsys, "calibrate", tiny_llama, *flags)["key"]
+    assert main(["evaluate", str(tiny_llama), "--text-field", "content"]) != 0
+    assert "'stories' has no fields" in capsys.readouterr().err
+
+
 def test_methods_lists_methods_and_policies(capsys):
     result = run_json(capsys, "methods")
     assert {"svd", "svd_llm", "a3", "modegpt"} <= {row["name"] for row in result["methods"]}

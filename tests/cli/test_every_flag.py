@@ -97,6 +97,7 @@ INVALID: dict[str, tuple[str, ...]] = {
     "--dtype": ("int8", "float33", ""),
     "--device": ("gpu", "cuda:99", "meta", ""),
     "--data": (MISSING, "EMPTY", "storys", "", "a" * 5000),
+    "--text-field": ("content", "a/b", ""),  # a text file has no fields
     # larger numbers mean the complete text
     "evaluate --samples": ("0", "-1", "1.5", "x", "nan", ""),
     "compare --samples": ("0", "-1", "1.5", "x", "nan", ""),

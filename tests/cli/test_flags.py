@@ -71,8 +71,10 @@ def test_a_command_receives_dataclasses():
     parameters = inspect.signature(command).parameters
     assert list(parameters)[:2] == ["calibration_mode", "refit"]
     assert parameters["steps"].default == Healing.steps
-    command(calibration_mode=None, refit="on", **asdict(Healing(steps=5)), extra=4)
-    assert received == [(Recipe(refit="on"), Healing(steps=5), 4)]
+    values = asdict(Healing(steps=5, data="a.jsonl")) | {"text_field": "content"}
+    command(calibration_mode=None, refit="on", **values, extra=4)
+    expected = Healing(steps=5, data="a.jsonl#content")
+    assert received == [(Recipe(refit="on"), expected, 4)]
 
 
 def test_commands_have_at_most_six_parameters():

@@ -9,8 +9,17 @@ import pyarrow.parquet
 import pytest
 
 import lrcore
-from lrcore.data import BUILTIN, Texts, check_named, load_texts, parquet, stories
+from lrcore.data import (
+    BUILTIN,
+    Texts,
+    check_named,
+    load_texts,
+    parquet,
+    stories,
+    with_text_field,
+)
 from lrcore.data import text_files as files
+from lrcore.data.extensions import PLAIN, TABLES
 from lrcore.system.errors import InputError, ResourceError
 
 
@@ -232,6 +241,36 @@ def test_a_field_of_a_table_is_read_by_its_name(tmp_path, name, content):
         check_named(f"{tmp_path}/none.jsonl#content")
 
 
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("a.jsonl", "a.jsonl#content"),
+        ("a.jsonl:test", "a.jsonl#content:test"),
+        ("owner/name:config:test", "owner/name:config:test#content"),
+    ],
+)
+def test_a_text_field_is_part_of_the_name(data, name):
+    assert with_text_field(data, "content") == name
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "reason"),
+    [
+        ("stories", "content", "has no fields"),
+        ("stories/test", "content", "has no fields"),
+        ("stories+python-docs", "content", "has no fields"),
+        ("a.jsonl#text", "content", "already names a field"),
+        (None, "content", "needs a data set"),
+        ("a.jsonl", "", "not a valid text field"),
+        ("a.jsonl", "a/b", "not a valid text field"),
+        ("a.jsonl", 3, "not a valid text field"),
+    ],
+)
+def test_an_invalid_text_field_raises(data, field, reason):
+    with pytest.raises(InputError, match=reason):
+        with_text_field(data, field)
+
+
 def test_a_compressed_file_that_does_not_fit_into_memory_is_not_unpacked(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt.gz", gzip.compress(bytes(50 * files.CHUNK), mtime=0))
     unpacked = []
@@ -248,6 +287,10 @@ def test_skipped_rows_are_in_the_protocol(tmp_path, tiny_llama):
         settings = {"samples": 2, "protocol": protocol}
         result = lrcore.evaluate(lrcore.load(str(tiny_llama)), name, **settings, seq_len=24)
         assert result.protocol["skipped_rows"] == 20
+
+
+def test_every_extension_has_a_reader():
+    assert files.READERS.keys() == {*PLAIN, *TABLES}
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.md.gz"])

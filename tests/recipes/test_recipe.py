@@ -45,6 +45,15 @@ def test_invalid_values_raise(changes: dict, expected: str) -> None:
         Recipe.from_dict(changes)
 
 
+def test_the_text_field_of_a_file_is_part_of_the_name_of_the_data(tmp_path) -> None:
+    (tmp_path / "a.yaml").write_text("data: rows.jsonl\ntext_field: content\n")
+    recipe = Recipe.read(tmp_path / "a.yaml")
+    assert recipe == Recipe(data="rows.jsonl#content")
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    with pytest.raises(InputError, match="needs a data set"):
+        Recipe.from_dict({"text_field": "content"})
+
+
 @pytest.mark.parametrize("number", ["1e-1", "1E-1", ".1e0", "1.e-1", "+1e-1", "10e-2", "0.1"])
 @pytest.mark.parametrize("name", ["a.yaml", "a.json"])
 def test_numbers_with_an_exponent_need_no_decimal_point(number, name, tmp_path) -> None:

@@ -362,6 +362,16 @@ def test_a_sweep_file_may_have_anchors_and_exponents(tmp_path):
     assert {chain[1].settings.lr for chain in chains} == {1e-4}
 
 
+def test_text_fields_of_a_sweep_file_are_part_of_the_names(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "data: a.jsonl\ntext_field: content\nratios: [0.1]\n"
+        "evaluation: {data: b.csv, text_field: body}\n"
+    )
+    sweep = lrcore.Sweep.read(tmp_path / "a.yaml")
+    assert sweep.base.data == "a.jsonl#content"
+    assert [settings.data for settings in sweep.evaluations] == ["b.csv#body"]
+
+
 def test_lists_vary_the_fields_that_rows_do_not_set():
     base = lrcore.Recipe(method="modegpt", options={"x": 1})
     rows = [{"compress": {"method": "a3", "ratio": 0.3}}, "compress"]
