@@ -62,6 +62,11 @@ def test_experts_in_mxfp4_are_read_and_compressed(published, story_file, tmp_pat
     assert "quantization_config" not in config
 
 
+def test_experts_in_mxfp4_are_not_offloaded(published) -> None:
+    with pytest.raises(lrcore.InputError, match=r"gpt_oss model cannot be offloaded.*without"):
+        lrcore.load(str(published[0]), offload=True)
+
+
 def test_quantizer_of_transformers_is_not_used(published, monkeypatch) -> None:
     """If kernels for the format exist, it leaves the experts quantized."""
     monkeypatch.setattr(Mxfp4HfQuantizer, "validate_environment", pytest.fail)

@@ -175,6 +175,52 @@ def gptq_second_version(stem, weight):
     return gptq(stem, weight, offset=0)
 
 
+def gptq_2bit(stem, weight):
+    return gptq(stem, weight, bits=2)
+
+
+def gptq_in_order(stem, weight):
+    """Quantize groups of neighboring columns, whose indices are not stored."""
+    values, zeros, scales, expected = grouped(weight, 4)
+    return {
+        f"{stem}.qweight": packed(values, 4).T.contiguous(),
+        f"{stem}.qzeros": packed((zeros.T - 1) % 16, 4),
+        f"{stem}.scales": scales.T.half().contiguous(),
+    }, expected
+
+
+def float4(stem, weight):
+    """Quantize to FP4 of bitsandbytes, whose state differs from NF4 in name and table only."""
+    stored, expected = normal_float(stem, weight, is_nested=False)
+    state = f"{stem}.weight.quant_state.bitsandbytes__"
+    text = bytes(stored.pop(f"{state}nf4").tolist()).replace(b"nf4", b"fp4")
+    return stored | {f"{state}fp4": torch.tensor(list(text), dtype=torch.uint8)}, expected
+
+
+def exponents(weight, largest):
+    """Return E8M0 scales [out, groups] as bytes, and their values [out, in]."""
+    sizes = weight.unflatten(1, (-1, GROUP)).abs().amax(-1) / largest
+    powers = sizes.log2().ceil()
+    return (powers + 127).to(torch.uint8), torch.exp2(powers).repeat_interleave(GROUP, 1)
+
+
+def mxfp4(stem, weight):
+    scales, sizes = exponents(weight, 6)
+    table = torch.tensor((*codes.FP4, *(-number for number in codes.FP4)))
+    values = ((weight / sizes).unsqueeze(-1) - table).abs().argmin(-1)
+    low, high = bytes_of_4bit(values)
+    return {
+        f"{stem}.weight_packed": (low | high << 4).view(len(weight), -1),
+        f"{stem}.weight_scale": scales,
+    }, table[values] * sizes
+
+
+def mxfp8(stem, weight):
+    scales, sizes = exponents(weight, 448)
+    values = (weight / sizes).to(torch.float8_e4m3fn)
+    return {f"{stem}.weight": values, f"{stem}.weight_scale": scales}, values.float() * sizes
+
+
 def compressed(layout, bits, **weights):
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits} | weights}}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
@@ -188,16 +234,23 @@ KINDS = {
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
         4,
     ),
+    "gptq 2 bits": (gptq_2bit, {"quant_method": "gptq", "bits": 2}, 2),
+    "gptq in order": (gptq_in_order, {"quant_method": "gptq", "bits": 4, "desc_act": False}, 4),
+    "awq, default layout": (awq, {"quant_method": "awq"}, 4),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}, 4),
     "packed integers": (compressed_4bit, compressed("pack-quantized", 4), 4),
     "float8": (float8, compressed("float-quantized", 8), 8),
     "int8": (int8, compressed("int-quantized", 8), 8),
     "nvfp4": (nvfp4, compressed("nvfp4-pack-quantized", 4), 4),
+    "mxfp4": (mxfp4, compressed("mxfp4-pack-quantized", 4), 4),
+    "mxfp8": (mxfp8, {"quant_method": "mxfp8"}, 8),
+    "mxfp8, compressed-tensors": (mxfp8, compressed("mxfp8-quantized", 8), 8),
     "fbgemm": (float8, {"quant_method": "fbgemm_fp8"}, 8),
     "float8 blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [20, 20]}, 8),
     "float8 matrices": (float8_matrix, {"quant_method": "fp8"}, 8),
     "nf4": (normal_float, {"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
     "nf4, plain maxima": (plain_normal_float, {"load_in_4bit": True}, 4),
+    "fp4": (float4, {"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
     "llm.int8": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
 }
 
@@ -356,6 +409,10 @@ def test_missing_quantization_config_raises(kind, offload, quantized):
         {"quant_method": "hqq"},
         {"quant_method": "torchao"},
         {"quant_method": "modelopt"},
+        {"quant_method": "quanto"},
+        {"quant_method": "eetq"},
+        {"quant_method": "aqlm"},
+        {"quant_method": "bitnet"},
         {"quant_method": "gptq", "bits": 3},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
         compressed("pack-quantized", 3),
