@@ -181,12 +181,26 @@
     next.focus();
   }
 
-  const isTyping = ({ target }) => target.closest?.('input, textarea, select, [contenteditable]');
+  const WITHOUT_TEXT = ['range', 'checkbox', 'radio', 'button', 'file'].map(
+    (type) => `[type=${type}]`,
+  );
+  const TYPED = `input:not(${WITHOUT_TEXT}), textarea, select, [contenteditable]`;
+  const isTyping = ({ target }) => target.closest?.(TYPED);
+  // The buttons may be in a fold that is closed.
+  function step(id) {
+    if (document.querySelector('#cockpit')?.checkVisibility()) document.getElementById(id)?.click();
+  }
   document.addEventListener('keydown', (event) => {
-    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
+    const withControl = event.ctrlKey || event.metaKey,
+      key = event.key.toLowerCase();
+    if (withControl && key === 'k') {
       event.preventDefault();
       showPalette();
-    } else if (event.key === '?' && !isTyping(event)) showShortcuts();
+    } else if (isTyping(event)) return;
+    else if (withControl && key === 'z') {
+      event.preventDefault();
+      step(event.shiftKey ? 'redo' : 'undo');
+    } else if (event.key === '?') showShortcuts();
   });
   whenShown(
     'footer',

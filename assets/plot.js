@@ -18,7 +18,7 @@ const host = element.querySelector('.plot'),
 const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
 let figure = null,
   handle = null,
-  dragged = null,
+  dragged = false,
   hovered = null, // the slot under the pointer in another plot
   width = 0; // of the drawn plot: reading it from the browser would force a layout of the page
 
@@ -210,15 +210,14 @@ function near(rank, bar) {
 let burst = null,
   waiting = null,
   sent = 0;
-// Send at most one edit in 80 ms, and always the last one. Edits of one gesture (a drag, a burst of
-// keys) are undone together.
-function edit(rank, gesture) {
+// Send at most one edit in 80 ms, and always the last one.
+function edit(rank) {
   clearTimeout(waiting);
   const slot = { ...window.selectedSlot };
   waiting = setTimeout(
     () => {
       sent = Date.now();
-      trigger('edit', { ...slot, rank, gesture });
+      trigger('edit', { ...slot, rank });
     },
     Math.max(0, sent + 80 - Date.now()),
   );
@@ -228,12 +227,9 @@ const QUIET = 1000; // ms without a key that end a burst
 // undo the third.
 const keyed = () =>
   burst && burst.slot === JSON.stringify(window.selectedSlot) && Date.now() - burst.last < QUIET;
-function keyGesture() {
-  const now = Date.now(),
-    slot = JSON.stringify(window.selectedSlot);
-  burst = keyed() ? { ...burst, last: now } : { name: 'keys' + now, last: now, slot };
+function keepAhead() {
+  burst = { last: Date.now(), slot: JSON.stringify(window.selectedSlot) };
   setTimeout(placeHandle, QUIET + 20);
-  return burst.name;
 }
 function makeHandle() {
   handle = document.createElement('div');
@@ -246,7 +242,7 @@ function makeHandle() {
   host.parentElement.appendChild(handle);
   handle.addEventListener('pointerdown', (e) => {
     handle.setPointerCapture(e.pointerId);
-    dragged = String(Date.now());
+    dragged = true;
     e.preventDefault();
     handle.focus();
   });
@@ -263,11 +259,11 @@ function makeHandle() {
     );
     if (rank === +handle.dataset.rank) return;
     put(bar, rank);
-    edit(rank, dragged);
+    edit(rank);
   });
   for (const end of ['pointerup', 'pointercancel'])
     handle.addEventListener(end, () => {
-      dragged = null;
+      dragged = false;
     });
   handle.addEventListener('blur', () => {
     burst = null;
@@ -288,7 +284,7 @@ function makeHandle() {
     if (!bar || !(e.key in moves || e.key === 'Delete')) return;
     e.preventDefault();
     if (e.key === 'Delete') {
-      edit(null, null);
+      edit(null);
       return;
     }
     const rank = near(
@@ -296,7 +292,8 @@ function makeHandle() {
       bar,
     );
     put(bar, rank);
-    edit(rank, keyGesture());
+    edit(rank);
+    keepAhead();
   });
 }
 

@@ -20,6 +20,7 @@ from workbench.figures.cell import HeatmapCell, cell_figures
 from workbench.state import manual_ranks
 from workbench.state.browsers import CONTEXT
 from workbench.state.keys import calibration_key
+from workbench.state.plan_history import PlanHistory
 from workbench.state.store import Store
 from workbench.tabs import spectra
 from workbench.tabs.allocation import (
@@ -311,11 +312,8 @@ def test_a_rank_typed_into_the_table_becomes_a_manual_rank(store):
         manual_ranks.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()
     }
     rows.loc[0, "rank"] = displayed_ranks["0.qk"] + 2
-    typed, history, _ = ranks_table.edit_table(
-        store, rows, displayed_ranks, manual_ranks.EMPTY, *input_values(RECIPE)
-    )
+    typed, _ = ranks_table.edit_table(store, rows, displayed_ranks, *input_values(RECIPE))
     assert typed == {"0.qk": displayed_ranks["0.qk"] + 2}
-    assert history["past"] == [{}]
 
 
 @pytest.mark.parametrize(
@@ -327,31 +325,65 @@ def test_an_invalid_rank_is_refused_and_the_table_is_reset(store, typed, why):
     rows = before.astype({"rank": object})
     rows.loc[0, "rank"] = typed
     with pytest.warns(UserWarning, match=why):
-        by_hand, history, table = ranks_table.edit_table(
-            store, rows, displayed_ranks, manual_ranks.EMPTY, *input_values(RECIPE)
-        )
-    assert by_hand == history == gr.skip()
+        by_hand, table = ranks_table.edit_table(store, rows, displayed_ranks, *input_values(RECIPE))
+    assert by_hand == gr.skip()
     pd.testing.assert_frame_equal(table, before)
 
 
-def test_manual_ranks_are_dragged_released_and_cleared():
-    event = click(layer=1, component="ov", rank=6, gesture="g")
-    overrides, history = rank_editor.drag(event, manual_ranks.EMPTY, {"0.qk": 4})
-    assert overrides == {"0.qk": 4, "1.ov": 6}
-    assert rank_editor.release([1, "ov"], history, overrides)[0] == {"0.qk": 4}
-    assert rank_editor.clear(history, overrides)[0] == {}
-    event = click(layer=1, component="ov", rank=None, gesture=None)
-    assert rank_editor.drag(event, history, overrides)[0] == {"0.qk": 4}
+def pressed(store, action, recipe, gesture=0):
+    """Return the values of the form after a button of the editor was pressed, by name."""
+    values = rank_editor.press(
+        store, BROWSER, click(action=action), gesture, [1, "ov"], *input_values(recipe)
+    )
+    return dict(zip((*NAMES, "choice"), values, strict=True))
+
+
+def test_manual_ranks_are_dragged_released_and_cleared(store):
+    dragged = rank_editor.drag(click(layer=1, component="ov", rank=6), {"0.qk": 4})
+    assert dragged == {"0.qk": 4, "1.ov": 6}
+    recipe = RECIPE.with_(rank_overrides=dragged)
+    assert pressed(store, "release", recipe)["rank_overrides"] == {"0.qk": 4}
+    assert pressed(store, "clear-overrides", recipe)["rank_overrides"] == {}
+    assert pressed(store, "release", recipe)["method"] == gr.skip()
+    reset = rank_editor.drag(click(layer=1, component="ov", rank=None), dragged)
+    assert reset == {"0.qk": 4}
+    with pytest.raises(lrcore.InputError, match="action"):
+        pressed(store, "invent", recipe)
+
+
+def settled(store, recipe, gesture):
+    """Report the settings after a gesture; return which of Undo and Redo are disabled."""
+    _, _, buttons, *_ = rank_editor.settle(
+        store, BROWSER, gesture, [0, "qk"], *input_values(recipe)
+    )
+    return {*re.findall("data-action='(undo|redo)' disabled", buttons)}
+
+
+def test_undo_restores_all_settings_also_before_the_last_change_is_reported(store):
+    by_hand = RECIPE.with_(rank_overrides={"0.qk": 4}, component_ratios={"qk": 0.1234567})
+    settled(store, RECIPE, 1)
+    assert settled(store, by_hand, 2) == {"redo"}
+    changed = by_hand.with_(method="svd", rank_overrides={}, component_ratios={})
+    restored = pressed(store, "undo", changed, gesture=3)
+    assert (restored["method"], restored["rank_overrides"]) == ("a3", {"0.qk": 4})
+    assert restored["component_ratios"] == "qk=0.1234567"
+    assert restored["choice"][:2] == ["a3", by_hand.policy]
+    assert settled(store, changed, 3) == set()  # late, and ignored
+    assert settled(store, by_hand, 3) == set()
+    assert pressed(store, "redo", by_hand, gesture=3)["method"] == "svd"
+    assert settled(store, changed, 3) == {"redo"}
+    with pytest.raises(lrcore.InputError, match="gesture"):
+        settled(store, RECIPE, "x")
 
 
 def test_the_rank_field_refuses_an_impossible_rank(store):
     values = input_values(RECIPE)
-    overrides, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], manual_ranks.EMPTY, *values)
+    overrides, _ = rank_editor.type_rank(store, 8, 10, [0, "qk"], *values)
     assert overrides == {"0.qk": 8}
     with pytest.warns(UserWarning, match="ranks go from"):
-        refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], manual_ranks.EMPTY, *values)
-    assert refused == (gr.skip(), gr.skip(), 10)  # the field shows the rank of the plan again
-    assert rank_editor.type_rank(store, None, 10, [0, "qk"], manual_ranks.EMPTY, *values)[2] == 10
+        refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], *values)
+    assert refused == (gr.skip(), 10)  # the field shows the rank of the plan again
+    assert rank_editor.type_rank(store, None, 10, [0, "qk"], *values)[1] == 10
 
 
 def test_the_summary_has_the_size_of_the_cache_for_the_selected_context(store):
@@ -370,7 +402,7 @@ def test_the_summary_has_the_size_of_the_cache_for_the_selected_context(store):
 def test_the_rank_editor_shows_the_rank_and_the_number_of_manual_ranks(store):
     recipe = RECIPE.with_(rank_overrides={"0.qk": 4})
     box, buttons, changes, in_box = rank_editor.show(
-        store, [0, "qk"], manual_ranks.EMPTY, *input_values(recipe)
+        store, [0, "qk"], PlanHistory(recipe), *input_values(recipe)
     )
     assert box.value == in_box == 4
     disabled = re.findall("data-action='([a-z-]+)' disabled", buttons)
@@ -389,24 +421,26 @@ def test_options_with_their_default_are_not_stored():
         options.enter(entry("method", "junction", "symmetric"), choice, {}, {})
 
 
-def test_a_click_on_use_uniform_resets_the_policy_and_the_manual_ranks():
-    choice, ranks = ["a3", "marginal", 0.0], {"0.qk": 3}
-    unchanged = handlers.use_uniform(click(action="measure"), manual_ranks.EMPTY, ranks, choice)
-    assert unchanged == gr.skip()
-    policy, settings, overrides, history, choice = handlers.use_uniform(
-        click(action=markup.USE_UNIFORM), manual_ranks.EMPTY, ranks, choice
+def test_a_click_on_use_uniform_resets_the_policy_and_the_manual_ranks(store):
+    recipe = RECIPE.with_(policy="marginal", rank_overrides={"0.qk": 3})
+    policy, settings, overrides, choice, *plan = handlers.press_summary(
+        store,
+        BROWSER,
+        click(action=markup.USE_UNIFORM),
+        ["a3", "marginal", 0.0],
+        *input_values(recipe),
     )
     assert (policy, settings, overrides) == ("uniform", {}, {})
     assert choice[:2] == ["a3", "uniform"]
-    assert manual_ranks.undo(history, overrides)[0] == ranks
+    assert {*map(str, plan)} == {str(gr.skip())}
 
 
 def test_manual_ranks_are_restored_with_their_method(monkeypatch):
-    warnings, history = [], {"past": [{}], "future": [], "gesture": None}
+    warnings = []
     monkeypatch.setattr(options, "warn", warnings.append)
-    settings = [{"joint": True}, {"0.qk": 3}, history, ["a3", "uniform", 0.0]]
+    settings = [{"joint": True}, {"0.qk": 3}, ["a3", "uniform", 0.0]]
     former, ratios, *new = options.choose_method("care", {}, *settings)
-    assert (ratios, *new) == ("", {}, {}, manual_ranks.EMPTY, ["care", "uniform", 0.0])
+    assert (ratios, *new) == ("", {}, {}, ["care", "uniform", 0.0])
     assert "a3" in warnings[0]
     former, _, *restored = options.choose_method("a3", former, *new)
     assert restored == settings

@@ -366,7 +366,7 @@ def test_a_finished_job_can_be_removed_from_the_list(store):
 def test_an_example_keeps_the_model_and_the_calibration_text(recipe, monkeypatch):
     monkeypatch.setattr(gr, "Info", lambda _: None)
     for _, example in sidebar.example_recipes().values():
-        *values, _, choice = put_recipe(sidebar.with_source(example, recipe))
+        *values, choice = put_recipe(sidebar.with_source(example, recipe))
         assert values[0] == recipe.model
         assert {recipe.data, recipe.samples, recipe.seq_len} <= {str(recipe.data), *values[5:8]}
         assert choice[:2] == [example.method, example.policy]
@@ -423,9 +423,8 @@ def test_a_saved_recipe_can_be_loaded(tmp_path, recipe, monkeypatch):
     file = json.loads(sidebar.save_recipe(*input_values(recipe)))
     path = tmp_path / file["name"]
     path.write_text(file["text"], encoding="utf-8")
-    *values, history, choice = sidebar.load_recipe(str(path))
+    *values, choice = sidebar.load_recipe(str(path))
     assert values[0] == recipe.model
-    assert history["past"] == []
     assert choice[:2] == [recipe.method, recipe.policy]
 
 

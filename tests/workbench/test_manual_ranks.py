@@ -1,36 +1,10 @@
-"""Manual ranks: undo, redo and differences from the policy."""
+"""Differences of manual ranks from the policy."""
 
 import pytest
 
 import lrcore
 from workbench.state import manual_ranks
 from workbench.views import markup
-
-
-def test_changes_can_be_undone_and_redone():
-    first, history = manual_ranks.step(manual_ranks.EMPTY, {}, {"0.qk": 4})
-    second, history = manual_ranks.step(history, first, {"0.qk": 4, "1.ov": 2})
-    back, history = manual_ranks.undo(history, second)
-    assert back == first
-    assert manual_ranks.redo(history, back)[0] == second
-    start, history = manual_ranks.undo(history, back)
-    assert start == {}
-    assert manual_ranks.undo(history, start) == (start, history)
-    third, history = manual_ranks.step(history, start, {"2.mlp": 7})
-    assert manual_ranks.redo(history, third) == (
-        third,
-        history,
-    )  # a new change discards undone changes
-
-
-def test_a_gesture_is_a_single_change():
-    ranks, history = {}, manual_ranks.EMPTY
-    for rank in (9, 8, 7):
-        ranks, history = manual_ranks.step(history, ranks, {"0.qk": rank}, "drag")
-    assert manual_ranks.undo(history, ranks)[0] == {}
-    later, history = manual_ranks.step(history, ranks, {"0.qk": 3}, "another drag")
-    assert manual_ranks.undo(history, later)[0] == ranks
-    assert manual_ranks.step(history, later, later) == (later, history)
 
 
 @pytest.fixture(scope="module")

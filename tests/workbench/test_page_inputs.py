@@ -43,8 +43,8 @@ INVALID_FILES = {
 }
 EVENT_DATA = (
     *([], "x", 5, {}, {"x": "a", "custom": ["a", "b", "c"]}, {"custom": 5}),
-    {"layer": "a", "component": 5, "rank": "x", "gesture": None},
-    {"layer": 10**12, "component": "mlp", "rank": -1, "gesture": 1},
+    {"layer": "a", "component": 5, "rank": "x"},
+    {"layer": 10**12, "component": "mlp", "rank": -1},
     *(
         {"form": "exe"},
         {"runs": 5},

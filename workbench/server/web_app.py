@@ -33,6 +33,7 @@ with PLOTLY_JS.open(encoding="utf-8") as _file:  # the first line names the vers
 PLOTLY_VERSION = _version[1] if _version else ""
 PAGE_SCRIPTS = (
     "address.js",
+    "gestures.js",
     "read-forms.js",
     "change-listener.js",
     "expert-fold.js",

@@ -1,12 +1,14 @@
-"""State of each browser: displayed policy, pinned plan, prompt and context."""
+"""State of each browser: displayed policy, pinned plan, prompt, context and undo."""
 
+import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import lrcore
 
 from .keys import calibration_key, without_measurements
+from .plan_history import PlanHistory
 
 MAX_BROWSERS = 256
 CONTEXTS = (1024, 4096, 8192, 32768, 131072)  # choices for the size of the cache, in tokens
@@ -21,6 +23,8 @@ class BrowserState:
         self._pinned: OrderedDict[Hashable, lrcore.Recipe] = OrderedDict()
         self._prompts: OrderedDict[Hashable, str] = OrderedDict()
         self._contexts: OrderedDict[Hashable, int] = OrderedDict()
+        self._histories: OrderedDict[Hashable, PlanHistory] = OrderedDict()
+        self._history_lock = threading.Lock()
 
     def set_displayed(self, browser: Hashable, recipe: lrcore.Recipe) -> None:
         """Record that a browser displays the plan of a recipe."""
@@ -61,6 +65,18 @@ class BrowserState:
 
     def context(self, browser: Hashable) -> int:
         return self._contexts.get(browser, CONTEXT)
+
+    def change_history(
+        self, browser: Hashable, change: Callable[[PlanHistory], PlanHistory]
+    ) -> PlanHistory:
+        """Replace the history of the settings by `change` of it, and return it.
+
+        The history of a new page begins with the default recipe.
+        """
+        with self._history_lock:
+            history = change(self._histories.get(browser) or PlanHistory(lrcore.Recipe()))
+            _put(self._histories, browser, history)
+        return history
 
 
 def _put(values: OrderedDict[Hashable, Any], browser: Hashable, value: Any) -> None:

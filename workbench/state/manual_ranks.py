@@ -1,21 +1,17 @@
-"""Ranks set manually: undo, redo, and the changes from the policy."""
+"""Ranks set manually, and the changes from the policy."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lrcore
 from lrcore.ranks.plan import RankPlan
 
-MAX_STEPS = 200
-
 Ranks = dict[str, int]  # "layer.component" -> rank, as in the rank_overrides of a recipe
-History = dict[str, Any]  # plain values, stored by the browser
-EMPTY: History = {"past": [], "future": [], "gesture": None}
 
 
-def slot_name(slot: tuple | list) -> str:
+def slot_name(slot: Sequence) -> str:
     return f"{slot[0]}.{slot[1]}"
 
 
@@ -28,31 +24,6 @@ def read_rank(rank: Any) -> int:
     if not number.is_integer():
         raise lrcore.InputError(f"'{str(rank)[:80]}' is not a valid rank; enter a whole number.")
     return int(number)
-
-
-def step(
-    history: History, ranks: Ranks, new_ranks: Ranks, gesture: str | None = None
-) -> tuple[Ranks, History]:
-    """Replace ranks by new ranks. Steps of the same gesture (a drag) are undone together."""
-    if new_ranks == ranks:
-        return ranks, history
-    is_same_gesture = gesture is not None and gesture == history["gesture"]
-    past = history["past"] if is_same_gesture else [*history["past"], ranks][-MAX_STEPS:]
-    return new_ranks, {"past": past, "future": [], "gesture": gesture}
-
-
-def undo(history: History, ranks: Ranks) -> tuple[Ranks, History]:
-    if not history["past"]:
-        return ranks, history
-    *past, previous = history["past"]
-    return previous, {"past": past, "future": [ranks, *history["future"]], "gesture": None}
-
-
-def redo(history: History, ranks: Ranks) -> tuple[Ranks, History]:
-    if not history["future"]:
-        return ranks, history
-    following, *future = history["future"]
-    return following, {"past": [*history["past"], ranks], "future": future, "gesture": None}
 
 
 @dataclass(frozen=True)

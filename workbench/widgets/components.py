@@ -134,12 +134,12 @@ def log_slider(elem_id: str) -> gr.HTML:
     return hidden_component(f"log-{elem_id}", "log-slider.js", constants=constants)
 
 
-def after_changes(elem_id: str, *changes: str) -> gr.HTML:
+def after_changes(elem_id: str, *changes: str, value: Any = "") -> gr.HTML:
     """Return a hidden component whose `tick` event comes 0.2 s after the last of several changes.
 
     changes: names, see `events.announce`.
     """
-    return _change_listener(elem_id, changes, only_visible=False)
+    return _change_listener(elem_id, changes, only_visible=False, value=value)
 
 
 def when_visible(elem_id: str, *changes: str) -> gr.HTML:
@@ -150,10 +150,12 @@ def when_visible(elem_id: str, *changes: str) -> gr.HTML:
     return _change_listener(elem_id, changes, only_visible=True)
 
 
-def _change_listener(elem_id: str, changes: Sequence[str], only_visible: bool) -> gr.HTML:
+def _change_listener(
+    elem_id: str, changes: Sequence[str], only_visible: bool, value: Any = ""
+) -> gr.HTML:
     events = json_text([change_event(name) for name in changes])
     call = f"listenToChanges(element, trigger, {events}, {json_text(only_visible)}); // 'tick'"
-    return hidden_component(elem_id, js=call)
+    return hidden_component(elem_id, js=call, value=value)
 
 
 def change_event(name: str) -> str:

@@ -210,7 +210,7 @@ def by_name(recipe: lrcore.Recipe) -> dict[str, Any]:
     fields = recipe.to_dict() | {"rule": recipe.temperature is None}
     fields["revision"] = fields["revision"] or ""
     fields["component_ratios"] = ", ".join(
-        f"{name}={share:g}" for name, share in recipe.component_ratios.items()
+        f"{name}={share}" for name, share in recipe.component_ratios.items()
     )
     return fields
 

@@ -12,7 +12,6 @@ import lrcore
 
 from .. import words
 from ..base import numbers
-from ..state import manual_ranks
 from . import selection, steps
 from .components import after_changes, downloader, hidden_component, panel, pending_cells
 from .evaluation_controls import evaluation_controls
@@ -65,8 +64,10 @@ class Page:
     evaluation: FieldGroup = field(default_factory=evaluation_controls)
     downloads: gr.HTML = field(default_factory=downloader)
     pending_cells: gr.HTML = field(default_factory=pending_cells)
-    # its event comes when the plan has stopped changing
-    plan_at_rest: gr.HTML = field(default_factory=partial(after_changes, "plan-rest", "plan"))
+    # its event comes when the plan has stopped changing; see also `gesture`
+    plan_at_rest: gr.HTML = field(
+        default_factory=partial(after_changes, "plan-rest", "plan", value=0)
+    )
     status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
     # start a run and open its answers, see `tabs/compress/automatic.py`
     shrink: gr.Button = field(default_factory=shrink_button)
@@ -93,8 +94,6 @@ class Page:
     plan_key: gr.HTML = field(default_factory=partial(hidden_component, "plan-key"))
     # layer and component that every plot marks
     selected: gr.State = field(default_factory=partial(gr.State, [*selection.FIRST]))
-    # of the manual ranks
-    rank_history: gr.State = field(default_factory=partial(gr.State, manual_ranks.EMPTY))
     # changes with the runs on disk
     runs_stamp: gr.State = field(default_factory=partial(gr.State, ""))
     chosen: gr.Dropdown = field(default_factory=chosen_runs)  # the runs to compare
@@ -107,8 +106,18 @@ class Page:
 
     @property
     def recipe_outputs(self) -> list[gr.components.Component]:
-        """The components of the values that `put_recipe` returns."""
-        return [*self.form.all, self.rank_history, self.choice]
+        """The components of the values that `recipe_values` returns."""
+        return [*self.form.all, self.choice]
+
+    @property
+    def gesture(self) -> FormData:
+        """The number of the user's last gesture, see assets/gestures.js."""
+        return FormData([], self.plan_at_rest)
+
+
+def recipe_values(recipe: lrcore.Recipe) -> list[Any]:
+    """Return the values of `recipe_outputs` for a recipe."""
+    return [*form_values(recipe), [recipe.method, recipe.policy, time.time()]]
 
 
 def put_recipe(recipe: lrcore.Recipe) -> list[Any]:
@@ -120,5 +129,4 @@ def put_recipe(recipe: lrcore.Recipe) -> list[Any]:
     ratio, message = ratio_within_range(recipe.ratio)
     if message:
         warn(message)
-    choice = [recipe.method, recipe.policy, time.time()]
-    return [*form_values(recipe.with_(ratio=ratio)), manual_ranks.EMPTY, choice]
+    return recipe_values(recipe.with_(ratio=ratio))

@@ -12,11 +12,15 @@ _ACTIONS = (
     ("compress", "Allocation", compress.COMPRESS_TO.format("the size of the slider")),
     ("find-smallest", "Allocation", compress.FIND_SMALLEST),
     ("pin", "Allocation", "Pin the plan"),
+    ("undo", "Allocation", "Undo the last change of the plan"),
+    ("redo", "Allocation", "Redo the change of the plan"),
     ("start", "Compress", "Start a run with this plan"),
 )
 _SHORTCUTS = (
     ("Ctrl K", "Open the command palette: tabs, models and actions"),
     ("?", "Show this list"),
+    ("Ctrl Z", "Allocation: undo the last change of the plan"),
+    ("Ctrl Shift Z", "Allocation: redo the change"),
     ("Arrow keys", "Heatmap: move to a cell. Selected bar: change its rank"),
     ("Enter", "Heatmap: select the cell"),
     ("Ctrl click", "Heatmap: compare a cell with the selected layer"),

@@ -12,7 +12,6 @@ from ... import words
 from ...figures.allocation import policy_curves
 from ...figures.base import captioned
 from ...jobs import start_analysis, start_survey
-from ...state import manual_ranks
 from ...state.keys import UNIFORM, policy_row
 from ...state.plan_view import PlanView, plan_view
 from ...state.store import Store
@@ -150,7 +149,6 @@ def press_summary(
     store: Store,
     browser: gr.Request,
     event: gr.EventData,
-    history: manual_ranks.History,
     choice: list[Any],
     *values: Any,
 ) -> tuple[Any, ...]:
@@ -159,26 +157,14 @@ def press_summary(
     Returns the values of `use_uniform`, and the plan, which otherwise follows from the new choice.
     """
     if EventValues(event).get("action") == markup.USE_UNIFORM:
-        overrides = read_recipe(values).rank_overrides
-        return *use_uniform(event, history, overrides, choice), *PlanWidgets()
+        return *use_uniform(choice), *PlanWidgets()
     measure(store, browser, *values)
-    return *[gr.skip()] * 5, *draw_plan(store, browser, *values)
+    return *[gr.skip()] * 4, *draw_plan(store, browser, *values)
 
 
-def use_uniform(
-    event: gr.EventData,
-    history: manual_ranks.History,
-    overrides: manual_ranks.Ranks,
-    choice: list[Any],
-) -> Any:
-    """Choose uniform ranks after a press on their button; manual ranks can be brought back.
-
-    Returns the policy, its options, the manual ranks with their history, and the choice.
-    """
-    if EventValues(event).get("action") != markup.USE_UNIFORM:
-        return gr.skip()
-    ranks, history = manual_ranks.step(history, overrides, {})
-    return UNIFORM, {}, ranks, history, [choice[0], UNIFORM, time.time()]
+def use_uniform(choice: list[Any]) -> tuple[Any, ...]:
+    """Return the policy of uniform ranks, its options, no manual ranks, and the choice."""
+    return UNIFORM, {}, {}, [choice[0], UNIFORM, time.time()]
 
 
 def draw_policies(store: Store, *values: Any) -> tuple[Any, str]:

@@ -10,7 +10,6 @@ import gradio as gr
 import lrcore
 
 from ... import words
-from ...state import manual_ranks
 from ...widgets.events import LIVE, PRESSED, EventValues, bind, listen, warn
 from ...widgets.fields import Field, field_group, group_value
 from ...widgets.page import Page
@@ -67,7 +66,7 @@ def wire(page: Page, parts: OptionSets) -> None:
     listen(changed, bind(show), inputs, [parts.accordion, parts.fields], **LIVE)
     parts.fields.input(bind(enter), inputs, stored, **PRESSED)
     parts.fields.blur(bind(leave), inputs, parts.fields, **PRESSED)
-    settings = [form["options"], form["rank_overrides"], page.rank_history, choice]
+    settings = [form["options"], form["rank_overrides"], choice]
     former = gr.State({})  # settings by method
     inputs, outputs = [form["method"], former, *settings], [former, form["component_ratios"]]
     form["method"].input(bind(choose_method), inputs, [*outputs, *settings], **LIVE)
@@ -79,8 +78,8 @@ def wire(page: Page, parts: OptionSets) -> None:
 def choose_method(name: str, former: dict[str, list[Any]], *settings: Any) -> Any:
     """Replace everything that belongs to the previous method by the former settings of this one.
 
-    Component ratios are cleared. former: {method: settings}. settings: options, manual ranks, their
-    history, and the choice. A warning says that manual ranks are put aside.
+    Component ratios are cleared. former: {method: settings}. settings: options, manual ranks, and
+    the choice. A warning says that manual ranks are put aside.
 
     A dropdown also sends `input` when it loses the focus, so the method may be the same.
     """
@@ -89,7 +88,7 @@ def choose_method(name: str, former: dict[str, list[Any]], *settings: Any) -> An
         return gr.skip()
     if previous[1]:
         warn(words.allocation.RANKS_REMOVED.format(previous=choice[0], method=name))
-    restored = former.get(name, [{}, {}, manual_ranks.EMPTY])
+    restored = former.get(name, [{}, {}])
     return ({**former, choice[0]: previous}, "", *restored, [name, *choice[1:]])
 
 

@@ -1,6 +1,6 @@
-"""Editor of the selected slot: rank, undo and redo, and the changes from the policy."""
+"""Editor of the selected slot, undo and redo of the plan, and the changes from the policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,14 @@ import lrcore
 
 from ... import words
 from ...state import manual_ranks
+from ...state.plan_history import PlanHistory
 from ...state.store import Store
 from ...views import markup
 from ...widgets.components import panel
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
 from ...widgets.expert_fold import EXPERT
-from ...widgets.form import try_recipe
-from ...widgets.page import Page
+from ...widgets.form import NAMES, read_recipe, try_recipe, within_ranges
+from ...widgets.page import Page, recipe_values
 from ...widgets.plan_address import address_of
 from .ranks_table import set_ranks
 
@@ -26,6 +27,7 @@ BUTTONS = {  # labels by id
     "release": words.allocation.RELEASE,
     "clear-overrides": words.allocation.CLEAR,
 }
+STEPS = {"undo": PlanHistory.undo, "redo": PlanHistory.redo}
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,12 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, link: gr.HT
 
     link: the address of the plan, which follows the plan as the editor does.
     """
-    form, history, selected = page.form.inputs, page.rank_history, page.selected
+    form, gesture, selected = page.form.inputs, page.gesture, page.selected
     overrides = page.form["rank_overrides"]
-    edited = [overrides, history]
     listen(
-        [page.plan_at_rest.tick, selected.change, history.change],
-        bind(show_with_address, store),
-        [selected, history, *form],
+        [page.plan_at_rest.tick, selected.change],
+        bind(settle, store),
+        [gesture, selected, *form],
         [
             link,
             parts.box,
@@ -83,27 +84,39 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, link: gr.HT
         ],
         **DRAWN,
     )
-    bars.edit(bind(drag), [history, overrides], edited, **PRESSED)
+    bars.edit(bind(drag), overrides, overrides, **PRESSED)
     listen(
         [parts.box.submit, parts.box.blur],
         bind(type_rank, store),
-        [parts.box, parts.displayed_rank, selected, history, *form],
-        [*edited, parts.box],
+        [parts.box, parts.displayed_rank, selected, *form],
+        [overrides, parts.box],
         **QUIET,
     )
-    parts.buttons.select(bind(press), [selected, history, overrides], edited, **QUIET)
+    inputs = [gesture, selected, *form]
+    listen([parts.buttons.select], bind(press, store), inputs, page.recipe_outputs, **PRESSED)
 
 
-def show_with_address(store: Store, slot: list, history: manual_ranks.History, *values: Any) -> Any:
-    """Return the address of the plan, and the values of `show`."""
+def settle(
+    store: Store, browser: gr.Request, gesture: int, slot: list, *values: Any
+) -> tuple[Any, ...]:
+    """Record the plan for undo. Returns its address, and the values of `show`."""
+    history = store.browsers.change_history(browser.session_hash, recorded(gesture, values))
     return address_of(*values), *show(store, slot, history, *values)
 
 
-def show(store: Store, slot: list, history: manual_ranks.History, *values: Any) -> tuple[Any, ...]:
+def recorded(gesture: int, values: Sequence[Any]) -> Callable[[PlanHistory], PlanHistory]:
+    """Return a function that records the form's plan in a history, if the form is valid."""
+    if not isinstance(gesture, int):
+        raise EventValues.unclear("gesture")
+    recipe = try_recipe(within_ranges(values)[0])
+    return lambda history: history if recipe is None else history.record(recipe, gesture)
+
+
+def show(store: Store, slot: list, history: PlanHistory, *values: Any) -> tuple[Any, ...]:
     """Return the box, the buttons, the changes from the policy, and the rank in the box."""
     recipe, name = try_recipe(values), manual_ranks.slot_name(slot)
     overrides = recipe.rank_overrides if recipe else {}
-    enabled = (bool(history["past"]), bool(history["future"]), name in overrides, bool(overrides))
+    enabled = (bool(history.past), bool(history.future), name in overrides, bool(overrides))
     buttons = editor_buttons(enabled)
     label = words.allocation.SLOT.format(*slot)
     try:
@@ -134,16 +147,13 @@ def missing_slot_info(store: Store, recipe: lrcore.Recipe | None, slot: tuple) -
     )
 
 
-def drag(
-    event: gr.EventData, history: manual_ranks.History, overrides: manual_ranks.Ranks
-) -> tuple[manual_ranks.Ranks, manual_ranks.History]:
+def drag(event: gr.EventData, overrides: manual_ranks.Ranks) -> manual_ranks.Ranks:
     """Set the rank of a bar after the handle was dragged; rank None resets it to the policy."""
     edit = EventValues(event)
-    name = manual_ranks.slot_name((edit.number("layer"), str(edit["component"])))
-    edited = {slot: rank for slot, rank in overrides.items() if slot != name}
-    if edit["rank"] is not None:
-        edited = overrides | {name: edit.number("rank")}
-    return manual_ranks.step(history, overrides, edited, edit["gesture"])
+    slot = (edit.number("layer"), str(edit["component"]))
+    if edit["rank"] is None:
+        return release(slot, overrides)
+    return overrides | {manual_ranks.slot_name(slot): edit.number("rank")}
 
 
 def type_rank(
@@ -151,53 +161,51 @@ def type_rank(
     rank: float | None,
     displayed_rank: int | None,
     slot: list,
-    history: manual_ranks.History,
     *values: Any,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any]:
     """Set a rank that was typed into the box.
 
     The box shows the rank of the plan again if the typed rank is refused.
     """
     unchanged = gr.skip()
     if displayed_rank is None or rank == displayed_rank:
-        return unchanged, unchanged, unchanged
+        return unchanged, unchanged
     if rank is None:
-        return unchanged, unchanged, displayed_rank
+        return unchanged, displayed_rank
 
     def typed() -> manual_ranks.Ranks:
         return {manual_ranks.slot_name(slot): manual_ranks.read_rank(rank)}
 
-    edited = set_ranks(store, typed, history, *values)
-    return (unchanged, unchanged, displayed_rank) if edited is None else (*edited, unchanged)
+    edited = set_ranks(store, typed, *values)
+    return (unchanged, displayed_rank) if edited is None else (edited, unchanged)
 
 
 def press(
+    store: Store,
+    browser: gr.Request,
     event: gr.EventData,
+    gesture: int,
     slot: list,
-    history: manual_ranks.History,
-    overrides: manual_ranks.Ranks,
-) -> tuple[manual_ranks.Ranks, manual_ranks.History]:
-    """Handle a button of the editor."""
+    *values: Any,
+) -> list[Any]:
+    """Handle a button of the editor. Returns the values of `Page.recipe_outputs`."""
     pressed = EventValues(event)
-    if pressed["action"] == "release":
-        return release(slot, history, overrides)
-    steps = {"undo": manual_ranks.undo, "redo": manual_ranks.redo, "clear-overrides": clear}
-    if pressed["action"] not in steps:
+    action = pressed["action"]
+    if action in STEPS:
+        # the last change may not be recorded yet
+        record = recorded(gesture, values)
+        history = store.browsers.change_history(
+            browser.session_hash, lambda history: STEPS[action](record(history), gesture)
+        )
+        return recipe_values(history.present)
+    if action not in BUTTONS:
         raise pressed.unclear("action")
-    return steps[pressed["action"]](history, overrides)
+    overrides = read_recipe(values).rank_overrides
+    overrides = release(slot, overrides) if action == "release" else {}
+    return [overrides if name == "rank_overrides" else gr.skip() for name in (*NAMES, "choice")]
 
 
-def release(
-    slot: list, history: manual_ranks.History, overrides: manual_ranks.Ranks
-) -> tuple[manual_ranks.Ranks, manual_ranks.History]:
-    """Reset the selected slot to the policy."""
+def release(slot: Sequence[Any], overrides: Mapping[str, int]) -> manual_ranks.Ranks:
+    """Return the manual ranks without that of a slot, whose rank the policy then sets."""
     name = manual_ranks.slot_name(slot)
-    edited = {slot_name: rank for slot_name, rank in overrides.items() if slot_name != name}
-    return manual_ranks.step(history, overrides, edited)
-
-
-def clear(
-    history: manual_ranks.History, overrides: manual_ranks.Ranks
-) -> tuple[manual_ranks.Ranks, manual_ranks.History]:
-    """Reset all slots to the policy."""
-    return manual_ranks.step(history, overrides, {})
+    return {slot_name: rank for slot_name, rank in overrides.items() if slot_name != name}

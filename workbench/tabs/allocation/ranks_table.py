@@ -44,10 +44,9 @@ def edit_table(
     store: Store,
     rows: pd.DataFrame,
     displayed_ranks: manual_ranks.Ranks,
-    history: manual_ranks.History,
     *values: Any,
-) -> tuple[Any, Any, Any]:
-    """Return the manual ranks, their history and the table after an edit.
+) -> tuple[Any, Any]:
+    """Return the manual ranks and the table after an edit.
 
     The table shows the ranks of the plan again if the edit is refused. displayed_ranks: before
     the edit.
@@ -60,19 +59,16 @@ def edit_table(
             if displayed_ranks.get(slot, rank) != rank
         }
 
-    result = set_ranks(store, edited, history, *values)
-    if result is None:
-        return gr.skip(), gr.skip(), fill_table(store, *values)[0]
-    return *result, gr.skip()
+    result = set_ranks(store, edited, *values)
+    return (gr.skip(), fill_table(store, *values)[0]) if result is None else (result, gr.skip())
 
 
 def set_ranks(
     store: Store,
     typed: Callable[[], manual_ranks.Ranks],
-    history: manual_ranks.History,
     *values: Any,
-) -> tuple[manual_ranks.Ranks, manual_ranks.History] | None:
-    """Return the manual ranks with new ones, and their history.
+) -> manual_ranks.Ranks | None:
+    """Return the manual ranks with new ones.
 
     Returns None, after a warning, if a rank is invalid or no plan is possible with the ranks.
     typed: reads the new ranks; may raise InputError. values: of the form.
@@ -84,7 +80,7 @@ def set_ranks(
     except lrcore.InputError as error:
         warn(str(error))
         return None
-    return manual_ranks.step(history, recipe.rank_overrides, overrides)
+    return overrides
 
 
 def download_ranks(store: Store, *values: Any) -> str:

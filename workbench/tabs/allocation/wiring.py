@@ -33,7 +33,15 @@ def plan_events(page: Page) -> PlanEvents:
     form = page.form
     choices = [
         form[name].input
-        for name in ("budget", "target", "rule", "rounding", "rank_multiple", "calibration_mode")
+        for name in (
+            "budget",
+            "target",
+            "rule",
+            "rounding",
+            "rank_multiple",
+            "calibration_mode",
+            "refit",
+        )
     ]
     # without factors for a new model or text, the plots are dimmed
     source = [form[name].input for name in lrcore.Recipe.fields_of("source", "windows")]
@@ -109,12 +117,11 @@ def wire_buttons(page: Page, store: Store, parts: AllocationTab) -> None:
     """Attach the handlers of the buttons and the list under the size; each redraws the plan."""
     form, widgets = page.form, list(plan_widgets(page, parts))
     uniform = [form[name] for name in ("policy", "policy_options", "rank_overrides")]
-    uniform += [page.rank_history, page.choice]
     listen(
         [parts.controls.summary.select],
         bind(handlers.press_summary, store),
-        [page.rank_history, page.choice, *form.inputs],
-        [*uniform, *widgets],
+        [page.choice, *form.inputs],
+        [*uniform, page.choice, *widgets],
         **PRESSED,
     )
     context = parts.controls.context
@@ -178,8 +185,8 @@ def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     form, part = page.form, parts.ranks
     fill = bind(ranks_table.fill_table, store)
     listen([part.sight.tick], fill, form.inputs, [part.table, part.ranks], **DRAWN)
-    inputs = [part.table, part.ranks, page.rank_history, *form.inputs]
-    outputs = [form["rank_overrides"], page.rank_history, part.table]
+    inputs = [part.table, part.ranks, *form.inputs]
+    outputs = [form["rank_overrides"], part.table]
     listen([part.table.input], bind(ranks_table.edit_table, store), inputs, outputs, **QUIET)
     select_on_row(page, part.table, "component")
     download = bind(ranks_table.download_ranks, store)
