@@ -246,7 +246,7 @@ def test_a_run_can_be_displayed_renamed_tagged_and_linked(store):
     column, heading, labels, *_ = details.show(store, run.id, "")
     assert column["visible"]
     assert "first" in heading
-    assert f"measured perplexity</span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
+    assert f"perplexity</dfn></span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
     assert (
         words.compare_and_runs.ON_CALIBRATION_TEXT in heading
     )  # the file is too short for a held-out part
