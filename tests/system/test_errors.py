@@ -26,6 +26,7 @@ AN = {
     "olmoe",
     "opt",
     "internlm3",
+    "internvl",
     "apertus",
     "exaone",
 }

@@ -60,6 +60,8 @@ def store(prepared):
 
 
 class Quiet:
+    part = ""
+
     def progress(self, *_):
         pass
 
