@@ -396,10 +396,7 @@ UNSUPPORTED_FAMILIES = {
     "gemma3n": "images and sounds need further packages; save the language model as a gemma3n_text",
     "llama4": "the multimodal model does not run in transformers 5.24; save the language model as "
     "a llama4_text",
-    **dict.fromkeys(
-        ("mistral4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-        "transformers has no causal language model of this type",
-    ),
+    "mistral4": "transformers has no causal language model of this type",
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "it drafts tokens for another model, whose states and keys it reads",
@@ -412,15 +409,26 @@ MULTIMODAL = dict.fromkeys(
     (
         *("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
         *("internvl", "kimi_k25", "got_ocr2", "moss_transcribe_diarize"),
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     ),
     "model.language_model",
 ) | {"smolvlm": "model.text_model"}
+# Language models that exist only inside a multimodal model, and the family of their layers
+SAME_LAYERS = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 # Multimodal families whose vision tower has eager attention only
 EAGER_FAMILIES = ("got_ocr2",)
 # Multimodal families whose masks let image patches attend in both directions.
 BIDIRECTIONAL_IMAGES = ("gemma3", "gemma4")
 # Multimodal families whose image processors are not supported
-TEXT_ONLY = ("internvl", "kimi_k25", "smolvlm", "got_ocr2", "moss_transcribe_diarize")
+TEXT_ONLY = (
+    *("internvl", "kimi_k25", "smolvlm", "got_ocr2", "moss_transcribe_diarize"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+)
 
 
 def text_config(network: PreTrainedModel) -> Any:
@@ -433,7 +441,8 @@ def config_architecture(text: PretrainedConfig) -> Architecture:
     field, variant = VARIANTS.get(text.model_type, ("", None))
     if variant is not None and getattr(text, field):
         return variant
-    return ARCHITECTURES.get(text.model_type, BY_STRUCTURE)
+    family = SAME_LAYERS.get(text.model_type, text.model_type)
+    return ARCHITECTURES.get(family, BY_STRUCTURE)
 
 
 def architecture_of(network: PreTrainedModel) -> Architecture:

@@ -228,7 +228,7 @@ def load_folder(
     files = weight_files(folder)
     stored, quantization = dequantized_tensors(folder, stored_in(files))
     check_sizes(folder, config.get_text_config(), stored)
-    check_ties(folder, config.get_text_config(), stored)
+    check_ties(folder, config, stored)
     tokenizer = read_tokenizer(folder)
     if offload:
         network, unread = _offloaded_network(folder, config, stored, resolve_dtype(dtype), target)
