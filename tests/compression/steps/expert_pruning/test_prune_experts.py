@@ -24,8 +24,7 @@ from lrcore.compression.steps.expert_pruning.mixtures import (
 )
 from lrcore.compression.steps.step_settings import ExpertPruning
 from lrcore.layers.layer import MLP, Linear
-from lrcore.models.architectures import ARCHITECTURES, decoder_layers
-from lrcore.models.config import attention_kernel
+from lrcore.models.architectures import ARCHITECTURES, attention_kernel, decoder_layers
 from lrcore.models.layers import clone, read_layer
 from lrcore.recipes.history import DROPPED, ExpertsPruned
 from lrcore.system.errors import InputError

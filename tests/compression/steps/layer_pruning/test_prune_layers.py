@@ -13,8 +13,7 @@ import lrcore
 from lrcore.cli import main
 from lrcore.compression.steps.layer_pruning.depth import skip_layers, without_layers
 from lrcore.evaluation.local_errors import local_errors
-from lrcore.models.architectures import decoder_layers
-from lrcore.models.config import attention_kernel
+from lrcore.models.architectures import attention_kernel, decoder_layers
 from lrcore.recipes.history import LayersDropped
 from lrcore.system.errors import InputError
 
