@@ -282,6 +282,12 @@ def test_the_key_of_a_figure_depends_on_ratio_refit_and_calibration_mode(factors
     assert len(keys) == 4
 
 
+def test_the_key_of_a_figure_depends_on_the_bits_of_the_plan(factors):
+    plan = lrcore.allocate(factors, small())
+    rounded = replace(plan, bits={next(iter(plan.ranks)): 4})
+    assert figure_key(factors, small(), rounded) != figure_key(factors, small(), plan)
+
+
 def test_a_prompt_is_continued_by_the_compressed_and_the_dense_model(factors):
     live, live_request = LiveMeasurements(ObjectCache()), request(factors, small(ratio=0.5))
     model = lrcore.load(MODEL)

@@ -146,7 +146,6 @@ def figure_key(factors: Factorization, recipe: lrcore.Recipe, plan: RankPlan) ->
 
     Policies that choose equal ranks share the key.
     """
-    ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
     settings = [
         recipe.model,
         recipe.revision,
@@ -157,7 +156,7 @@ def figure_key(factors: Factorization, recipe: lrcore.Recipe, plan: RankPlan) ->
         recipe.refit,
     ]
     options = sorted(asdict(factors.options).items())
-    parts = [factors.calibration.key, factors.method, options, settings, ranks]
+    parts = [factors.calibration.key, factors.method, options, settings, *plan.key]
     return hashlib.sha256(json_text(parts).encode()).hexdigest()[:16]
 
 
