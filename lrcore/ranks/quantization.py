@@ -176,18 +176,22 @@ def with_more_bits(
         s, rank, now = evidence.spectra[slot], ranks[slot], raised[slot]
         if not now:
             return None
-        more = BITS[BITS.index(now) - 1] if now < BITS[0] else 0
+        more = _next_bits(now)
         gain = quantization.rise(s, rank, now) - quantization.rise(s, rank, more)
         added = quantization.bytes(s, rank, more, itemsize)
         price = added - quantization.bytes(s, rank, now, itemsize)
         return -gain / max(price, 1), price
 
     def advance(slot: Slot) -> None:
-        now = raised[slot]
-        raised[slot] = BITS[BITS.index(now) - 1] if now < BITS[0] else 0
+        raised[slot] = _next_bits(raised[slot])
 
     take_steps(raised, remaining, next_step, advance)
     return raised
+
+
+def _next_bits(bits: int) -> int:
+    """Return the next larger number of bits; 0, not rounded, after the largest."""
+    return BITS[BITS.index(bits) - 1] if bits < BITS[0] else 0
 
 
 def with_equal_bits(

@@ -2,7 +2,7 @@
 hidden components that run scripts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -76,12 +76,17 @@ def button_row(elem_id: str, labels: Mapping[str, str]) -> gr.HTML:
 
     labels: by id.
     """
+    return panel(elem_id, value=button_row_html(labels))
+
+
+def button_row_html(labels: Mapping[str, str], disabled: Container[str] = ()) -> str:
+    """Return the HTML of `button_row`. disabled: ids of buttons that cannot be pressed."""
     buttons = "".join(
-        f"<button type='button' class='act' id='{name}' data-action='{name}'>{escape(label)}"
-        "</button>"
+        f"<button type='button' class='act' id='{name}' data-action='{name}'"
+        f"{' disabled' if name in disabled else ''}>{escape(label)}</button>"
         for name, label in labels.items()
     )
-    return panel(elem_id, value=f"<div class='button-row'>{buttons}</div>")
+    return f"<div class='button-row'>{buttons}</div>"
 
 
 def downloader() -> gr.HTML:

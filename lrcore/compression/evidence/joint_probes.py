@@ -112,7 +112,7 @@ def _joint(model: LoadedModel, factors: Factorization, recipe: Recipe) -> _Joint
     passages = target_windows(model, recipe)
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
     passes = (recipe.refit, recipe.calibration_mode)
-    ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
+    ranks = [plan.key[0] for plan in plans]  # the plans have no bits
     refit_inputs = refit_key() if requests_refit(recipe) else ()
     calibration_tokens = factors.calibration.tokens
     is_complete = len(_refit_windows(calibration_tokens)) == len(calibration_tokens)

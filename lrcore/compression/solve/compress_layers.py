@@ -93,7 +93,7 @@ def compress_layers(
     batch = windows_per_step(tokens.shape[1]) if refit and recipe.trains else BATCH
     small = LayerStream(network, tokens, batch) if sequential or refit or plan.bits else None
     dense = LayerStream(clone(model.network), tokens, batch) if refit or anchored else None
-    training = training or LayerTraining() if refit and recipe.trains else None
+    training = (training or LayerTraining()) if refit and recipe.trains else None
     fitted: tuple[Streams, ...] = ()
     if refit and dense is not None and small is not None:
         fitted = with_first_tokens(Streams(dense, small), tokens)

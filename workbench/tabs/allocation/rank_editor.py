@@ -13,7 +13,7 @@ from ...state import manual_ranks
 from ...state.plan_history import PlanHistory
 from ...state.store import Store
 from ...views import markup
-from ...widgets.components import panel
+from ...widgets.components import button_row_html, panel
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
 from ...widgets.expert_fold import EXPERT
 from ...widgets.form import NAMES, read_recipe, try_recipe, within_ranges
@@ -56,12 +56,8 @@ def layout(page: Page) -> RankEditor:
 
 def editor_buttons(enabled: Sequence[bool]) -> str:
     """Return the buttons of the editor. enabled: in the order of `BUTTONS`."""
-    buttons = "".join(
-        f"<button type='button' class='act' id='{name}' data-action='{name}'"
-        f"{'' if is_enabled else ' disabled'}>{label}</button>"
-        for (name, label), is_enabled in zip(BUTTONS.items(), enabled, strict=True)
-    )
-    return f"<div class='button-row'>{buttons}</div>"
+    pairs = zip(BUTTONS, enabled, strict=True)
+    return button_row_html(BUTTONS, {name for name, is_enabled in pairs if not is_enabled})
 
 
 def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, link: gr.HTML) -> None:
