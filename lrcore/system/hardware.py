@@ -43,6 +43,15 @@ def hardware(device: str) -> Hardware:
     return Hardware("GPU", torch.cuda.get_device_name(device), free, total)
 
 
+def has_bfloat16_products(device: "torch.device") -> bool:
+    """Return whether a device multiplies matrices faster in bfloat16 than in float32."""
+    import torch
+
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 def wait_for(device: "torch.device") -> None:
     """Wait until a device has finished queued work, before a time measurement."""
     import torch

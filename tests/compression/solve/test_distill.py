@@ -191,3 +191,21 @@ def test_cells_of_a_sweep_depend_on_the_settings_of_the_distillation(
     monkeypatch.setattr(distill, "RATE_SHARE", 1.0)
     assert keys("trained") == trained
     assert keys("distilled") != distilled
+
+
+def test_products_are_in_bfloat16_only_if_its_rounding_is_small_beside_the_divergence(
+    tiny_llama, story_file, monkeypatch
+):
+    monkeypatch.setattr(distill, "has_bfloat16_products", lambda device: True)
+    recipe = requested(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    small = lrcore.compress(model, recipe.with_(refit="on")).network
+
+    def dtype(network):
+        return distill._dtype_of_products(network, model, TOKENS)
+
+    assert dtype(small) == torch.bfloat16
+    assert dtype(model.network) is None
+    assert dtype(lrcore.load(recipe.model, dtype="bfloat16").network) is None
+    monkeypatch.setattr(distill, "has_bfloat16_products", lambda device: False)
+    assert dtype(small) is None

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ....system.as_json import json_text
@@ -27,6 +29,7 @@ from ....system.tensor_files import write_tensors
 CLIP = 1.0
 WARM_UP = 100  # maximum number of steps, and at most a tenth of all
 EVERY = 50  # steps between two states on disk
+NUMBERS_AT_A_TIME = 2**22  # logits of a network that are in float32 at the same time
 # Of the state on disk; increase it when the contents change. A state without a format has format 1.
 FORMAT = 1
 
@@ -67,12 +70,42 @@ def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature:
 def mean_divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the mean over tokens of KL(softmax(teacher / tau) | softmax(student / tau)), in nats.
 
-    student, teacher [..., vocab]: logits. 16-bit logits are converted to float32.
+    student, teacher [..., vocab]: logits. 16-bit logits are converted to float32. The gradient is
+    that by the student.
     """
-    student = (student if student.dtype.itemsize >= 4 else student.float()).flatten(0, -2)
-    teacher = teacher.to(student.dtype).flatten(0, -2)
-    ours, theirs = (F.log_softmax(logits / temperature, dim=-1) for logits in (student, teacher))
-    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    divergence: Tensor = _MeanDivergence.apply(student, teacher, temperature)
+    return divergence
+
+
+class _MeanDivergence(torch.autograd.Function):
+    """`mean_divergence`, a few tokens at a time: the gradient is all that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        ours, theirs = student.flatten(0, -2), teacher.flatten(0, -2)
+        dtype = ours.dtype if ours.dtype.itemsize >= 4 else torch.float32
+        rows = max(1, NUMBERS_AT_A_TIME // ours.shape[-1])
+        gradient = torch.empty_like(ours) if ctx.needs_input_grad[0] else None
+        total = ours.new_zeros((), dtype=dtype)
+        for start in range(0, len(ours), rows):
+            now = slice(start, start + rows)
+            log_p, log_q = (
+                F.log_softmax(logits[now].to(dtype) / temperature, dim=-1)
+                for logits in (theirs, ours)
+            )
+            p = log_p.exp()
+            total += log_p.sub_(log_q).mul_(p).sum()
+            if gradient is not None:
+                gradient[now] = log_q.exp_().sub_(p)
+        if gradient is not None:
+            ctx.gradient = gradient.view_as(student)
+            ctx.scale = 1 / (temperature * len(ours))
+        return total / len(ours)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient * (scale * ctx.scale), None, None
 
 
 def learning_rate_share(step: int, steps: int) -> float:
