@@ -66,9 +66,9 @@ class Recipe:
     (each layer is calibrated on the compressed layers before it). refit: "on" solves the
     projections again on the outputs of the compressed layers before them, with the outputs of the
     dense model as the target; "trained" then trains all numbers of each layer
-    (lrcore/compression/solve/trained_layer.py); "distilled" then trains all layers together towards
-    the predictions of the dense model (lrcore/compression/solve/distill.py); "auto" is the method's
-    default (on for fused).
+    (lrcore/compression/solve/trained_layer.py); "distilled" instead trains all layers together,
+    afterwards, towards the predictions of the dense model (lrcore/compression/solve/distill.py);
+    "auto" is the method's default (on for fused).
 
     ratio: in (0, 1), share to remove of the quantity that `budget` names. temperature: > 0, of
     policy softmax; None for automatic. rounding: "down" never exceeds the budget; "nearest" rounds
@@ -128,7 +128,7 @@ class Recipe:
     refit: str = setting(
         "auto",
         "Refit each layer on the compressed layers before it: on, off, trained (then train the "
-        "layer), distilled (then train all layers together), or auto (the method's default).",
+        "layer), distilled (train all layers together at the end), or auto (the method's default).",
         REFIT,
         group="passes",
     )
@@ -265,12 +265,17 @@ class Recipe:
 
     @property
     def trains(self) -> bool:
-        """Whether the refit also trains the layers."""
-        return self.refit in (TRAINED, DISTILLED)
+        """Whether numbers are trained after the refit."""
+        return self.trains_layers or self.distills
+
+    @property
+    def trains_layers(self) -> bool:
+        """Whether each layer is trained after its refit."""
+        return self.refit == TRAINED
 
     @property
     def distills(self) -> bool:
-        """Whether all layers are then trained together towards the dense model's predictions."""
+        """Whether all layers are trained together towards the dense model's predictions."""
         return self.refit == DISTILLED
 
     def to_json(self) -> str:

@@ -88,7 +88,7 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
         settings |= {"achieved": "of the dense model"} if len(chain) > 1 else {}
     refit = [s.recipe for s in chain if s.kind == "compress" and requests_refit(s.recipe)]
     if refit:
-        settings["refit_key"] = refit_key(any(recipe.trains for recipe in refit))
+        settings["refit_key"] = refit_key(any(recipe.trains_layers for recipe in refit))
     if any(recipe.distills for recipe in refit):
         settings["distillation_key"] = distillation_key()
     measured = [_evaluation_key(evaluation) for evaluation in sweep.evaluations]

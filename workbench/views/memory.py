@@ -56,14 +56,13 @@ def needed(
 
 def _training(recipe: lrcore.Recipe, config: Any, numbers: float) -> int:
     """Return the bytes that a refit needs for training. numbers: of the compressed model."""
-    if not recipe.trains:
-        return 0
     layers = config.num_hidden_layers
-    layer_bytes = int(TRAINING_COPIES * 4 * numbers / layers)
+    if recipe.trains_layers:
+        return int(TRAINING_COPIES * 4 * numbers / layers)
     if not recipe.distills:
-        return layer_bytes
+        return 0
     activations = STEP_TOKENS * layers * config.hidden_size * ACTIVATIONS
-    return max(layer_bytes, int(DISTILLATION_COPIES * 4 * numbers) + activations)
+    return int(DISTILLATION_COPIES * 4 * numbers) + activations
 
 
 def device_line(model: lrcore.LoadedModel) -> str:

@@ -28,8 +28,8 @@ FIELDS = {
     "refit": (
         "Refit",
         "on: each layer compensates for the error of the compressed layers before it; trained: "
-        "the layer is then trained; distilled: all layers are then trained together; auto: the "
-        "method's default",
+        "each layer is then trained; distilled: all layers are trained together at the end; "
+        "auto: the method's default",
     ),
     "calibration_mode": (
         "Calibration passes",

@@ -33,7 +33,6 @@ from ..solve.compress_layers import compress_layers, has_refit
 from ..solve.distill import distill, distillation_windows
 from ..solve.factorize import Factorization, factorize, method_options
 from ..solve.tokens_needed import tokens_needed
-from ..solve.trained_layer import LayerTraining
 from ..step_rules import check_may_follow
 from .choose_plan import choose_plan
 from .model_bounds import check_has_bounds, plan_bounds
@@ -130,14 +129,13 @@ def _solve(
     seconds: dict[str, float],
 ) -> PreTrainedModel:
     """Return a clone of the network with the ranks of a plan, distilled if the recipe says so."""
-    training = LayerTraining()
     with _timed(seconds, "compress"):
-        network = compress_layers(model, recipe, factors, plan, progress, training)
+        network = compress_layers(model, recipe, factors, plan, progress)
     if recipe.distills:
         with _timed(seconds, "distill"):
             windows = distillation_windows(model, recipe)
             key = _fingerprint(model, recipe, plan, factors.calibration)
-            distill(network, model, windows, training.best_rate, key, progress)
+            distill(network, model, windows, key, progress)
     return network
 
 

@@ -68,7 +68,7 @@ def window_passes(recipe: Recipe, refit: bool) -> int:
     moments, are not included.
     """
     passes = SEQUENTIAL_PASSES * (recipe.calibration_mode == "sequential")
-    return passes + refit * (REFIT_PASSES + TRAINING_PASSES * recipe.trains)
+    return passes + refit * (REFIT_PASSES + TRAINING_PASSES * recipe.trains_layers)
 
 
 def compress_layers(
@@ -77,23 +77,21 @@ def compress_layers(
     factors: Factorization,
     plan: RankPlan,
     progress: Progress,
-    training: LayerTraining | None = None,
 ) -> PreTrainedModel:
     """Return a clone of the network with each layer compressed to the ranks and bits of a plan.
 
     Slots with bits are quantized on the outputs of the compressed layers before them; a refit of
     the layer runs on what is quantized already. The calibration windows run through the network if
-    the recipe or the bits require that. training: of the layers, if the recipe trains them. Raises
-    InputError as `has_refit` does.
+    the recipe or the bits require that. Raises InputError as `has_refit` does.
     """
     refit, total = has_refit(recipe, model.network), len(factors.layers)
     network, row = clone(model.network), find_method(factors.method)
     sequential, tokens = recipe.calibration_mode == "sequential", factors.calibration.tokens
     anchored = sequential and row.is_anchored
-    batch = windows_per_step(tokens.shape[1]) if refit and recipe.trains else BATCH
+    training = LayerTraining() if refit and recipe.trains_layers else None
+    batch = BATCH if training is None else windows_per_step(tokens.shape[1])
     small = LayerStream(network, tokens, batch) if sequential or refit or plan.bits else None
     dense = LayerStream(clone(model.network), tokens, batch) if refit or anchored else None
-    training = (training or LayerTraining()) if refit and recipe.trains else None
     fitted: tuple[Streams, ...] = ()
     if refit and dense is not None and small is not None:
         fitted = with_first_tokens(Streams(dense, small), tokens)

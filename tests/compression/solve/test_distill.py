@@ -10,7 +10,7 @@ from tiny_models import family_folder
 
 import lrcore
 from lrcore.compression.evidence import joint_probes
-from lrcore.compression.solve import distill, trained_layer
+from lrcore.compression.solve import distill, refit
 from lrcore.compression.steps.healing.distillation import mean_divergence
 from lrcore.models.architectures import decoder_layers
 from lrcore.recipes.history import Compressed
@@ -49,15 +49,14 @@ def test_distillation_lowers_the_divergence_at_the_same_size(
     model = lrcore.load(recipe.model)
     before = [p.clone() for p in model.network.parameters()]
     tokens = distill.distillation_windows(model, recipe)[::10].flatten(0, 1)[::16]
-    trained, distilled = (
-        lrcore.compress(model, recipe.with_(refit=r)) for r in ("trained", "distilled")
+    before_it, distilled = (
+        lrcore.compress(model, recipe.with_(refit=r)) for r in ("on", "distilled")
     )
-    assert divergence(model, distilled, tokens) < 0.9 * divergence(model, trained, tokens)
-    assert distilled.size == trained.size
-    assert distilled.fingerprint != trained.fingerprint
-    assert distilled.step(Compressed).seconds.keys() - trained.step(Compressed).seconds.keys() == {
-        "distill"
-    }
+    assert divergence(model, distilled, tokens) < 0.9 * divergence(model, before_it, tokens)
+    assert distilled.size == before_it.size
+    assert distilled.fingerprint != before_it.fingerprint
+    times, times_before_it = (m.step(Compressed).seconds for m in (distilled, before_it))
+    assert times.keys() - times_before_it.keys() == {"distill"}
     assert all(torch.equal(p, q) for p, q in zip(model.network.parameters(), before, strict=True))
     inside = {id(p) for p in decoder_layers(distilled.network).parameters()}
     outside = {name: p for name, p in distilled.network.named_parameters() if id(p) not in inside}
@@ -103,7 +102,7 @@ def test_seeds_of_the_distillation_result_in_different_models(tiny_llama, story_
     assert made[0].fingerprint != made[1].fingerprint
 
 
-def test_a_distillation_after_another_training_of_layers_starts_again(
+def test_a_distillation_after_another_refit_starts_again(
     tiny_llama, story_file, monkeypatch
 ):
     recipe = requested(tiny_llama, story_file)
@@ -116,8 +115,8 @@ def test_a_distillation_after_another_training_of_layers_starts_again(
             if done == 55:
                 raise Cancelled
 
-    for passes in (trained_layer.PASSES, 1):
-        monkeypatch.setattr(trained_layer, "PASSES", passes)
+    for revision in (refit.REVISION, -1):
+        monkeypatch.setattr(refit, "REVISION", revision)
         with pytest.raises(Cancelled):
             lrcore.compress(model, recipe, progress=stop)
     assert steps == [*range(56), *range(56)]
@@ -188,7 +187,7 @@ def test_cells_of_a_sweep_depend_on_the_settings_of_the_distillation(
         return [cell.key for cell in cells(model, lrcore.Sweep(recipe))]
 
     trained, distilled = keys("trained"), keys("distilled")
-    monkeypatch.setattr(distill, "RATE_SHARE", 1.0)
+    monkeypatch.setattr(distill, "RATE_TIMES_WIDTH", 1.0)
     assert keys("trained") == trained
     assert keys("distilled") != distilled
 
