@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -60,11 +59,18 @@ def keep_tokens(file: Path, text: Tokenized) -> None:
     """
     tensors = {"ids": text.ids.int()}
     if text.ends is not None:
-        tensors["lengths"] = text.ends.diff(prepend=torch.zeros(1, dtype=torch.long)).int()
+        tensors["lengths"] = _lengths(text.ends)
     with suppress(ResourceError):
         with draft_of(file) as draft:
             write_tensors(draft, tensors, {"sha256": _checksum(tensors)})
         trim()
+
+
+def _lengths(ends: Tensor) -> Tensor:
+    """Return the bytes of each token [n], int32, from their ends [n]."""
+    lengths = ends.int()  # wraps around beyond 2 GiB; the differences are exact
+    lengths[1:] -= ends[:-1].int()
+    return lengths
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

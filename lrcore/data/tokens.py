@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..system.errors import InputError, unknown
 from ..system.files import cache_folder, cache_key
@@ -25,7 +26,9 @@ from .texts import Texts
 from .tokenized import Tokenized, keep_tokens, read_tokens
 
 PANIC = "PanicException"  # of pyo3, which does not export it
-PART = 2**18  # characters that are tokenized at a time
+# Characters that are tokenized at a time. A tokenizer that does not split a text into words takes
+# twice as long per character in parts of 2**18 as in parts of 2**14.
+PART = 2**15
 MAX_FAILURES = 4  # cuts in a row that changed tokens
 AROUND = 500  # characters on each side of a cut whose tokens are compared
 # Ends of words: a letter before a space and a letter; in a text without spaces, a letter or digit
@@ -84,20 +87,32 @@ def tokenize(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
     tokenized in parts, with the tokens of the whole text. Raises ResourceError for a text that is
     too long for the free memory, before the system kills the process.
     """
-    parts = [text] if special_tokens else list(_parts(text, tokenizer))
-    _check_memory(max(map(len, parts)), tokenizer)
-    return _joined([_tokenize_part(part, tokenizer, special_tokens) for part in parts])
+    parts: Iterable[str] = [text] if special_tokens else _parts(text, tokenizer)
+    tokenized, longest = [], 0
+    for part in parts:
+        if len(part) >= longest:
+            _check_memory(len(part), tokenizer)
+            longest = len(part)
+        tokenized.append(_tokenize_part(part, tokenizer, special_tokens))
+    return _joined(tokenized)
 
 
 def _tokenize_part(text: str, tokenizer: Callable[..., Any], special_tokens: bool) -> Tokenized:
+    """Return the tokens of a part.
+
+    Those of a fast tokenizer are int32, unless the part has 2 GiB, and int64 after `_joined`.
+    Other tokenizers return ids of images, which do not fit into int32.
+    """
     is_fast = bool(getattr(tokenizer, "is_fast", False))
-    offsets = {"return_offsets_mapping": True} if is_fast else {}
-    encoding = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
-    ids = torch.from_numpy(np.array(encoding["input_ids"], dtype=np.int64))
+    options = {"return_offsets_mapping": True, "return_attention_mask": False} if is_fast else {}
+    encoding = encoded(tokenizer, text, add_special_tokens=special_tokens, **options)
+    dtype = np.int32 if is_fast else np.int64
+    ids = torch.from_numpy(np.array(encoding["input_ids"], dtype=dtype))
     if not is_fast or not len(ids):
         return Tokenized(ids, None)
     ends = np.maximum.accumulate(np.array([end for _, end in encoding["offset_mapping"]]))
-    return Tokenized(ids, torch.from_numpy(_bytes_before(text)[ends]))
+    byte_ends = torch.from_numpy(_bytes_before(text)[ends])
+    return Tokenized(ids, byte_ends.int() if int(byte_ends[-1]) < 2**31 else byte_ends)
 
 
 def _parts(text: str, tokenizer: Callable[..., Any]) -> Iterator[str]:
@@ -138,13 +153,22 @@ def _is_cut(text: str, cut: int, tokenizer: Callable[..., Any]) -> bool:
 
 def _joined(parts: Sequence[Tokenized]) -> Tokenized:
     """Return the tokens of consecutive parts, or of conversations, as those of one text."""
-    ids, ends, byte_count = [part.ids for part in parts], [], 0
-    for part in parts:
-        if part.ends is not None:
-            ends.append(part.ends + byte_count)
-            byte_count = int(ends[-1][-1])
-    is_complete = len(ends) == len(parts)
-    return Tokenized(torch.cat(ids), torch.cat(ends) if is_complete else None)
+    ids = _concatenated([part.ids for part in parts])
+    ends = [part.ends for part in parts if part.ends is not None]
+    if len(ends) < len(parts):
+        return Tokenized(ids, None)
+    joined_ends, position, byte_count = _concatenated(ends), 0, 0
+    for part in ends:
+        of_part = joined_ends[position : position + len(part)]
+        of_part += byte_count
+        position, byte_count = position + len(part), int(of_part[-1])
+    return Tokenized(ids, joined_ends)
+
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Return integers of any width as one int64 tensor."""
+    joined = torch.empty(sum(map(len, parts)), dtype=torch.long)
+    return torch.cat(tuple(parts), out=joined)
 
 
 def _check_memory(characters: int, tokenizer: Any) -> None:

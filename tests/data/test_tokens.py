@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import lrcore
 from lrcore.data import Texts, Tokenized, tokenize, tokenize_all, tokens
+from lrcore.data.tokenized import keep_tokens, read_tokens
 from lrcore.system.cache import entries
 
 TEXTS = Texts(("Once upon a time", "there was a dog."), "test")
@@ -122,6 +123,12 @@ def test_damaged_tokens_are_replaced(disk_cache, damage):
     assert_equal(in_a_new_process(tokenizer), first)
     assert len(disk_cache) == 2
     assert stored_file().read_bytes() == content
+
+
+def test_tokens_of_more_than_two_gigabytes_are_stored(disk_cache, tmp_path):
+    text = Tokenized(torch.tensor([7, 8, 9]), torch.tensor([5, 2**31 + 3, 2**32 + 1]))
+    keep_tokens(tmp_path / "tokens.safetensors", text)
+    assert_equal(read_tokens(tmp_path / "tokens.safetensors"), text)
 
 
 def test_texts_are_tokenized_even_if_the_cache_is_not_writable(disk_cache, tmp_path):
