@@ -218,22 +218,20 @@ class EvenSample:
         """Add the next rows [..., n] of the stream."""
         positions = torch.arange(self.seen, self.seen + len(rows), device=rows.device)
         self.seen += len(rows)
-        chosen = self._chosen(positions)
-        positions, rows = positions[chosen], rows[chosen]
         if self._positions is not None and self._rows is not None:
+            chosen = self._chosen(positions)
             # the last block may have begun before these rows
-            positions, rows = torch.cat((self._positions, positions)), torch.cat((self._rows, rows))
+            positions = torch.cat((self._positions, positions[chosen]))
+            rows = torch.cat((self._rows, rows[chosen]))
         self._keep(positions, rows)
 
     def _keep(self, positions: Tensor, rows: Tensor) -> None:
         """Store the sampled rows; double the blocks until they are at most SAMPLE rows."""
         chosen = self._chosen(positions)
-        positions, rows = positions[chosen], rows[chosen]
-        while len(positions) > SAMPLE:
+        while len(chosen) > SAMPLE:
             self._stride *= 2
-            chosen = self._chosen(positions)
-            positions, rows = positions[chosen], rows[chosen]
-        self._positions, self._rows = positions, rows
+            chosen = chosen[self._chosen(positions[chosen])]
+        self._positions, self._rows = positions[chosen], rows[chosen]
 
     def _chosen(self, positions: Tensor) -> Tensor:
         """Return the indices of the sampled positions [l] (ascending): the lowest priority in each

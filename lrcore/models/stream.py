@@ -454,8 +454,10 @@ def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     states [b, t, n * size]; cos, sin [b or 1, t, size]. Returns [b, t, n * size].
     """
-    size = cos.shape[-1]
-    heads = states.unflatten(-1, (-1, size))  # [b, t, n, size]
-    half = torch.cat((-heads[..., size // 2 :], heads[..., : size // 2]), dim=-1)
-    rotated: Tensor = heads * cos.unsqueeze(2) + half * sin.unsqueeze(2)
+    half = cos.shape[-1] // 2
+    heads = states.unflatten(-1, (-1, 2 * half))  # [b, t, n, size]
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    rotated: Tensor = heads * cos
+    rotated[..., :half] -= heads[..., half:] * sin[..., :half]
+    rotated[..., half:] += heads[..., :half] * sin[..., half:]
     return rotated.flatten(-2)
