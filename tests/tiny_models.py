@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from lrcore.models.architectures import ARCHITECTURES
+from lrcore.models.config import auto_class
 
 _COMMON = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 _LLAMA = {
@@ -319,6 +320,7 @@ CONFIGS: dict[str, dict] = {
         "n_routed_experts": 8,
         "q_lora_rank": 20,
     },
+    "mistral4": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
     "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
 }
 
@@ -333,7 +335,7 @@ def noisy(family: str, fields: dict) -> PreTrainedModel:
     zero biases and unit norms would hide mistakes.
     """
     config = AutoConfig.for_model(family, **(_COMMON | fields))
-    network = AutoModelForCausalLM.from_config(
+    network = auto_class(config).from_config(
         config, attn_implementation=ARCHITECTURES[family].kernel, dtype=torch.float32
     )
     generator = torch.Generator().manual_seed(0)

@@ -396,7 +396,6 @@ UNSUPPORTED_FAMILIES = {
     "gemma3n": "images and sounds need further packages; save the language model as a gemma3n_text",
     "llama4": "the multimodal model does not run in transformers 5.24; save the language model as "
     "a llama4_text",
-    "mistral4": "transformers has no causal language model of this type",
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "it drafts tokens for another model, whose states and keys it reads",

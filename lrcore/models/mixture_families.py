@@ -176,6 +176,11 @@ MIXTURES: dict[str, Architecture] = {
         **LATENT_ATTENTION,
         note=f"GLM-4.7-Flash. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
+    "mistral4": Architecture(
+        **_SHARED_EXPERTS,
+        **LATENT_ATTENTION,
+        note=f"Mistral 4. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
     "sarvam_mla": Architecture(
         **_SHARED_EXPERTS,
         **LATENT_ATTENTION,

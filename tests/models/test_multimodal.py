@@ -344,13 +344,6 @@ def test_images_of_families_without_a_supported_processor_raise(kind, folder):
         lrcore.score_choices(model, "shapes", items=4)
 
 
-@pytest.mark.parametrize("kind", ["mistral4"])
-def test_types_without_a_causal_language_model_raise(kind, tmp_path):
-    AutoConfig.for_model(kind).save_pretrained(tmp_path)
-    with pytest.raises(lrcore.InputError, match=r"transformers has no causal language model"):
-        lrcore.load(str(tmp_path))
-
-
 # Gemma 4 has embeddings per layer, so no layer can be removed.
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "gemma4"])
 def test_model_with_a_pruned_language_layer_reloads(kind, folder, story_file, tmp_path):

@@ -14,6 +14,7 @@ from lrcore.cli import main
 from lrcore.compression.steps.layer_pruning.depth import skip_layers, without_layers
 from lrcore.evaluation.local_errors import local_errors
 from lrcore.models.architectures import attention_kernel, decoder_layers
+from lrcore.models.config import auto_class
 from lrcore.recipes.history import LayersDropped
 from lrcore.system.errors import InputError
 
@@ -50,9 +51,11 @@ def test_network_without_a_layer_loads_as_its_family(family, gone, tmp_path):
     remaining_logits = logits(short, TOKENS[:, 20:], past_key_values=first.past_key_values)
     assert torch.allclose(remaining_logits, skipped[:, 20:], atol=1e-4 * float(skipped.abs().max()))
     short.save_pretrained(tmp_path)
-    back = AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation=attention_kernel(short.config)
-    ).eval()
+    back = (
+        auto_class(short.config)
+        .from_pretrained(tmp_path, attn_implementation=attention_kernel(short.config))
+        .eval()
+    )
     assert torch.equal(logits(back), skipped)
 
 
