@@ -29,10 +29,6 @@ from ..system.files import MARK
 from .paths import public_provenance, strip_paths
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-TASKS = {
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForImageTextToText": "image-text-to-text",
-}
 _LICENSE_FIELDS = ("license", "license_name", "license_link")
 
 
@@ -40,13 +36,14 @@ _LICENSE_FIELDS = ("license", "license_name", "license_link")
 class ExportUsage:
     """Instructions for an export.
 
-    standard: it loads without custom code. loader: class of transformers. lora: modules that LoRA
-    can train, as `target_modules` of PEFT. notes: changes of the model by the export. note: remark
-    of the model; "" for that in its folder.
+    standard: it loads without custom code. loader: class of transformers. task: pipeline tag of the
+    hub. lora: modules that LoRA can train, as `target_modules` of PEFT. notes: changes of the model
+    by the export. note: remark of the model; "" for that in its folder.
     """
 
     standard: bool = False
     loader: str = "AutoModelForCausalLM"
+    task: str = "text-generation"
     lora: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     note: str = ""
@@ -71,7 +68,7 @@ def model_card(
     base = title if provenance.base is None else provenance.base.name
     head: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": TASKS[usage.loader],
+        "pipeline_tag": usage.task,
         "tags": ["low-rank", "compressed"],
     }
     if _HUB_ID.fullmatch(base):

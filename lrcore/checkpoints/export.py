@@ -1,8 +1,9 @@
 """Export of models to Hugging Face folders that load without this package.
 
-`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` uses the modeling file in the
-folder, which is generated from the sources of the modules (see portable.py). A standard export
-needs no custom code (see standard/export_standard.py). `lrcore.load` reads both.
+`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`, or the class that the model
+card names, uses the modeling file in the folder, which is generated from the sources of the modules
+(see portable.py). A standard export needs no custom code (see standard/export_standard.py).
+`lrcore.load` reads both.
 """
 
 from collections import Counter
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..layers.layer import Layer
 from ..methods import METHODS, find_method
-from ..models.architectures import architecture_of, decoder_layers, text_config
+from ..models.architectures import MULTIMODAL, architecture_of, decoder_layers, text_config
 from ..models.config import CONFIG, auto_class, write_config
 from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
@@ -110,9 +111,10 @@ def export_for(
         exported, changes = WRITERS[target](public, draft, shard)
         numbers, cached = changes.parameters[1], changes.cached[1]
         notes = tuple(changes.clauses())
-        loader = auto_class(public.network.config).__name__
+        standard = TARGETS[target].standard
+        loader, task = _loader_and_task(public.network, standard)
         lora = lora_targets(exported.network)
-        usage = ExportUsage(TARGETS[target].standard, loader, lora, notes, public.note)
+        usage = ExportUsage(standard, loader, task, lora, notes, public.note)
         card = model_card(title, public.folder, public.provenance, numbers, results, usage)
         (draft / "README.md").write_text(card, encoding="utf-8")
         written.append(Exported(draft, numbers, cached, notes))
@@ -194,10 +196,23 @@ def _check_method(target: Target, method: str, family: str) -> None:
     )
 
 
+def _loader_and_task(network: PreTrainedModel, standard: bool) -> tuple[str, str]:
+    """Return the Auto class of transformers that loads an export, and the task of the hub.
+
+    standard: the export has no code. transformers lists some language models, such as mistral4,
+    among the models of images and text only; the code of an export has the class for causal models.
+    """
+    loader = auto_class(network.config).__name__
+    causal = AutoModelForCausalLM.__name__
+    if network.config.model_type in MULTIMODAL and loader != causal:
+        return loader, "image-text-to-text"
+    return (loader if standard else causal), "text-generation"
+
+
 def _add_code(model: LoadedModel, folder: Path) -> None:
     network = model.network
     (folder / f"{MODELING}.py").write_text(modeling_source(network), encoding="utf-8")
-    loader = auto_class(network.config).__name__
+    loader, _ = _loader_and_task(network, standard=False)
     dense = sizes_by_layer(text_config(network))
     write_config(
         network,

@@ -78,3 +78,16 @@ def test_a_moved_export_gives_the_same_logits_without_this_project(
         assert torch.allclose(result, expected_logits, atol=1e-5)
     else:
         assert torch.equal(result, expected_logits)
+
+
+def test_the_card_names_the_class_and_the_task_of_a_family_without_a_causal_class(
+    tiny_llama, tmp_path
+) -> None:
+    """transformers lists mistral4, which reads no images, among the models of images and text."""
+    model = lrcore.load(str(family_folder("mistral4", tiny_llama, tmp_path / "dense")))
+    loaders = {False: "AutoModelForCausalLM", True: "AutoModelForImageTextToText"}
+    for standard, loader in loaders.items():
+        folder = lrcore.export(model, tmp_path / loader, standard=standard)
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        assert f"model = {loader}.from_pretrained(folder" in card
+        assert "pipeline_tag: text-generation" in card

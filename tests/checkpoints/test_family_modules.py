@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from elsewhere import TOKENS
 from tiny_models import CONFIGS, copy_tokenizer, family_folder, noisy, sampled
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,10 +46,14 @@ def compressed(model, data, method, **changes):
 
 
 def loaded(folder, target):
-    """Load an export, without custom code if the target has none."""
+    """Load an export with the class that its card names, without custom code if the target has
+    none.
+    """
     if target == "vllm":
         return lrcore.load(str(folder)).network
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    loader = re.search(r"from transformers import (\w+)", card)[1]
+    return getattr(transformers, loader).from_pretrained(folder, dtype=torch.float32)
 
 
 def export_or_refusal(small, folder, target):

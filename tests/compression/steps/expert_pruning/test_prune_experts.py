@@ -25,6 +25,7 @@ from lrcore.compression.steps.expert_pruning.mixtures import (
 from lrcore.compression.steps.step_settings import ExpertPruning
 from lrcore.layers.layer import MLP, Linear
 from lrcore.models.architectures import ARCHITECTURES, attention_kernel, decoder_layers
+from lrcore.models.config import auto_class
 from lrcore.models.layers import clone, read_layer
 from lrcore.recipes.history import DROPPED, ExpertsPruned
 from lrcore.system.errors import InputError
@@ -71,9 +72,11 @@ def test_network_with_fewer_experts_loads_as_its_family(family, tmp_path):
     assert torch.equal(logits(network), before)  # the original network is unchanged
     assert (expert_count(network), expert_count(small)) == (4, 3)
     small.save_pretrained(tmp_path)
-    back = AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation=attention_kernel(small.config)
-    ).eval()
+    back = (
+        auto_class(small.config)
+        .from_pretrained(tmp_path, attn_implementation=attention_kernel(small.config))
+        .eval()
+    )
     assert close(logits(back), logits(small))
     assert back.num_parameters() == small.num_parameters() < network.num_parameters()
     first = small(input_ids=TOKENS[:, :20], use_cache=True)
