@@ -35,6 +35,11 @@ from lrcore.models.architectures import (  # noqa: E402
 )
 from lrcore.models.by_structure import refusal  # noqa: E402
 
+# Families whose images the tests read
+PICTURED = (
+    *("llava", "vipllava", "llava_next", "smolvlm", "internvl"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+)
 TYPES = ROOT / "docs" / "causal_types.json"  # the causal types of a version of transformers
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
 CHECKS = {
@@ -239,6 +244,7 @@ def page() -> str:
     additions = ", ".join(
         f"`{name}`" for name, row in ARCHITECTURES.items() if row.has_further_updates
     )
+    tested = ", ".join(f"`{name}`" for name in PICTURED)
     return (
         HEAD
         + "".join(line(name, row, checks[name]) for name, row in ARCHITECTURES.items())
@@ -248,15 +254,18 @@ def page() -> str:
             + ": the language model, of a family above, is compressed; the remaining weights are "
             "bit-identical (`tests/models/test_multimodal.py`). Calibration and tasks also read "
             "images, perplexity only text ([questions with "
-            "images](evaluation.md#questions-with-images)). The patches of an image are tokens "
-            "whose embeddings come from the vision tower and the projector. The logits are "
-            "bit-identical to those of transformers on the same image "
-            "(`tests/models/test_images.py`: `llava`, `vipllava`, `llava_next`; the processors of "
-            "`llava_onevision` and `mistral3` need torchvision and were not tested). "
+            "images](evaluation.md#questions-with-images)). The processor of the model prepares an "
+            "image, and the network gets all of its tensors. The patches are tokens whose "
+            "embeddings, rotary positions (M-RoPE) and terms between layers (deepstack) are those "
+            "of transformers: logits and states of all layers are bit-identical "
+            f"(`tests/models/test_images.py`: {tested}; "
+            "`llava_onevision` and `mistral3` were not tested, and `smolvlm` needs the package "
+            "num2words). "
             + " and ".join(f"`{name}`" for name in BIDIRECTIONAL_IMAGES)
             + " use bidirectional attention between the patches of an image and, like "
             + ", ".join(f"`{name}`" for name in TEXT_ONLY)
-            + ", are calibrated and measured on text only.\n\n## Families without a row\n\n"
+            + ", are calibrated and measured on text only. So is `gemma4_unified`, which has no "
+            "row.\n\n## Families without a row\n\n"
             "Of a causal language model without a row, the decoder layers are the list of modules "
             "with the most parameters, and their matrices all linear modules in them, named by "
             "their paths. "

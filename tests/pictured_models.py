@@ -2,20 +2,15 @@
 questions can be read.
 """
 
+import importlib.util
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaNextImageProcessor,
-    LlavaNextProcessor,
-    LlavaProcessor,
-    PreTrainedTokenizerFast,
-)
+import transformers
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 SIDE, PATCH = 16, 8
 _SIGHT = {
@@ -28,19 +23,37 @@ _SIGHT = {
 }
 _SIZE = {"height": SIDE, "width": SIDE}
 _CUT = {"size": {"shortest_edge": SIDE}, "crop_size": _SIZE}
-# processors of other kinds need torchvision
-KINDS = ("llava", "vipllava", "llava_next")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+# The text that stands for an image. Processors of other kinds were not tested.
+MARKUP = {
+    **dict.fromkeys(("llava", "vipllava", "llava_next", "smolvlm"), "<image>"),
+    "internvl": "<IMG_CONTEXT>",
+    **dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>"),
+}
+_LACKS = importlib.util.find_spec("num2words") is None
+_SMOLVLM = pytest.mark.skipif(_LACKS, reason="the processor of smolvlm needs num2words")
+KINDS = [pytest.param(kind, marks=_SMOLVLM if kind == "smolvlm" else ()) for kind in MARKUP]
+_TOKENS = {
+    "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>"),
+    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
+    **dict.fromkeys(QWEN, ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")),
+}
+# names of the tokens in the tokenizer, which the processor reads
+_NAMES = ("context_image_token", "start_image_token", "end_image_token", "video_token")
 
 
 def make(kind: str, tokenizer_of: Path, folder: Path) -> Path:
     """Write a folder with a model of a kind, random weights, and the tokenizer of another model
-    with "<image>" added.
+    with the tokens of images added.
     """
+    tokens = _TOKENS.get(kind, ("<image>",))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_of)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    image = tokenizer.convert_tokens_to_ids("<image>")
+    tokenizer.add_special_tokens({"additional_special_tokens": [*tokens]})
+    if kind == "internvl":
+        tokenizer._set_model_specific_special_tokens(dict(zip(_NAMES, tokens, strict=True)))
+    ids = dict(zip(tokens, tokenizer.convert_tokens_to_ids([*tokens]), strict=True))
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **_config(kind, len(tokenizer)), image_token_index=image)
+    config = AutoConfig.for_model(kind, **_config(kind, len(tokenizer), ids))
     network = AutoModelForImageTextToText.from_config(
         config, attn_implementation="sdpa", dtype=torch.float32
     )
@@ -48,11 +61,15 @@ def make(kind: str, tokenizer_of: Path, folder: Path) -> Path:
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     network.save_pretrained(folder)
-    _processor(kind, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    image_processor, options = _processors(kind)
+    name, arguments = image_processor
+    getattr(transformers, name)(**arguments).save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(options))
     return folder
 
 
-def _config(kind: str, vocabulary: int) -> dict:
+def _config(kind: str, vocabulary: int, ids: dict[str, int]) -> dict[str, Any]:
     text = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
@@ -65,20 +82,76 @@ def _config(kind: str, vocabulary: int) -> dict:
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
-    clip = {"vision_config": CLIPVisionConfig(**_SIGHT, projection_dim=24)}
-    grid = {"image_grid_pinpoints": [[SIDE, SIDE]]}
-    llama = {"text_config": LlamaConfig(**text), **clip}
-    return {
-        "llava": llama | {"vision_feature_layer": -1},
-        "vipllava": llama | {"vision_feature_layers": [-1, -2]},
-        "llava_next": llama | grid | {"vision_feature_layer": -1},
-    }[kind]
+    if kind in QWEN:
+        names = ("image", "video", "vision_start", "vision_end")
+        return {
+            "text_config": text
+            | {"model_type": f"{kind}_text", "head_dim": 8, "moe_intermediate_size": 16}
+            | {"num_experts": 4, "num_experts_per_tok": 2}
+            | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+            "vision_config": _qwen_vision(kind),
+            **{f"{name}_token_id": i for name, i in zip(names, ids.values(), strict=True)},
+        }
+    llama = {"text_config": text | {"model_type": "llama"}}
+    clip = {**_SIGHT, "model_type": "clip_vision_model", "projection_dim": 24}
+    return (
+        llama
+        | {
+            "llava": {"vision_config": clip, "vision_feature_layer": -1},
+            "vipllava": {"vision_config": clip, "vision_feature_layers": [-1, -2]},
+            "llava_next": {
+                "vision_config": clip,
+                "vision_feature_layer": -1,
+                "image_grid_pinpoints": [[SIDE, SIDE]],
+            },
+            "internvl": {
+                "vision_config": {**_SIGHT, "image_size": [SIDE] * 2, "patch_size": [PATCH] * 2},
+                "image_seq_length": 1,
+            },
+            "smolvlm": {"vision_config": _SIGHT, "scale_factor": 1},
+        }[kind]
+        | dict.fromkeys(("image_token_id", "image_token_index"), ids[MARKUP[kind]])
+    )
 
 
-def _processor(kind: str, tokenizer: PreTrainedTokenizerFast):
-    cls = {"patch_size": PATCH, "vision_feature_select_strategy": "default"}
-    if kind in ("llava", "vipllava"):
-        image_processor = CLIPImageProcessor(**_CUT)
-        return LlavaProcessor(image_processor, tokenizer, **cls, num_additional_image_tokens=1)
-    image_processor = LlavaNextImageProcessor(**_CUT, image_grid_pinpoints=[[SIDE, SIDE]])
-    return LlavaNextProcessor(image_processor, tokenizer, **cls, num_additional_image_tokens=1)
+def _qwen_vision(kind: str) -> dict[str, Any]:
+    sizes = {
+        "qwen2_vl": {"embed_dim": 24, "hidden_size": 32},
+        "qwen2_5_vl": {"hidden_size": 24, "intermediate_size": 32, "out_hidden_size": 32},
+    }
+    further = {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "out_hidden_size": 32,
+        "deepstack_visual_indexes": [0],
+    }
+    return {"depth": 1, "num_heads": 2, "patch_size": PATCH} | sizes.get(kind, further)
+
+
+def _processors(kind: str) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
+    """Return class and options of the image processor, and the options of the processor."""
+    if kind in QWEN:
+        pixels = {"shortest_edge": PATCH**2, "longest_edge": 48**2}
+        names = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}
+        return ("Qwen2VLImageProcessorPil", {"size": pixels, "patch_size": PATCH}), {
+            "processor_class": names.get(kind, "Qwen3VLProcessor")
+        }
+    if kind == "internvl":
+        return ("GotOcr2ImageProcessorPil", {"size": _SIZE, "crop_to_patches": False}), {
+            "processor_class": "InternVLProcessor",
+            "image_seq_length": 1,
+        }
+    if kind == "smolvlm":
+        options = {"size": {"longest_edge": SIDE}, "max_image_size": {"longest_edge": SIDE}}
+        return ("SmolVLMImageProcessorPil", {**options, "do_image_splitting": False}), {
+            "processor_class": "SmolVLMProcessor",
+            "image_seq_len": (SIDE // PATCH) ** 2,
+        }
+    is_next = kind == "llava_next"
+    grid = {"image_grid_pinpoints": [[SIDE, SIDE]]} if is_next else {}
+    return ("LlavaNextImageProcessorPil" if is_next else "CLIPImageProcessor", _CUT | grid), {
+        "processor_class": "LlavaNextProcessor" if is_next else "LlavaProcessor",
+        "patch_size": PATCH,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }

@@ -424,10 +424,7 @@ EAGER_FAMILIES = ("got_ocr2",)
 # Multimodal families whose masks let image patches attend in both directions.
 BIDIRECTIONAL_IMAGES = ("gemma3", "gemma4")
 # Multimodal families whose image processors are not supported
-TEXT_ONLY = (
-    *("internvl", "kimi_k25", "smolvlm", "got_ocr2", "moss_transcribe_diarize"),
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-)
+TEXT_ONLY = ("kimi_k25", "got_ocr2", "moss_transcribe_diarize")
 
 
 def text_config(network: PreTrainedModel) -> Any:

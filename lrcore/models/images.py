@@ -12,19 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoProcessor, BatchEncoding
+from transformers import AutoProcessor, BatchEncoding, PreTrainedModel
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from ..data.tokens import encoded
-from ..layers.image_tokens import PATCHES, Patches, enable_patches, first_id, is_patch
+from ..layers.image_tokens import (
+    PATCHES,
+    Patches,
+    PatchInputs,
+    enable_patches,
+    first_id,
+    is_patch,
+)
 from ..system.errors import InputError, with_article
 from ..system.resource_errors import raise_shortage
 from ..system.units import workers
 from .architectures import BIDIRECTIONAL_IMAGES, MULTIMODAL, TEXT_ONLY, architecture_of
 from .config import error_line, quiet
+from .layers import clone
 from .load import LoadedModel
 
 _MARKER = re.compile("<image:([0-9a-f]{16})>")
+VIDEOS = "video_processor"  # attribute of processors
 _PIXELS = 50_000_000  # limit per image; a small file can decompress to any number of pixels
 
 
@@ -48,7 +59,7 @@ class ImageEncoder:
         Raises InputError for a model without images, or without a processor config.
         """
         self._model, self._images = model, images
-        self._processor = _processor(model)
+        self._processor = read_processor(model)
         config = model.network.config
         image_token = getattr(config, "image_token_id", None)
         self._place = config.image_token_index if image_token is None else image_token
@@ -66,7 +77,10 @@ class ImageEncoder:
     @property
     def patches(self) -> Patches:
         """The patches that the embedding of the model contains."""
-        return enable_patches(self._model.network.get_input_embeddings())
+        network = self._model.network
+        return enable_patches(
+            network.get_input_embeddings(), network.get_submodule(_language_model(network))
+        )
 
     def load(self, tokens: Tensor) -> list[Tensor]:
         """Add the patches of all images in tokens [...] to the embedding of the model.
@@ -78,10 +92,9 @@ class ImageEncoder:
         for key in self._images:
             first = first_id(key)
             if first >> PATCHES in images and first not in patches:
-                rows = self._rows(key)
-                ids = torch.arange(first, first + len(rows), device=rows.device)
-                patches.add(ids, rows)
-                added.append(ids)
+                inputs = self._patch_inputs(key)
+                patches.add(inputs)
+                added.append(inputs.ids)
         return added
 
     def _plain(self, text: str) -> list[int]:
@@ -101,7 +114,10 @@ class ImageEncoder:
         """Return the inputs of the network for a text that consists of an image."""
         from PIL import Image
 
-        marker = self._model.tokenizer.convert_ids_to_tokens(self._place)
+        config = self._model.network.config
+        ends = (getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end"))
+        start, end = ("" if token is None else self._token(token) for token in ends)
+        marker = start + self._token(self._place) + end
         try:
             with Image.open(io.BytesIO(self._images[key])) as opened:
                 if opened.width * opened.height > _PIXELS:
@@ -119,30 +135,51 @@ class ImageEncoder:
                 "another version of the model."
             ) from error
 
+    def _token(self, token_id: int) -> str:
+        return str(self._model.tokenizer.convert_ids_to_tokens(token_id))
+
     @torch.inference_mode()
-    def _rows(self, key: str) -> Tensor:
-        """Return the input embeddings of an image's patches, [patches, d]."""
-        network, caught = self._model.network, []
+    def _patch_inputs(self, key: str) -> PatchInputs:
+        """Return the inputs of the language model for the patches of an image.
+
+        The network gets all tensors of the processor. A copy of the modules runs, since some
+        networks store the positions of the last image.
+        """
+        network, caught = clone(self._model.network), []
 
         def catch(_module: Any, _args: Any, arguments: dict[str, Any]) -> None:
-            caught.append(arguments["inputs_embeds"])
+            caught.append(arguments)
             raise _Stop
 
-        language_model, _, _ = architecture_of(network).layers.rpartition(".")
-        handle = network.get_submodule(language_model).register_forward_pre_hook(
+        network.get_submodule(_language_model(network)).register_forward_pre_hook(
             catch, with_kwargs=True
         )
         inputs = self._prepared(key).to(self._model.device)
         for name, value in inputs.items():
             if value.is_floating_point():
                 inputs[name] = value.to(network.dtype)
-        try:
-            with suppress(_Stop):
-                network(**inputs, use_cache=False)
-        finally:
-            handle.remove()
-        rows: Tensor = caught[0][0][inputs["input_ids"][0] == self._place]
-        return rows
+        with suppress(_Stop):
+            network(**inputs, use_cache=False)
+        mask = inputs["input_ids"][0] == self._place
+        rows: Tensor = caught[0]["inputs_embeds"][0][mask]
+        first, positions = first_id(key), caught[0].get("position_ids")
+        # [axes, 1, t] with M-RoPE, [1, t] or None without
+        offsets = torch.zeros(len(rows), 0, dtype=torch.long, device=rows.device)
+        if positions is not None and positions.dim() == 3:
+            offsets = positions[:, 0, mask].T
+            offsets = offsets - offsets.min()
+        added = caught[0].get("deepstack_visual_embeds") or ()
+        return PatchInputs(
+            torch.arange(first, first + len(rows), device=rows.device),
+            rows,
+            offsets,
+            torch.stack([*added], 1) if added else rows[:, None][:, :0],
+        )
+
+
+def _language_model(network: PreTrainedModel) -> str:
+    """Return the path of the module that holds the decoder layers."""
+    return architecture_of(network).layers.rpartition(".")[0]
 
 
 def text_encoder(model: LoadedModel, images: Mapping[str, bytes]) -> Any:
@@ -173,7 +210,11 @@ def loaded_images(encoder: Any, tokens: Tensor) -> Iterator[None]:
             encoder.patches.drop(ids)
 
 
-def _processor(model: LoadedModel) -> Any:
+def read_processor(model: LoadedModel) -> Any:
+    """Return the processor of texts and images in the folder of a model.
+
+    Raises InputError as `ImageEncoder` does.
+    """
     family = model.network.config.model_type
     if family not in MULTIMODAL:
         text_only = {*BIDIRECTIONAL_IMAGES, *TEXT_ONLY}
@@ -199,9 +240,7 @@ def _processor(model: LoadedModel) -> Any:
         )
     try:
         with quiet():
-            processor = AutoProcessor.from_pretrained(
-                model.folder, local_files_only=True, trust_remote_code=False
-            )
+            processor = _from_files(model.folder, family)
     except ImportError as error:  # such as torchvision
         raise InputError(
             f"Preparing images for '{model.name}' needs a library that is not installed "
@@ -213,6 +252,21 @@ def _processor(model: LoadedModel) -> Any:
     if not hasattr(processor, "image_processor"):  # transformers falls back to the tokenizer
         raise _unprepared(model.folder)
     return processor
+
+
+def _from_files(folder: Path, family: str) -> Any:
+    """Return the processor of a folder; without its part for videos, which needs torchvision."""
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    kind: Any = getattr(transformers, PROCESSOR_MAPPING_NAMES[family])
+    names = kind.get_attributes()
+    if VIDEOS not in names:
+        return AutoProcessor.from_pretrained(folder, **options)
+    is_read = classmethod(lambda _: [name for name in names if name != VIDEOS])
+    without: Any = type(kind.__name__, (kind,), {"get_attributes": is_read})
+    values, options = kind.get_processor_dict(folder, **options)
+    parts = without._get_arguments_from_pretrained(folder, values, **options)
+    parts.insert(names.index(VIDEOS), None)
+    return without.from_args_and_dict(parts, values)
 
 
 def _unprepared(folder: Path, detail: str = "") -> InputError:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..layers.experts import SHARES, expert_needs, observe_experts, route_tokens
+from ..layers.image_tokens import patches_of
 from ..layers.layer import Layer
 from ..layers.modules.compressed import CompressedAttention
 from ..layers.modules.rotary import full_head_tables, in_halves, rotary_tables
@@ -101,6 +102,12 @@ class LayerStream:
         # further arguments of the layers, such as masks, by `_key`; an entry per layer
         self._calls: dict[tuple[int, int], list[Call]] = {}
         parts = tokens.to(network.device).split(batch)
+        patches = patches_of(network.get_input_embeddings())
+        # terms that the network adds between layers, by batch
+        self._added = [(part, []) if patches is None else patches.added(part) for part in parts]
+        # rotary positions of images depend on the tokens
+        self._by_batch |= patches is not None and patches.sets_positions(tokens)
+        self._running = 0  # the batch that runs
         self._sizes = [len(part) for part in parts]
         self._hidden = [self._enter(number, part) for number, part in enumerate(parts)]
 
@@ -191,6 +198,7 @@ class LayerStream:
                     .remove
                 )
             for number, hidden in enumerate(self._hidden):
+                self._running = number
                 args, kwargs = self.call(index, number)
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
@@ -207,7 +215,7 @@ class LayerStream:
                         middle = before + gains
                     accumulator.observe_block(*_in_output_basis(layer, before, stream_out, middle))
                 if advance:
-                    self._hidden[number] = out
+                    self._leave(index, number, out)
         if not accumulator.needs:
             return None
         moments = accumulator.moments()
@@ -265,6 +273,14 @@ class LayerStream:
             out = residual_without(layer, "mlp", before) + residual_update(
                 self.network, layer, "mlp", down
             )
+        self._leave(index, number, out)
+
+    def _leave(self, index: int, number: int, out: Tensor) -> None:
+        """Set the hidden states of a batch behind a layer with the output `out`."""
+        mask, terms = self._added[number]
+        if index < len(terms):
+            out = out.clone()
+            out[mask] += terms[index].to(out)
         self._hidden[number] = out
 
     @torch.inference_mode()
@@ -304,8 +320,7 @@ class LayerStream:
 
         def score_hook(tap: str, name: str) -> Callable[..., None]:
             def observe(_module: nn.Module, _args: Any, out: Tensor) -> None:
-                # rotary angles do not depend on the tokens, so those of the first batch are used
-                _, kwargs = self._calls[self._key(len(out), 0)][index]
+                _, kwargs = self.call(index, self._running)
                 angles = angles_of(self.network, layer, kwargs, out.dtype)
                 accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from tiny_models import copy_tokenizer
-from transformers import AutoProcessor
 
 import lrcore
 from lrcore.data import load_texts
@@ -22,13 +21,16 @@ from lrcore.evaluation.evaluate import window_losses
 from lrcore.evaluation.tasks import continuations, few_shot_items
 from lrcore.layers.image_tokens import (
     IGNORED,
-    enable_patches,
     first_id,
     highest_token,
     is_patch,
+    patches_of,
     targets,
 )
-from lrcore.models.images import load_images, text_encoder
+from lrcore.models.architectures import decoder_layers
+from lrcore.models.images import load_images, read_processor, text_encoder
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
 from lrcore.runs.cluster import pool
 from lrcore.system.units import worked_by
 
@@ -67,14 +69,18 @@ def processor_output(model, text, images):
     """Return the output of the model's processor for a text with at most one image."""
     keys = MARKER.findall(text)
     image = Image.open(io.BytesIO(images[keys[0]])).convert("RGB") if keys else None
-    processed = AutoProcessor.from_pretrained(model.folder)(
-        text=MARKER.sub("<image>", text),
+    processed = read_processor(model)(
+        text=MARKER.sub(pictured_models.MARKUP[model.network.config.model_type], text),
         images=image,
         return_tensors="pt",
         add_special_tokens=False,
     )
+    return _as_dtype(processed, model.network.dtype)
+
+
+def _as_dtype(processed, dtype):
     return {
-        name: value.to(model.network.dtype) if value.is_floating_point() else value
+        name: value.to(dtype) if value.is_floating_point() else value
         for name, value in processed.items()
     }
 
@@ -92,6 +98,78 @@ def test_patches_as_tokens_give_the_logits_of_the_image(kind, multimodal_folder)
         with torch.inference_mode():
             ours, theirs = model.network(input_ids=tokens), model.network(**processed)
         assert torch.equal(ours.logits, theirs.logits)
+
+
+def photo(width, height):
+    """Return a PNG file with random pixels."""
+    pixels = torch.randint(
+        0, 256, (height, width, 3), generator=torch.Generator().manual_seed(width)
+    )
+    file = io.BytesIO()
+    Image.fromarray(pixels.byte().numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", pictured_models.KINDS)
+def test_layers_run_one_by_one_have_the_states_of_transformers(kind, multimodal_folder):
+    """Rotary positions and terms between layers are those of the images of each window."""
+    model = lrcore.load(multimodal_folder(kind), dtype="float64")
+    images = {"a" * 16: photo(48, 24), "b" * 16: photo(32, 40)}
+    text = "Once <image:{}> there <image:{}> was a fox."
+    texts = [text.format(*keys) for keys in (images, reversed(images))]
+    encode, processor = text_encoder(model, images), read_processor(model)
+    tokens = torch.tensor([encode(element).input_ids for element in texts])
+    load_images(encode, tokens)
+    network = clone(model.network)
+    for index in range(len(decoder_layers(network))):
+        write_layer(network, read_layer(network, index))
+    stream = LayerStream(network, tokens, batch=1)
+    for index in range(len(decoder_layers(network))):
+        stream.run(index)
+    outputs = []
+    decoder_layers(model.network)[-1].register_forward_hook(lambda *call: outputs.append(call[2]))
+    for number, element in enumerate(texts):
+        pictures = [
+            Image.open(io.BytesIO(images[key])).convert("RGB") for key in MARKER.findall(element)
+        ]
+        processed = processor(
+            text=MARKER.sub(pictured_models.MARKUP[kind], element),
+            images=pictures,
+            return_tensors="pt",
+            add_special_tokens=False,
+        )
+        with torch.inference_mode():
+            expected = model.network(**_as_dtype(processed, torch.float64)).logits
+            assert torch.equal(network(input_ids=tokens[number : number + 1]).logits, expected)
+        assert torch.equal(stream.hidden[number], outputs[number])
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl_moe", "internvl"])
+def test_model_calibrated_with_images_reloads_and_answers(kind, multimodal_folder, tmp_path):
+    """Generated text does not depend on the images that the model has read."""
+    model = lrcore.load(multimodal_folder(kind))
+    written = lrcore.generate(model, "Once upon", max_new_tokens=6)
+    for method, options in (("svd_llm", {}), ("fused", {"refit": "auto"})):
+        recipe = recipe_of(model.name, "shapes", method=method, **options)
+        assert is_patch(lrcore.calibrate(model, recipe).tokens).any()
+        small = lrcore.compress(model, recipe)
+        result = lrcore.score_choices(small, "shapes", items=6)
+        assert result.nonfinite == 0
+        back = lrcore.load(lrcore.save(small, tmp_path / method))
+        assert lrcore.score_choices(back, "shapes", items=6) == result
+        assert lrcore.generate(back, "Once upon") == lrcore.generate(small, "Once upon")
+    assert lrcore.generate(model, "Once upon", max_new_tokens=6) == written
+
+
+def test_a_window_that_begins_inside_an_image_continues_its_positions(multimodal_folder):
+    model = lrcore.load(multimodal_folder("qwen2_vl"))
+    key = "c" * 16
+    encode = text_encoder(model, {key: photo(48, 24)})  # 3 x 2 patches
+    tokens = torch.tensor([encode(f"<image:{key}> x").input_ids])
+    load_images(encode, tokens)
+    cut = encode.patches.positions(tokens[:, 2:])[:, 0]
+    # time, row and column of five patches; the words after the image follow column 2
+    assert cut[:, :6].tolist() == [[0, 0, 0, 0, 0, 3], [0, 0, 1, 1, 1, 3], [1, 2, 0, 1, 2, 3]]
 
 
 def test_text_without_images_has_the_same_logits_after_loading_images(multimodal_folder):
@@ -205,7 +283,7 @@ def test_images_of_a_task_are_removed_and_calibration_images_stay(multimodal_fol
     windows = lrcore.calibrate(model, recipe_of(model.name, "shapes")).tokens
     with torch.inference_mode():
         before = model.network(input_ids=windows).logits
-    patches, texts = enable_patches(model.network.get_input_embeddings()), load_texts("shapes/test")
+    patches, texts = patches_of(model.network.get_input_embeddings()), load_texts("shapes/test")
     lrcore.score_choices(model, "shapes", items=12)
     assert not any(first_id(key) in patches for key in texts.images)
     with torch.inference_mode():
@@ -302,8 +380,9 @@ def test_perplexity_raises_for_images(multimodal_folder):
 
 def test_unknown_patch_tokens_raise(multimodal_folder):
     model, texts = lrcore.load(multimodal_folder()), load_texts("shapes")
-    tokens = torch.tensor([text_encoder(model, texts.images)(texts.documents[0]).input_ids])
-    enable_patches(model.network.get_input_embeddings())
+    encode = text_encoder(model, texts.images)
+    tokens = torch.tensor([encode(texts.documents[0]).input_ids])
+    load_images(encode, tokens[:, :0])
     with pytest.raises(lrcore.InputError, match="images that the model has not encoded"):
         model.network(input_ids=tokens)
 
