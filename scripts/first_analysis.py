@@ -1,7 +1,8 @@
 """Write the analysis that the page opens with: `python scripts/first_analysis.py`.
 
 It contains the analysis of a demo model and a built-in text by the form's defaults, and the
-measurements of policy `probed`. Run it again if the defaults or the file formats change.
+measurements of policy `probed`, also for a budget of bytes. Run it again if the defaults or the
+file formats change.
 """
 
 import os
@@ -14,6 +15,7 @@ from workbench.state.store import FIRST_ANALYSIS
 from workbench.widgets.form import START
 
 PROBED = START.with_(policy="probed")
+BYTES = PROBED.with_(budget="bytes")
 
 
 def main() -> None:
@@ -24,7 +26,7 @@ def main() -> None:
         calibration = lrcore.calibrate(model, START)
         lrcore.analyze(model, calibration).write(FIRST_ANALYSIS)
         factors = lrcore.factorize(model, calibration, START.method)
-        factors = lrcore.measure_evidence(model, factors, PROBED)
+        factors = lrcore.measure_evidence(model, factors, BYTES)
         lrcore.choose_plan(model, factors, PROBED)
         shutil.copytree(os.path.join(folder, "probes"), SHIPPED / "probes")
 

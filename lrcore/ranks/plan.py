@@ -209,14 +209,19 @@ class RankPlan:
     def kept_by_layer(self) -> list[float]:
         """Return the share of the parameters that each layer keeps, in layer order.
 
-        If the budget counts the KV cache, it is the share of the cached numbers.
+        If the budget counts the KV cache, it is the share of the cached numbers; if it counts
+        bytes, the share of the bytes.
         """
-        kept_prices, dense_prices = [0] * self.shape.layers, [0] * self.shape.layers
-        for (layer, component), rank in self.ranks.items():
-            cost = self.spectra[layer, component].cost
+        kept_prices, dense_prices = [0.0] * self.shape.layers, [0.0] * self.shape.layers
+        for slot, rank in self.ranks.items():
+            cost = self.spectra[slot].cost
+            if self.budget == "bytes":
+                kept_prices[slot[0]] += self.slot_bytes(slot)
+                dense_prices[slot[0]] += cost.dense * self.shape.itemsize
+                continue
             price = cost.kv if self.budget == "kv" else cost.parameters
-            kept_prices[layer] += price(rank)
-            dense_prices[layer] += price(cost.full)
+            kept_prices[slot[0]] += price(rank)
+            dense_prices[slot[0]] += price(cost.full)
         return [
             kept_price / dense_price if dense_price else 1.0
             for kept_price, dense_price in zip(kept_prices, dense_prices, strict=True)
@@ -236,17 +241,17 @@ class RankPlan:
     def _flops(self, work: Sequence[LayerWork]) -> int:
         return flops_per_token(work, self.shape.head_parameters, self.seq_len)
 
+    def slot_bytes(self, slot: Slot) -> float:
+        """Return the bytes of a slot in its stored form."""
+        s, rank, itemsize = self.spectra[slot], self.ranks[slot], self.shape.itemsize
+        if self.budget == "bytes":
+            return self.quantization.bytes(s, rank, self.bits.get(slot, 0), itemsize)
+        return s.cost.bytes(rank, itemsize)
+
     def _bytes(self) -> float:
         """Return the bytes of the model, with the slots in their stored form."""
-        shape, itemsize = self.shape, self.shape.itemsize
-        dense = sum(s.cost.dense for s in self.spectra.values()) * itemsize
-        stored = sum(
-            self.quantization.bytes(s, self.ranks[slot], self.bits.get(slot, 0), itemsize)
-            if self.budget == "bytes"
-            else s.cost.bytes(self.ranks[slot], itemsize)
-            for slot, s in self.spectra.items()
-        )
-        return shape.bytes - dense + stored
+        dense = sum(s.cost.dense for s in self.spectra.values()) * self.shape.itemsize
+        return self.shape.bytes - dense + sum(map(self.slot_bytes, self.spectra))
 
     def _seconds_per_token(self, ranks: dict[Slot, int]) -> float | None:
         """Return the time of the decoder layers with these ranks, other slots at full rank; or

@@ -40,7 +40,7 @@ def test_the_figure_has_the_curve_its_interval_and_the_dense_model() -> None:
         [0.1, 0.5],
         [0.0625, 1.5],
     )  # without points out of range
-    assert chosen_trace["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
+    assert chosen_trace["customdata"] == [[0.1, 8.5, "10% removed"], [0.5, 20.0, "50% removed"]]
     assert band["y"] == [MIN_RISE, 0.125]  # only points with an interval
     assert (current_trace["x"], current_trace["y"]) == ([0.3], [MIN_RISE])  # no rise
     assert figure["layout"]["yaxis"]["type"] == "log"
@@ -70,9 +70,9 @@ def test_the_curve_equals_the_prediction_of_the_core(store) -> None:
     traces = {trace["name"]: trace for trace in json.loads(figure)["data"]}
     points = lrcore.predicted_curve(store.peek_factors(recipe), recipe)
     curve_points = traces["svd, probed"]["customdata"]
-    assert (
-        curve_points == [[point.ratio, point.perplexity] for point in points][: len(curve_points)]
-    )
+    assert [row[:2] for row in curve_points] == [
+        [point.ratio, point.perplexity] for point in points
+    ][: len(curve_points)]
     plan = store.plan(recipe)
     assert traces["this plan"]["customdata"][0][1] == plan.predicted.perplexity
     assert "svd, uniform" in traces
@@ -106,7 +106,7 @@ def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
     figure, words = budget_curve.draw(store, *input_values(recipe))
     points = next(trace for trace in json.loads(figure)["data"] if trace["name"] == "measured runs")
     assert (points["x"], points["y"]) == ([run.account.achieved], [0.125])
-    assert points["customdata"][0][2] == "probed: one"
+    assert points["customdata"][0][3] == "probed: one"
     assert points["marker"]["symbol"] == ["circle"]
     assert "measured on stories" in words
     even = recipe.with_(policy="uniform")

@@ -96,7 +96,7 @@ def test_uncompressed_parameters_have_their_own_column():
 def test_a_latent_larger_than_its_matrix_fills_its_column():
     traces = traces_by_name(network(Network({"k": {0: Block(4, 8, 120, 100)}}, 1, "parameters")))
     assert traces["kept"]["x"] == traces["removed"]["x"]
-    assert traces["removed"]["customdata"][0][-1] == 1.2
+    assert traces["removed"]["customdata"][0][6] == 1.2
 
 
 def test_the_previous_ranks_are_drawn_pale_until_evidence_is_measured(store):

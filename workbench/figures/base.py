@@ -14,6 +14,8 @@ SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#99
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "pentagon", "cross", "hexagon")
 # by form of a part
 FORM_COLORS = {"": AWARE, "narrowed": AWARE, "pairs": RAW, "latent": "#2f9e7c"}
+# by bits of a slot, 0: not quantized; light enough for black numbers
+BIT_COLORS = {0: "#8c95a4", 8: AWARE, 4: "#2f9e7c", 3: "#d9a520", 2: "#e2764f"}
 CLEAR = "rgba(0,0,0,0)"
 MAX_POINTS = 500
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from math import log10
+from math import floor, log10
 from typing import Any
 
 from lrcore.compression.pipeline.choose_plan import CurvePoint
@@ -13,7 +13,7 @@ from .base import AWARE, GHOST, RAW, SERIES, faint, figure
 
 BAND = 0.18  # opacity of the 90 % interval
 HOVER = (
-    f"%{{x:.0%}} removed<br>perplexity %{{customdata[1]:{numbers.PERPLEXITY}}}, "
+    f"%{{customdata[2]}}<br>perplexity %{{customdata[1]:{numbers.PERPLEXITY}}}, "
     "%{y:.2%} above dense"
 )
 MIN_RISE, MAX_RISE = 1e-4, 10.0  # limits of the axis: relative increase in perplexity
@@ -21,6 +21,7 @@ DENSE = "rgb(128,133,143)"  # visible on white and near-black
 MAX_RATIO = 0.95  # highest ratio of the axis
 HEIGHT = 150  # pixels
 MAX_NAMED = 3  # curves of other methods in the legend
+MOST_SIZES = 6  # ticks of an axis of sizes
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class BudgetCurves:
     chosen: curve of the displayed method and policy; name: its name. dense: perplexity of the dense
     model. uniform: curve of uniform ranks, by name. other_methods: curves of other methods with the
     same policy, by name. current: ratio and predicted perplexity of the displayed plan; None
-    without a prediction. measured: runs, evaluated by one protocol.
+    without a prediction. measured: runs, evaluated by one protocol. megabytes: of the dense model
+    if the budget counts bytes, so that the axis shows sizes; otherwise None.
     """
 
     chosen: Sequence[CurvePoint]
@@ -60,10 +62,17 @@ class BudgetCurves:
     other_methods: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
     current: tuple[float, float] | None = None
     measured: Sequence[MeasuredPoint] = ()
+    megabytes: float | None = None
 
     def rise(self, perplexity: float) -> float:
         """Return the relative increase to the dense model, within the limits of the axis."""
         return min(max(perplexity / self.dense - 1, MIN_RISE), MAX_RISE)
+
+    def data_of(self, ratio: float, perplexity: float) -> list[Any]:
+        """Return the data of a point: ratio, perplexity, and the size or the share removed."""
+        if self.megabytes is None:
+            return [ratio, perplexity, f"{numbers.percent(ratio, 0)} removed"]
+        return [ratio, perplexity, numbers.megabytes(self.megabytes * (1 - ratio))]
 
 
 def budget_curves(plot: BudgetCurves) -> str:
@@ -80,18 +89,14 @@ def budget_curves(plot: BudgetCurves) -> str:
         data += [*band(plot, points, color, BAND / 2), curve]
     data += [*band(plot, plot.chosen, AWARE, BAND), chosen(plot), dense(plot)]
     if plot.measured:
-        data.append(measured(plot.measured))
+        data.append(measured(plot))
     if plot.current is not None:
         data.append(mark(plot, *plot.current))
     return figure(
         data,
         HEIGHT,
         "budget-curves",
-        xaxis={
-            "title": {"text": "share removed", "standoff": 4},
-            "tickformat": ".0%",
-            "range": [0, MAX_RATIO],
-        },
+        xaxis=size_axis(plot),
         yaxis={
             "title": {"text": "perplexity<br>above dense"},
             "type": "log",
@@ -104,6 +109,22 @@ def budget_curves(plot: BudgetCurves) -> str:
     )
 
 
+def size_axis(plot: BudgetCurves) -> dict[str, Any]:
+    """Return the x axis: the share removed, labeled with sizes if the budget counts bytes."""
+    axis: dict[str, Any] = {"range": [0, MAX_RATIO]}
+    if plot.megabytes is None:
+        return axis | {"title": {"text": "share removed", "standoff": 4}, "tickformat": ".0%"}
+    power = 10.0 ** floor(log10(plot.megabytes))
+    steps = (digit * power for digit in (0.1, 0.2, 0.5, 1, 2))
+    step = next(step for step in steps if plot.megabytes / step <= MOST_SIZES)
+    sizes = [step * i for i in range(1, MOST_SIZES + 1) if step * i < plot.megabytes]
+    return axis | {
+        "title": {"text": "size of the model", "standoff": 4},
+        "tickvals": [1 - size / plot.megabytes for size in sizes],
+        "ticktext": [numbers.megabytes(size) for size in sizes],
+    }
+
+
 def line(plot: BudgetCurves, name: str, points: Sequence[CurvePoint], color: str) -> dict[str, Any]:
     """Return a thin curve of another method or policy."""
     visible = [point for point in points if point.perplexity < (1 + MAX_RISE) * plot.dense]
@@ -114,7 +135,7 @@ def line(plot: BudgetCurves, name: str, points: Sequence[CurvePoint], color: str
         "showlegend": False,
         "x": [point.ratio for point in visible],
         "y": [plot.rise(point.perplexity) for point in visible],
-        "customdata": [[point.ratio, point.perplexity] for point in visible],
+        "customdata": [plot.data_of(point.ratio, point.perplexity) for point in visible],
         "line": {"color": color, "width": 1.5},
         "hovertemplate": f"{HOVER}<extra>{name}</extra>",
     }
@@ -179,21 +200,24 @@ def mark(plot: BudgetCurves, ratio: float, perplexity: float) -> dict[str, Any]:
         "name": "this plan",
         "x": [ratio],
         "y": [plot.rise(perplexity)],
-        "customdata": [[ratio, perplexity]],
+        "customdata": [plot.data_of(ratio, perplexity)],
         "marker": {"size": 14, "symbol": "diamond", "color": AWARE, "line": {"width": 2}},
         "hovertemplate": f"{HOVER}<extra>this plan</extra>",
     }
 
 
-def measured(points: Sequence[MeasuredPoint]) -> dict[str, Any]:
+def measured(plot: BudgetCurves) -> dict[str, Any]:
     """Return the markers of runs, filled for the displayed policy."""
+    points = plot.measured
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "measured runs",
         "x": [point.ratio for point in points],
         "y": [point.rise for point in points],
-        "customdata": [[point.ratio, point.perplexity, escape(point.name)] for point in points],
+        "customdata": [
+            [*plot.data_of(point.ratio, point.perplexity), escape(point.name)] for point in points
+        ],
         "marker": {
             "size": 9,
             "color": RAW,
@@ -202,5 +226,5 @@ def measured(points: Sequence[MeasuredPoint]) -> dict[str, Any]:
             ],
             "line": {"width": 1.5, "color": RAW},
         },
-        "hovertemplate": f"{HOVER}<extra>%{{customdata[2]}}</extra>",
+        "hovertemplate": f"{HOVER}<extra>%{{customdata[3]}}</extra>",
     }

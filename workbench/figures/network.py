@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import words
 from ..base.numbers import count
 from .base import FORM_COLORS, GHOST, figure
 
@@ -17,12 +18,21 @@ MIN_LABELED_WIDTH = 0.1  # share of the width; on a phone narrower columns have 
 
 @dataclass(frozen=True)
 class Block:
-    """A slot: rank and full rank, and its retained and dense size in the unit of the budget."""
+    """A slot: rank and full rank, and its retained and dense size in the unit of the budget.
+
+    bits: of rounded numbers; 0 if the slot is not rounded, None if the plan has no bits.
+    """
 
     rank: int
     full: int
     retained: int
     dense: int
+    bits: int | None = None
+
+    @property
+    def precision(self) -> str:
+        """The bits, as the end of a line."""
+        return "" if self.bits is None else f", {words.allocation.bits(self.bits)}"
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,7 @@ def bars_of(diagram: Network, spans: Mapping[str, tuple[float, float]]) -> list[
             slot_block.retained,
             slot_block.dense,
             slot_block.retained / slot_block.dense,
+            slot_block.precision,
         ]
         for layer, name, slot_block in slots
     ]
@@ -172,7 +183,7 @@ def bars_of(diagram: Network, spans: Mapping[str, tuple[float, float]]) -> list[
     gray = stacked("removed", GHOST, [layer for layer, *_ in slots], removed) | {
         "customdata": numbers,
         "hovertemplate": "layer %{y} · %{customdata[1]}"
-        "<br>rank %{customdata[2]} of %{customdata[3]}"
+        "<br>rank %{customdata[2]} of %{customdata[3]}%{customdata[7]}"
         f"<br>%{{customdata[4]:,}} of %{{customdata[5]:,}} {diagram.unit} (%{{customdata[6]:.1%}})"
         "<extra></extra>",
     }

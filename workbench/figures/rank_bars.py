@@ -1,7 +1,8 @@
 """Figure of ranks as bars, in front of uniform ranks or of a pinned plan.
 
 Each part of a layer has a plot. If a part has several forms, colors show the form, and the slots of
-a form are next to each other. With a pinned plan, a further plot has the changes in rank.
+a form are next to each other. If a plan has bits, colors show the bits instead. With a pinned
+plan, a further plot has the changes in rank.
 """
 
 import math
@@ -9,8 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import words
 from ..base.numbers import signed
-from .base import BLACK, FORM_COLORS, GHOST, SERIES, axis_suffix, figure, layer_axis, share_axis
+from .base import (
+    BIT_COLORS,
+    BLACK,
+    FORM_COLORS,
+    GHOST,
+    SERIES,
+    axis_suffix,
+    figure,
+    layer_axis,
+    share_axis,
+)
 
 PALE_OPACITY = 0.4  # of the plan of another policy
 REFERENCE_WIDTH, PLAN_WIDTH = 0.9, 0.6  # of bars, in layers
@@ -25,6 +37,7 @@ MIN_CHANGE = 0.02  # minimum range of the plot of changes, as a share of the ful
 MAX_NAMED_PARTS = 4  # parts in the legend of changes
 LOW_PLOT, SMALL_FONT, MEDIUM_FONT = 30, 9, 12  # pixels; plots below LOW_PLOT have the small font
 MAX_NUMBERS = 24  # bars that have numbers
+LEGEND_RANK = 1000  # Plotly's default; entries of many bits are before those of few bits
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,7 @@ class Bar:
     """A slot of a plan.
 
     form: "" for a part with a single form. position: index among the `count` slots of the part in
-    its layer.
+    its layer. bits: of rounded numbers; 0 if the slot is not rounded, None if the plan has no bits.
     """
 
     layer: int
@@ -42,6 +55,7 @@ class Bar:
     form: str = ""
     position: int = 0
     count: int = 1
+    bits: int | None = None
 
     @property
     def share(self) -> float:
@@ -85,10 +99,12 @@ class RankBars:
         plan_bars = [bar for bars in self.parts.values() for bar in bars]
         return {(b.layer, b.component): b.rank - before[b.layer, b.component] for b in plan_bars}
 
-    def name(self, form: str) -> str:
-        """Return the legend label of a form."""
+    def name(self, bar: Bar) -> str:
+        """Return the legend label of the bits or the form of a bar."""
         label = self.other_policy or "this allocation"
-        return f"{label}: {form}" if form else label
+        if bar.bits is not None:
+            return words.allocation.bits(bar.bits)
+        return f"{label}: {bar.form}" if bar.form else label
 
 
 def rank_bars(plot: RankBars) -> str:
@@ -173,11 +189,16 @@ def most_change(plot: RankBars) -> float:
 
 
 def by_component(bars: Sequence[Bar]) -> list[list[Bar]]:
-    """Group bars by component; each group is a trace."""
-    groups: dict[str, list[Bar]] = {}
+    """Group bars by component and bits; each group is a trace."""
+    groups: dict[tuple[str, int | None], list[Bar]] = {}
     for bar in bars:
-        groups.setdefault(bar.component, []).append(bar)
+        groups.setdefault((bar.component, bar.bits), []).append(bar)
     return list(groups.values())
+
+
+def color_of(bar: Bar) -> str:
+    """Return the color of the bits or the form of a bar."""
+    return FORM_COLORS[bar.form] if bar.bits is None else BIT_COLORS[bar.bits]
 
 
 def placed(bars: Sequence[Bar], width: float) -> dict[str, Any]:
@@ -209,15 +230,17 @@ def of_plan(plot: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
         first = group[0]
         hatched = ["/" if f"{bar.layer}.{bar.component}" in plot.manual else "" for bar in group]
         form = f" ({first.form})" if first.form else ""
+        bits = "" if first.bits is None else f", {words.allocation.bits(first.bits)}"
         trace = placed(group, PLAN_WIDTH if first.count == 1 else REFERENCE_WIDTH) | {
-            "marker": {"color": FORM_COLORS[first.form], "pattern": {"shape": hatched, "size": 6}},
+            "marker": {"color": color_of(first), "pattern": {"shape": hatched, "size": 6}},
             "opacity": PALE_OPACITY if plot.other_policy else 1,
-            "name": plot.name(first.form),
-            "legendgroup": first.form or "this",
+            "name": plot.name(first),
+            "legendgroup": plot.name(first),
+            "legendrank": LEGEND_RANK - (first.bits or 0),
             "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in group],
             "hoverinfo": "all",
             "hovertemplate": f"layer %{{x}} · {first.component}{form}<br>"
-            "rank %{customdata[2]} of %{customdata[3]} (%{y:.1%})<extra></extra>",
+            f"rank %{{customdata[2]}} of %{{customdata[3]}} (%{{y:.1%}}){bits}<extra></extra>",
         }
         traces.append(trace)
     return [*traces, *numbered(plot, bars)] if fits(bars) else traces

@@ -9,7 +9,14 @@ import lrcore
 from .. import words
 from ..base import numbers
 from ..state.job import Job, Reporter
-from ..state.keys import DEFAULTS, probed_recipe, with_uniform_policy
+from ..state.keys import (
+    BYTES,
+    DEFAULTS,
+    PROBED,
+    predicted_recipe,
+    with_uniform_policy,
+    without_measurements,
+)
 from ..state.live import LiveRequest
 from ..state.store import Store
 from .measuring import load_dense, measure_speeds
@@ -141,14 +148,17 @@ def choose_method(
     """Return the recipe with the method and policy of the lowest perplexity on a small sample.
 
     The recipe is returned as it is if it differs from the default in one of CHOICE, or if its model
-    is too large to be measured automatically.
+    is too large to be measured automatically. With a budget of bytes, the default policy is that of
+    the page, which chooses ranks and bits together.
     """
-    text = words.compress
-    if any(getattr(recipe, name) != getattr(DEFAULTS, name) for name in CHOICE):
+    text, default = words.compress, DEFAULTS
+    if recipe.budget == BYTES and recipe.policy == PROBED:
+        default = DEFAULTS.with_(policy=PROBED)
+    if any(getattr(recipe, name) != getattr(default, name) for name in CHOICE):
         reporter.add_log(text.FORM_CHOICE)
         return recipe
     best, lowest, budget = recipe, math.inf, ""
-    for method, policy in ((recipe.method, recipe.policy), *CANDIDATES):
+    for method, policy in dict.fromkeys(((recipe.method, recipe.policy), *CANDIDATES)):
         reporter.part = f"{text.CHOICE_PART}: {method}, {policy}"
         candidate = recipe.with_(method=method, policy=policy)
         try:
@@ -209,9 +219,10 @@ def can_probe(store: Store, reporter: Reporter, recipe: lrcore.Recipe) -> bool:
 
 def prediction(store: Store, reporter: Reporter, recipe: lrcore.Recipe) -> Increase:
     """Return the predicted increase in loss, from probes if they take little time."""
-    probed = probed_recipe(recipe)
+    probed = predicted_recipe(recipe)
     if not can_probe(store, reporter, probed):
         return interpolated((), 1.0)
     factors = store.factors(probed, reporter.progress)
-    dense = lrcore.allocate(factors, probed.with_(ratio=SMALL_RATIO)).dense_perplexity
+    plain = without_measurements(recipe).with_(ratio=SMALL_RATIO)
+    dense = lrcore.allocate(factors, plain).dense_perplexity
     return interpolated(lrcore.predicted_curve(factors, recipe) if dense else (), dense or 1.0)

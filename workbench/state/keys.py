@@ -11,7 +11,8 @@ MODEL = lrcore.Recipe.fields_of("source")
 WINDOWS = lrcore.Recipe.fields_of("windows")
 PLANNED = lrcore.Recipe.fields_of("plan")  # fields that a search for a plan depends on
 DEFAULTS = lrcore.Recipe()
-UNIFORM = DEFAULTS.policy
+UNIFORM, PROBED = DEFAULTS.policy, "probed"
+BYTES = "bytes"  # the budget that also chooses bits
 
 Key = tuple
 
@@ -66,7 +67,7 @@ def analysis_recipe(recipe: lrcore.Recipe) -> lrcore.Recipe:
 
 def has_measured_budget(recipe: lrcore.Recipe) -> bool:
     """Return True if the budget needs measurements: of time, or of quantized slots."""
-    return recipe.budget in ("latency", "bytes")
+    return recipe.budget in ("latency", BYTES)
 
 
 def without_measurements(recipe: lrcore.Recipe) -> lrcore.Recipe:
@@ -77,7 +78,15 @@ def without_measurements(recipe: lrcore.Recipe) -> lrcore.Recipe:
 
 def probed_recipe(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """Return the recipe whose factors include the probes of the method."""
-    return without_measurements(recipe).with_(policy="probed")
+    return without_measurements(recipe).with_(policy=PROBED)
+
+
+def predicted_recipe(recipe: lrcore.Recipe) -> lrcore.Recipe:
+    """Return the recipe whose factors predict the loss of every size in the recipe's budget.
+
+    They include the probes, and the measurements that the budget needs.
+    """
+    return recipe.with_(policy=PROBED, policy_options={})
 
 
 def with_uniform_policy(recipe: lrcore.Recipe) -> lrcore.Recipe:

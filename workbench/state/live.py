@@ -55,6 +55,7 @@ class LiveFigure:
 
     protocol: see `Evaluation`. error: why there is no figure. losses: mean loss of the compressed
     model by window, nats/token. windows: number of requested windows; the text may have fewer.
+    counts_bytes: whether the plan has a budget of bytes.
     """
 
     perplexity: float | None = None
@@ -63,6 +64,7 @@ class LiveFigure:
     error: str = ""
     losses: tuple[float, ...] = ()
     windows: int = WINDOWS
+    counts_bytes: bool = False
 
     def relative_change(self, reference: "LiveFigure") -> tuple[float, float]:
         """Return the relative difference to a reference perplexity, and its standard error.
@@ -415,7 +417,7 @@ class LiveMeasurements:
         if request.checks:
             plan = lrcore.choose_plan(dense, request.factors, recipe)
             self.objects.put("plan", plan_key(recipe, recipe), plan)
-            if plan.ranks != request.plan.ranks:  # compression uses uniform ranks instead
+            if plan.key != request.plan.key:  # compression uses uniform ranks instead
                 notice = plan.account.planned.uniform_notice(recipe.policy)
                 return LiveFigure(error=notice, windows=windows), None
         small = self._compressed(request, dense, progress)
@@ -427,6 +429,7 @@ class LiveMeasurements:
             "",
             evaluation.window_nll,
             windows,
+            counts_bytes=request.plan.budget == "bytes",
         )
         return figure, small
 

@@ -1,5 +1,7 @@
 """The values that the Allocation tab displays for a recipe."""
 
+import math
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +11,7 @@ from lrcore.ranks.plan import RankPlan
 
 from .. import words
 from ..base import numbers
-from .keys import without_measurements
+from .keys import BYTES, without_measurements
 from .store import MissingEvidence, Store
 
 # Share of the full rank below which a component is nearly removed. Policies that measure nothing
@@ -126,7 +128,12 @@ def have_same_slots(plan: RankPlan, other: RankPlan) -> bool:
 
 
 def uniform_message(plan: RankPlan, uniform: RankPlan) -> str:
-    """Return a sentence about the slots with the highest and the lowest share of their rank."""
+    """Return a sentence about the slots with the highest and the lowest share of their rank.
+
+    For a budget of bytes, it is about the bits and the number of slots below full rank.
+    """
+    if plan.budget == BYTES:
+        return bits_message(plan)
     if plan.ranks == uniform.ranks:
         is_time = plan.budget == "latency"
         return words.allocation.UNIFORM_TIMES if is_time else words.allocation.UNIFORM_BARS
@@ -140,6 +147,20 @@ def uniform_message(plan: RankPlan, uniform: RankPlan) -> str:
     return f"{sentence} {words.allocation.CUT}" if is_cut else sentence
 
 
+def bits_message(plan: RankPlan) -> str:
+    """Return a sentence about the number of slots by bits, and of those below full rank."""
+    counts = Counter(plan.bits.get(slot, 0) for slot in plan.ranks)
+    # not quantized first, then from many to few bits
+    order = sorted(counts, key=lambda bits: -bits or -math.inf)
+    text = words.allocation
+    listed = ", ".join(
+        (text.COMPONENTS_IN if bits else text.COMPONENTS_PLAIN).format(counts[bits], bits)
+        for bits in order
+    )
+    below = sum(rank < plan.spectra[slot].cost.full for slot, rank in plan.ranks.items())
+    return text.BITS_PLAN.format(listed, below, len(plan.ranks))
+
+
 def pinned_message(plan: RankPlan, pinned_recipe: lrcore.Recipe, pinned: RankPlan) -> str:
     """Return a sentence about the largest changes of a rank against the pinned plan."""
     name = plan_name(pinned_recipe)
@@ -147,7 +168,9 @@ def pinned_message(plan: RankPlan, pinned_recipe: lrcore.Recipe, pinned: RankPla
         return words.allocation.OTHER_SLOTS.format(plan=name)
     change = {slot: rank - pinned.ranks[slot] for slot, rank in plan.ranks.items()}
     if not any(change.values()):
-        return words.allocation.SAME_RANKS
+        changed = sum(plan.bits.get(slot) != pinned.bits.get(slot) for slot in change)
+        same = words.allocation.OTHER_BITS if changed else words.allocation.SAME_RANKS
+        return same.format(changed, len(change))
     highest, lowest = max(change, key=change.__getitem__), min(change, key=change.__getitem__)
     ends = []
     if change[highest] > 0:

@@ -270,7 +270,7 @@ class Store:
         if plan is None or plan.against_uniform is not None or not policy_row(recipe)["checked"]:
             return False
         uniform_plan = self.plan_from(recipe, with_uniform_policy(recipe))
-        return uniform_plan is not None and plan.ranks != uniform_plan.ranks
+        return uniform_plan is not None and plan.key != uniform_plan.key
 
     def missing_evidence(self, recipe: lrcore.Recipe) -> MissingEvidence | None:
         """Return the measurements without which the policy of a recipe cannot choose ranks.

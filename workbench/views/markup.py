@@ -103,11 +103,12 @@ def measure_first(
     seconds: estimated duration; None if unknown. displayed_policy: the policy of the ranks that
     are displayed until the measurements end.
     """
-    by_time = recipe.budget == "latency"
-    subject = words.allocation.budget(recipe.budget) if by_time else recipe.policy
+    text = words.allocation
+    by_budget = {"latency": text.TIME_FIRST, "bytes": text.BYTES_FIRST}
+    sentence = by_budget.get(recipe.budget, text.MEASURE_FIRST)
+    subject = text.budget(recipe.budget) if recipe.budget in by_budget else recipe.policy
     if is_running or seconds == 0:
-        return note(words.allocation.MEASURES_NOW.format(subject, displayed_policy), "hint")
-    sentence = words.allocation.TIME_FIRST if by_time else words.allocation.MEASURE_FIRST
+        return note(text.MEASURES_NOW.format(subject, displayed_policy), "hint")
     return measure_button(
         sentence.format(subject, displayed_policy), words.allocation.run_button(seconds)
     )
@@ -319,29 +320,34 @@ def common_windows(figure: LiveFigure | None, reference: LiveFigure | None) -> i
     return min(figure.windows, reference.windows)
 
 
-def uniform_cell(plan: str, figure: LiveFigure | None, uniform: LiveFigure | None) -> str:
-    """Return the cell that compares the displayed plan with uniform ranks on the same windows."""
+def uniform_cell(
+    plan: str, figure: LiveFigure | None, uniform: LiveFigure | None, equal_bits: bool = False
+) -> str:
+    """Return the cell that compares the displayed plan with uniform ranks on the same windows.
+
+    equal_bits: whether the budget counts bytes, so that uniform ranks are full and have equal bits;
+    a measured figure has this information.
+    """
+    text, equal_bits = words.allocation, equal_bits or bool(uniform and uniform.counts_bytes)
 
     def comparison(difference: float, error: float, kind: str) -> str:
         if figure is None or not figure.is_held_out:
-            return words.allocation.NOT_HELD_OUT
-        sentence = {
-            "hurts": words.allocation.WORSE,
-            "helps": words.allocation.BETTER,
-            "": words.allocation.NO_DIFFERENCE,
-        }[kind]
-        return sentence.format(*map(numbers.percent, (abs(difference), error)))
+            return text.NOT_HELD_OUT
+        sentence = {"hurts": text.WORSE, "helps": text.BETTER, "": text.NO_DIFFERENCE}[kind]
+        name = text.EQUAL_BITS if equal_bits else text.UNIFORM_RANKS
+        return sentence.format(name, *map(numbers.percent, (abs(difference), error)))
 
-    labels = words.allocation.WITH_UNIFORM, words.allocation.UNIFORM_INFO
-    return _comparison_cell(uniform_key(plan), labels, figure, uniform, comparison, uniform_button)
+    def use_uniform(perplexity: float, lower: float) -> str:
+        label = text.USE_EQUAL_BITS if equal_bits else text.USE_UNIFORM
+        perplexities = map(numbers.short_perplexity, (lower, perplexity))
+        return button(label.format(*perplexities), USE_UNIFORM)
 
-
-def uniform_button(perplexity: float, uniform: float) -> str:
-    """Return the button that replaces worse ranks by uniform ranks. Both are perplexities."""
-    label = words.allocation.USE_UNIFORM.format(
-        *map(numbers.short_perplexity, (uniform, perplexity))
+    labels = (
+        (text.WITH_EQUAL_BITS, text.EQUAL_BITS_INFO)
+        if equal_bits
+        else (text.WITH_UNIFORM, text.UNIFORM_INFO)
     )
-    return button(label, USE_UNIFORM)
+    return _comparison_cell(uniform_key(plan), labels, figure, uniform, comparison, use_uniform)
 
 
 def verdict(difference: float, error: float) -> str:

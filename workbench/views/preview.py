@@ -25,7 +25,8 @@ def run_summary(recipe: lrcore.Recipe, size: dict[str, Any]) -> str:
         "policy": policy,
         "budget": article + words.allocation.budget(budget),
     }
-    sentences = [words.compress.REMOVES.format(**fields)]
+    removes = words.compress.REMOVES_BYTES if budget == "bytes" else words.compress.REMOVES
+    sentences = [removes.format(**fields)]
     if size:
         sentences.append(
             words.compress.SIZE_CHANGE.format(

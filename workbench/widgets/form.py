@@ -25,8 +25,6 @@ MAPPINGS = ("options", "policy_options", "rank_overrides")  # each in a gr.State
 FIELD_NAMES = tuple(name for name in NAMES if name not in MAPPINGS)
 DEVICES = ("auto", "cpu", "cuda")
 TEMPERATURES = (0.005, 2.0)
-# The page does not show the bits of a plan.
-OFFERED_BUDGETS = tuple(name for name in BUDGETS if name != "bytes")
 RATIOS = (0.005, 0.995)  # a recipe allows all ratios between 0 and 1
 LISTED = ("dtype", "sampling", "bos", "calibration_mode", "refit", "rounding")  # see `choices_of`
 WHOLE_NUMBERS = ("samples", "seq_len", "seed", "rank_multiple")
@@ -65,7 +63,7 @@ def choices() -> dict[str, gr.Dropdown]:
         "data": DATASETS,
         "method": words.pickers.summaries("method"),
         "policy": words.pickers.summaries("policy"),
-        "budget": [(words.allocation.budget_choice(name), name) for name in OFFERED_BUDGETS],
+        "budget": [(words.allocation.budget_choice(name), name) for name in BUDGETS],
         "target": list(TARGETS),
     } | {name: lrcore.Recipe.choices_of(name) for name in LISTED}
     editable = ("model", "device", "data")

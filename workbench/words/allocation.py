@@ -61,7 +61,13 @@ BUDGETS = {
     "kv": "KV cache",
     "flops": "compute per token",
     "latency": "latency",
+    "bytes": "bytes of the model",
 }
+BYTES_CHOICE = "bytes of the model, by ranks and bits"
+BYTES_POLICY = (
+    "Policy probed chooses the ranks and the bits together. Policy uniform keeps all ranks and "
+    "chooses the bits only."
+)
 # log-slider.js reads the number after AUTOMATIC, and adds LOGARITHMIC to the slider's label.
 AUTOMATIC, LOGARITHMIC = "Automatic:", ", logarithmic"
 TEMPERATURE_INFO = f"Low: uneven ranks. High: nearly uniform. {AUTOMATIC} {{:.3g}}"
@@ -94,10 +100,14 @@ DRAFT = (
 WITH_UNIFORM = "with uniform ranks"
 PERPLEXITIES = "perplexity {}, dense {}"
 UNIFORM_INFO = "Same method and budget, equal fraction in every layer"
-WORSE = "Worse than uniform ranks by {} ± {}"
-BETTER = "Better than uniform ranks by {} ± {}"
+WITH_EQUAL_BITS = "with equal bits"
+EQUAL_BITS_INFO = "Full ranks, the same number of bits in every layer"
+WORSE = "Worse than {} by {} ± {}"
+BETTER = "Better than {} by {} ± {}"
+UNIFORM_RANKS, EQUAL_BITS = "uniform ranks", "equal bits"
 USE_UNIFORM = "Use uniform ranks ({} instead of {})"
-NO_DIFFERENCE = "No significant difference from uniform ranks ({} ± {})"
+USE_EQUAL_BITS = "Use equal bits ({} instead of {})"
+NO_DIFFERENCE = "No significant difference from {} ({} ± {})"
 NOT_HELD_OUT = "Measured on calibration text, so not comparable. A longer file has a held-out part."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_FINITE = "The loss is not finite."
@@ -116,6 +126,10 @@ TIME_FIRST = (
     "A latency budget needs the time of each layer at each rank on this machine. Until it is "
     "measured, the budget counts parameters, and the ranks of {1} are drawn pale."
 )
+BYTES_FIRST = (
+    "A budget of bytes needs the loss of each component in few bits. Until it is measured, the "
+    "budget counts parameters, and the ranks of {1} are drawn pale."
+)
 MEASURES_NOW = "Measurements for {0} are running (see above). Until they end: the ranks of {1}."
 
 # The bars
@@ -124,6 +138,9 @@ CUT = (
     "No measurement supports so low a rank; the policy probed measures the loss of each component."
 )
 UNIFORM_BARS = "These are uniform ranks."
+BITS_PLAN = "Components: {}; {} of {} are below full rank."
+COMPONENTS_IN, COMPONENTS_PLAIN = "{} in {} bits", "{} not quantized"
+BITS_OF, NOT_QUANTIZED = "{} bits", "not quantized"
 UNIFORM_TIMES = (
     "Each component gives up the same share of its time, and some lose most of their parameters, "
     "which can ruin the model. The policy probed measures the loss."
@@ -142,11 +159,13 @@ PINNED_BARS = "Gray: pinned plan ({plan}). Δ: change in rank from it, {ends}."
 RANK_GAIN = "up to {2} (layer {0} · {1})"
 RANK_LOSS = "down to {2} (layer {0} · {1})"
 SAME_RANKS = "The pinned plan has the same ranks."
+OTHER_BITS = "The pinned plan has the same ranks, but other bits in {} of {} components."
 OTHER_SLOTS = "The pinned plan ({plan}) has different components. Gray: uniform ranks."
 
 # Ranks set manually
 SLOT = "Rank of layer {} · {}"
 SLOT_INFO = "of {} (policy: {})"
+SLOT_INFO_BITS = "of {}, {}"
 HANDLE = "Drag, or press the arrow keys, to set this rank manually. Click another bar to select it."
 UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Reset to policy", "Clear all"
 MANUAL_CHANGES = (
@@ -196,10 +215,10 @@ DENSE, COMPRESSED = "dense", "compressed"
 NETWORK = "Network diagram"
 NETWORK_HELP = (
     "Each block is a component of a layer; the first layer is at the bottom. The area shows the "
-    "parameters, or the KV cache if the budget counts it: gray is removed, color remains. Hover "
-    "over a block for details; click a block to select it."
+    "parameters, or the KV cache or the bytes if the budget counts them: gray is removed, color "
+    "remains. Hover over a block for details; click a block to select it."
 )
-PARAMETERS, CACHED_BYTES = "parameters", "bytes of KV cache per token"
+PARAMETERS, CACHED_BYTES, STORED_BYTES = "parameters", "bytes of KV cache per token", "bytes"
 
 # Another model
 WHAT_IF = "Apply these ratios to another model"
@@ -211,6 +230,7 @@ WHAT_IF_HELP = (
 )
 WHAT_IF_CONTEXT_RANGE = "'Tokens in the cache' is {}. Enter a whole number of at least 1."
 WHAT_IF_UNCHANGED = " This model has no {}; the plan's ratios for it have no effect."
+WHAT_IF_BITS = "The bits of this plan are not applied: only its ratios of parameters are."
 WHAT_IF_NOT_JSON = "The pasted text is not valid JSON ({}). Paste a complete config.json."
 WHAT_IF_NOT_OBJECT = "The pasted text is not a JSON object. Paste a complete config.json."
 WHAT_IF_COLUMNS = ("", "dense", "with these ratios")
@@ -281,7 +301,12 @@ def budget(name: str) -> str:
 
 def budget_choice(name: str) -> str:
     """Return the label of a budget in the list of choices."""
-    return METHOD_DEFAULT if name == "auto" else budget(name)
+    return {"auto": METHOD_DEFAULT, "bytes": BYTES_CHOICE}.get(name) or budget(name)
+
+
+def bits(number: int) -> str:
+    """Return the precision of a component; 0 bits: not quantized."""
+    return BITS_OF.format(number) if number else NOT_QUANTIZED
 
 
 def describe_target(name: str) -> str:

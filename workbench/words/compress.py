@@ -11,6 +11,10 @@ REMOVES = (
     "**{method}** will compress **{model}** by **{ratio:.1%}** of {budget}. Ranks are assigned by "
     "**{policy}**."
 )
+REMOVES_BYTES = (
+    "**{method}** will compress **{model}** by **{ratio:.1%}** of {budget}. Ranks and bits are "
+    "assigned by **{policy}**."
+)
 CALIBRATED = (
     "Calibration: {samples} {sampling} windows of {seq_len} tokens from {data}, seed {seed}."
 )

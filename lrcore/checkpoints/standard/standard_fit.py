@@ -23,7 +23,7 @@ from ...models.layers import read_layer
 from ...models.load import LoadedModel
 from ...models.structure import sliced_modules
 from ...ranks.plan import RankPlan
-from ...recipes.history import StandardFit
+from ...recipes.history import QUANTIZED_NOT_STANDARD, StandardFit
 from ...system.errors import with_article
 
 SLICED_FIELDS = ("head_dim", "rms_norm_eps")  # config fields that a sliced model needs
@@ -37,6 +37,8 @@ def standard_fit(model: LoadedModel, plan: RankPlan) -> StandardFit:
     common width of all MLPs, the largest with at most as many parameters as the plan, or the
     smallest if narrower MLPs cannot save enough.
     """
+    if plan.bits:
+        return QUANTIZED_NOT_STANDARD
     network = model.network
     structural = structural_reasons(network)
     if _is_compressed(network):

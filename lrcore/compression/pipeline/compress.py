@@ -19,7 +19,7 @@ from ...models.model_size import measure
 from ...models.structure import compressed_structures
 from ...ranks.plan import RankPlan
 from ...ranks.policies import find_policy
-from ...recipes.history import QUANTIZED_NOT_STANDARD, Compressed, StandardFit
+from ...recipes.history import Compressed, StandardFit
 from ...recipes.provenance import BaseModel
 from ...recipes.recipe import TRAINED, Recipe
 from ...recipes.targets import TARGETS
@@ -186,7 +186,7 @@ def _checked_fit(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> Standard
     """Return how a plan fits the standard classes. Raises InputError if the target needs them and
     the plan does not fit.
     """
-    fit = QUANTIZED_NOT_STANDARD if plan.bits else standard_fit(model, plan)
+    fit = standard_fit(model, plan)
     if TARGETS[recipe.target].standard and not fit.qualifies:
         raise InputError(
             f"Target {recipe.target}: {'; '.join(fit.reasons)}. Choose another method or target."

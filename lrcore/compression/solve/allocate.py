@@ -114,6 +114,7 @@ def _plan_of_bytes(factors: Factorization, recipe: Recipe, evidence: Evidence) -
         ranks = {origin[slot][0]: rank for slot, rank in chosen.items()}
         bits = dict(origin[slot] for slot in chosen)
         bits = with_more_bits(ranks, bits, evidence, budget.limit - spent, shape.itemsize)
+    ranks = {slot: ranks[slot] for slot in evidence.spectra if slot in ranks}  # in their order
     return RankPlan(
         ranks=ranks,
         spectra={slot: factors.spectra[slot] for slot in ranks},

@@ -15,7 +15,7 @@ from ... import words
 from ...figures.base import captioned
 from ...figures.budget_curve import BudgetCurves, MeasuredPoint, budget_curves
 from ...jobs import start_analysis
-from ...state.keys import UNIFORM, factor_key, probed_recipe, with_uniform_ranks
+from ...state.keys import BYTES, UNIFORM, factor_key, predicted_recipe, with_uniform_ranks
 from ...state.store import Store
 from ...state.sweep_runs import ends_with_recipe
 from ...views import markup
@@ -53,6 +53,7 @@ def draw(store: Store, *values: Any) -> tuple[Any, Any]:
         other_curves(store, recipe),
         current_point(plan),
         [measured_point(run, evaluation, recipe) for run, evaluation in measured],
+        plan.account.dense.megabytes if plan.budget == BYTES else None,
     )
     caption = words.allocation.plan_caption(recipe, plan.budget)
     explanation = words.allocation.BUDGET_CURVE_HELP
@@ -71,7 +72,7 @@ def current_point(plan: RankPlan) -> tuple[float, float] | None:
 
 def no_prediction(store: Store, recipe: lrcore.Recipe) -> str:
     """Return the note in place of the curve, with a button that starts missing measurements."""
-    missing = store.missing_evidence(probed_recipe(recipe))
+    missing = store.missing_evidence(predicted_recipe(recipe))
     if missing is None:
         return markup.note(words.allocation.NO_PREDICTION, "hint")
     if missing.is_running:
@@ -88,7 +89,7 @@ def measure(store: Store, browser: gr.Request, *values: Any) -> None:
     A new choice in this tab does not drop them.
     """
     name = (browser.session_hash, "budget curve")
-    start_analysis(store, probed_recipe(read_recipe(values)), name)
+    start_analysis(store, predicted_recipe(read_recipe(values)), name)
 
 
 def measure_and_draw(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, Any]:
@@ -99,7 +100,7 @@ def measure_and_draw(store: Store, browser: gr.Request, *values: Any) -> tuple[A
 
 def curve(store: Store, recipe: lrcore.Recipe) -> Curve:
     """Return the predicted curve from factors with probes; empty without such factors."""
-    probed = recipe.with_(policy="probed", policy_options={})
+    probed = predicted_recipe(recipe)
     factors = store.peek_factors(probed)
     if factors is None:
         return ()

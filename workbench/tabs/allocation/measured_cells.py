@@ -15,7 +15,7 @@ from lrcore.system.as_json import json_text
 
 from ... import words
 from ...base import numbers
-from ...state.keys import UNIFORM
+from ...state.keys import BYTES, UNIFORM
 from ...state.live import MORE_WINDOWS, LiveFigure
 from ...state.plan_view import PlanView, plan_name, plan_view
 from ...state.store import Store
@@ -84,7 +84,8 @@ def uniform_cell(store: Store, browser: gr.Request, view: PlanView) -> str:
         live.drop_request(uniform_name(browser))
         return ""
     live.request(request)
-    return markup.uniform_cell(key, live.peek(key), live.peek(request.key))
+    equal_bits = request.plan.budget == BYTES
+    return markup.uniform_cell(key, live.peek(key), live.peek(request.key), equal_bits)
 
 
 def predicted_pinned_cell(view: PlanView, figure: LiveFigure | None) -> str:

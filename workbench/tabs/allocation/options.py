@@ -10,6 +10,7 @@ import gradio as gr
 import lrcore
 
 from ... import words
+from ...state.keys import BYTES, PROBED
 from ...widgets.events import LIVE, PRESSED, EventValues, bind, listen, warn
 from ...widgets.fields import Field, field_group, group_value
 from ...widgets.page import Page
@@ -73,6 +74,8 @@ def wire(page: Page, parts: OptionSets) -> None:
     form["policy"].input(
         bind(choose_policy), [form["policy"], choice], [form["policy_options"], choice], **LIVE
     )
+    chosen = [form["policy"], form["policy_options"], choice]
+    form["budget"].select(bind(choose_budget), choice, chosen, **LIVE)
 
 
 def choose_method(name: str, former: dict[str, list[Any]], *settings: Any) -> Any:
@@ -90,6 +93,14 @@ def choose_method(name: str, former: dict[str, list[Any]], *settings: Any) -> An
         warn(words.allocation.RANKS_REMOVED.format(previous=choice[0], method=name))
     restored = former.get(name, [{}, {}])
     return ({**former, choice[0]: previous}, "", *restored, [name, *choice[1:]])
+
+
+def choose_budget(event: gr.SelectData, choice: list) -> Any:
+    """Choose policy probed for a budget of bytes: it chooses ranks and bits together."""
+    if event.value != BYTES or choice[1] == PROBED:
+        return gr.skip()
+    gr.Info(words.allocation.BYTES_POLICY)
+    return PROBED, {}, [choice[0], PROBED, choice[2]]
 
 
 def choose_policy(name: str, choice: list) -> Any:

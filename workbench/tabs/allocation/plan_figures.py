@@ -14,7 +14,7 @@ from ... import words
 from ...figures.base import captioned
 from ...figures.network import Block, Network, network
 from ...figures.rank_bars import Bar, RankBars, rank_bars
-from ...state.keys import policy_row
+from ...state.keys import BYTES, policy_row
 from ...state.plan_view import PlanView
 from ...state.store import Store
 from ...views import markup
@@ -42,10 +42,11 @@ def bars(
     """Return the figure of a plan's ranks in front of the ranks of a reference plan.
 
     displayed_name: name of a plan that does not have the chosen policy; it is drawn pale and
-    cannot be dragged. is_pinned: True if the reference is the pinned plan.
+    cannot be dragged. A plan of bytes cannot be dragged either: bits come with the ranks.
+    is_pinned: True if the reference is the pinned plan.
     """
     steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
-    steps = {} if displayed_name else steps
+    steps = {} if displayed_name or plan.budget == BYTES else steps
     figure = RankBars(
         bars_by_part(plan), bars_by_part(reference), overrides, steps, displayed_name, is_pinned
     )
@@ -63,7 +64,8 @@ def bars_by_part(plan: Any) -> dict[str, list[Bar]]:
         for position, name in enumerate(names):
             spectrum, rank = plan.spectra[layer, name], plan.ranks[layer, name]
             form = "" if spectrum.form is None else spectrum.form.name
-            bar = Bar(layer, name, rank, spectrum.cost.full, form, position, len(names))
+            bits = plan.bits.get((layer, name), 0) if plan.budget == BYTES else None
+            bar = Bar(layer, name, rank, spectrum.cost.full, form, position, len(names), bits)
             parts.setdefault(part, []).append(bar)
     return parts
 
@@ -125,19 +127,26 @@ def draw_network(store: Store, browser: gr.Request, *values: Any) -> Any:
 
 
 def network_of(plan: RankPlan, is_pale: bool = False) -> Network:
-    """Return the blocks of a plan: parameters, or bytes of the KV cache for the budget "kv"."""
-    counts_cache = plan.budget == "kv"
+    """Return the blocks of a plan: parameters, or bytes of the KV cache for the budget "kv", or of
+    the slots for the budget "bytes".
+    """
+    counts_cache, itemsize = plan.budget == "kv", plan.shape.itemsize
     columns: dict[str, dict[int, Block]] = {}
     for row in plan.slot_ranks:
-        counts = (row.parameters, row.dense_parameters)
+        counts, bits = (row.parameters, row.dense_parameters), None
         if counts_cache:
             counts = (row.kv_bytes, row.dense_kv_bytes)
+        elif plan.budget == BYTES:
+            stored = round(plan.slot_bytes((row.layer, row.component)))
+            counts, bits = (stored, row.dense_parameters * itemsize), row.bits
         if counts[1]:
-            columns.setdefault(row.component, {})[row.layer] = Block(row.rank, row.full, *counts)
-    unit = words.allocation.CACHED_BYTES if counts_cache else words.allocation.PARAMETERS
-    layers = plan.shape.layers
+            block = Block(row.rank, row.full, *counts, bits)
+            columns.setdefault(row.component, {})[row.layer] = block
+    units = {"kv": words.allocation.CACHED_BYTES, BYTES: words.allocation.STORED_BYTES}
+    layers, unit = plan.shape.layers, units.get(plan.budget, words.allocation.PARAMETERS)
     in_slots = sum(row.dense_parameters for row in plan.slot_ranks)
     outside_slots = 0.0 if counts_cache else (plan.shape.decoder_linear - in_slots) / layers
+    outside_slots *= itemsize if plan.budget == BYTES else 1
     forms = {
         component: tuple(spectrum.form)
         for (_, component), spectrum in plan.spectra.items()

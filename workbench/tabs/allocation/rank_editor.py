@@ -10,6 +10,7 @@ import lrcore
 
 from ... import words
 from ...state import manual_ranks
+from ...state.keys import BYTES
 from ...state.plan_history import PlanHistory
 from ...state.store import Store
 from ...views import markup
@@ -127,7 +128,11 @@ def show(store: Store, slot: list, history: PlanHistory, *values: Any) -> tuple[
     rank, full_rank = plan.ranks[tuple(slot)], plan.spectra[tuple(slot)].cost.full
     policy_rank = policy_plan.ranks.get(tuple(slot), words.allocation.ANOTHER_FORM)
     info = words.allocation.SLOT_INFO.format(full_rank, policy_rank)
-    box = gr.Number(label=label, value=rank, info=info, interactive=True)
+    is_editable = plan.budget != BYTES
+    if not is_editable:
+        bits = words.allocation.bits(plan.bits.get(tuple(slot), 0))
+        info = words.allocation.SLOT_INFO_BITS.format(full_rank, bits)
+    box = gr.Number(label=label, value=rank, info=info, interactive=is_editable)
     changes = manual_ranks.changes(plan, policy_plan, overrides)
     return box, buttons, markup.changes(changes, plan, policy_plan), rank
 

@@ -25,6 +25,7 @@ COLUMNS = (
     "parameters",
     "kv_bytes",
     "energy",
+    "bits",
     MANUAL,
 )
 EDITABLE = "rank"
@@ -97,6 +98,7 @@ def rank_rows(plan: Any, overrides: Mapping[str, int]) -> pd.DataFrame:
     table[MANUAL] = [
         "yes" if f"{row.layer}.{row.component}" in overrides else "" for row in table.itertuples()
     ]
+    table["bits"] = table["bits"].replace(0, "")  # not quantized
     table[["keep", "energy"]] = table[["keep", "energy"]].round(4)
     return table[list(COLUMNS)]
 

@@ -39,7 +39,8 @@ def draw(store: Store, shape: str | None, context: float | None, config: str, *v
         projection = lrcore.what_if(plan, recipe.method, model)
     except lrcore.InputError as error:
         return markup.note(strip_paths(str(error)), "error")
-    return size_table(projection, tokens)
+    bits = markup.note(text.WHAT_IF_BITS) if plan.bits else ""
+    return size_table(projection, tokens) + bits
 
 
 def read_config(config: str) -> dict[str, Any]:

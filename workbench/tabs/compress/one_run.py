@@ -11,6 +11,8 @@ from lrcore.system.hardware import hardware
 
 from ... import words
 from ...jobs import CompressJob
+from ...state.keys import BYTES
+from ...state.plan_view import bits_message
 from ...state.store import Store
 from ...views import markup, memory, preview, run_text
 from ...widgets.events import DRAWN, QUIET, bind, listen
@@ -69,11 +71,12 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
             return markup.as_markdown("\n\n".join(known)), recipe.command()
         size = plan.summary()
         status = words.allocation.plan_status(plan, recipe.policy, store.is_draft(recipe))
+        bits = bits_message(plan) if plan.budget == BYTES else ""
         required = memory.needed(model, recipe, size["megabytes"], settings)
     except lrcore.InputError as error:
         return markup.as_markdown(str(error)), ""
     paragraphs = (
-        " ".join(filter(None, [preview.run_summary(recipe, size), status])),
+        " ".join(filter(None, [preview.run_summary(recipe, size), bits, status])),
         memory.sentence(required, hardware(str(model.device)).free),
         # the page shows what follows with the expert settings
         preview.run_protocol(recipe, settings),
