@@ -15,6 +15,7 @@
 // The caption is above the plot, and below it in a saved file (plot-saving.js).
 const host = element.querySelector('.plot'),
   head = element.querySelector('.plot-head');
+head.innerHTML = $HEAD;
 const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
 let figure = null,
   handle = null,

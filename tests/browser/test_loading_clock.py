@@ -48,5 +48,5 @@ def test_a_page_at_rest_draws_no_frames(browser, server):
 @pytest.mark.browser
 @pytest.mark.soak
 def test_gradio_without_the_script_draws_frames_forever(browser, server):
-    """If this fails, `StoppedClock` is no longer needed."""
+    """If this fails, `FirstScripts` is no longer needed."""
     assert frames_at_rest(browser, server.url, with_script=False, seconds=20) > 5

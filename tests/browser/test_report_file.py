@@ -48,7 +48,7 @@ def test_a_report_opens_offline_and_shows_all_answers_as_text(browser, store, tm
     ]
     generated = Generated((), prompt, tuple(prompt + answer for answer in answers))
     ids = [run.id for run in runs]
-    values = (*SAMPLING, chats, answers_csv(rows), generated)
+    values = (SAMPLING, chats, answers_csv(rows), generated)
     file = json.loads(report.save_report(store, ids, protocol, *values))
     assert file["name"] == "comparison.html"
     path = tmp_path / file["name"]
@@ -86,13 +86,13 @@ def test_a_report_opens_offline_and_shows_all_answers_as_text(browser, store, tm
 def test_a_report_omits_answers_of_other_models(store):
     ids = [run.id for run in store.runs.all()]
     generated = Generated((), "Once", ("Once a", "Once b"))
-    text = json.loads(report.save_report(store, ids, None, *SAMPLING, [], "", generated))["text"]
+    text = json.loads(report.save_report(store, ids, None, SAMPLING, [], "", generated))["text"]
     assert "Once" not in text
 
 
 def test_a_report_needs_a_run_but_no_answers(store):
     with pytest.raises(lrcore.InputError, match="No run is selected"):
-        report.save_report(store, [], None, *SAMPLING, [], "", Generated())
+        report.save_report(store, [], None, SAMPLING, [], "", Generated())
     ids = [run.id for run in store.runs.all()][:1]
-    text = json.loads(report.save_report(store, ids, None, *SAMPLING, [], "", Generated()))
+    text = json.loads(report.save_report(store, ids, None, SAMPLING, [], "", Generated()))
     assert "<section>" not in text["text"]

@@ -65,7 +65,7 @@ def test_the_method_of_the_lowest_perplexity_is_used_and_its_answers_are_opened_
 
     assert polling.finished_job(store, "another browser") is None
     assert polling.finished_job(store, "a browser") == record.id
-    values = [record.id, "Once", 4, 0, 1, 0, *input_values(recipe)]
+    values = [record.id, "Once", [4, 0, 1, 0], *input_values(recipe)]
     (chosen, tabs, *_), *_, last = answers.answer_finished(store, *values)
     assert chosen["value"] == [run.id]
     assert tabs.selected == "Compare"

@@ -28,8 +28,8 @@ def replies(conversation):
 
 def test_a_second_message_continues_the_conversation_of_each_model(chatting):
     store, values = chatting
-    *_, (box, first, _) = chat.send(store, "Where is <b>Ben</b>?", *SETTINGS, [], *values)
-    *_, (_, second, page) = chat.send(store, "And the ball?", *SETTINGS, first, *values)
+    *_, (box, first, _) = chat.send(store, "Where is <b>Ben</b>?", SETTINGS, [], *values)
+    *_, (_, second, page) = chat.send(store, "And the ball?", SETTINGS, first, *values)
     assert box == ""
     dense, small = second
     assert [message["role"] for message in dense] == ["user", "assistant"] * 2
@@ -50,7 +50,7 @@ def test_a_second_message_continues_the_conversation_of_each_model(chatting):
 def test_a_blank_message_is_refused(chatting):
     store, values = chatting
     with pytest.raises(lrcore.InputError, match="empty"):
-        next(chat.send(store, "  ", *SETTINGS, [], *values))
+        next(chat.send(store, "  ", SETTINGS, [], *values))
 
 
 def test_chat_is_offered_only_for_models_with_a_chat_template(chatting, tiny_llama):

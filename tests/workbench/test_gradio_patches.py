@@ -1,6 +1,7 @@
 """The patches of Gradio, and evidence that Gradio still needs them."""
 
 import asyncio
+import re
 import threading
 import time
 from contextlib import ExitStack
@@ -216,3 +217,42 @@ def test_unpatched_gradio_keeps_the_state_of_closed_pages():
 def test_unpatched_gradio_checks_its_queue_every_millisecond():
     assert isinstance(page_with_button(gr.Blocks, lambda: 1).queue()._queue, Queue)
     assert page_with_button(gr.Blocks, lambda: 1).queue()._queue.sleep_when_free <= 0.001
+
+
+def test_the_description_has_what_pages_and_clients_read_and_no_more():
+    """Gradio's own description has more, and both are the same page."""
+
+    def described(kind):
+        with kind(analytics_enabled=False) as page:
+            with gr.Row():
+                text, number = gr.Textbox(), gr.Number(label="Value")
+            alone = gr.Number()
+            gr.Button().click(lambda value: value, text, alone, api_visibility="private")
+            gr.Button().click(lambda value: value, number, alone, api_name="public")
+        return page, page.get_config_file()
+
+    (plain_page, plain), (page, small) = described(gr.Blocks), described(CheckedBlocks)
+    assert len(str(small)) < 0.7 * len(str(plain))
+    kinds = [[part["type"] for part in config["components"]] for config in (plain, small)]
+    assert kinds[0].count("form") == kinds[1].count("form") + 1  # around the single number
+    assert sorted(kinds[1] + ["form"]) == sorted(kinds[0])
+    assert len(small["dependencies"]) == len(plain["dependencies"])
+    endpoints = [blocks.get_api_info()["named_endpoints"] for blocks in (plain_page, page)]
+    for name in ("parameters", "returns"):  # apart from examples
+        types = [[value["python_type"] for value in e["/public"][name]] for e in endpoints]
+        assert types[0] == types[1]
+    assert [*endpoints[1]] == ["/public"]
+    with_info = {part["type"] for part in small["components"] if "api_info" in part}
+    assert with_info == {"number"}
+
+
+def test_scripts_of_a_page_are_a_file_that_browsers_keep():
+    page = CheckedBlocks(analytics_enabled=False)
+    with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
+        document = http.get("/").text
+        (address,) = re.findall(r'<script src="[.](/page-scripts[.]js[?]\w+)"></script>', document)
+        assert document.index(address) < document.index('type="module"')
+        answer = http.get(address)
+        assert "immutable" in answer.headers["cache-control"]
+        assert "function attachPlot(" in answer.text
+        assert "attachPlot(element" not in str(page.get_config_file()["head"])

@@ -107,7 +107,7 @@ def test_the_default_evaluation_matches_the_model_and_its_calibration_text(recip
 
 
 def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
-    arguments = ["0.1, 0.2", "", False, *input_values(recipe), evaluation]
+    arguments = [("0.1, 0.2", "", False), *input_values(recipe), evaluation]
     with pytest.raises(lrcore.InputError, match="No method is selected"):
         sweep.start(store, [], [], *arguments)
 
@@ -161,10 +161,10 @@ def test_runs_are_listed_compared_and_drawn(store):
 def test_answers_are_streamed_and_a_set_of_prompts_becomes_a_table(store, recipe):
     (run,) = store.runs.all()
     values = [[run.id], *input_values(recipe)]
-    *_, (_, generated) = answers.generate(store, "Once", 4, 0, 1, 0, *values)
+    *_, (_, generated) = answers.generate(store, "Once", [4, 0, 1, 0], *values)
     assert len(generated.texts) == 2
     assert all(text.startswith("Once") for text in generated.texts)
-    frame, csv, markup = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
+    frame, csv, markup = prompt_set.answer_all(store, "Once\nTom", [4, 0, 1], *values)
     assert "first: " in markup
     assert "of 2 answers are the same as the dense model" in markup
     assert list(frame["model"]) == ["dense", "first"] * 2
@@ -176,7 +176,7 @@ def test_answers_are_streamed_and_a_set_of_prompts_becomes_a_table(store, recipe
     assert markup.count("<div class='tokens'>") == 2
     assert markup.count("class='scale'") == 1
     with pytest.raises(lrcore.InputError, match="No prompts"):
-        prompt_set.answer_all(store, " ", 4, 0, 1, *values)
+        prompt_set.answer_all(store, " ", [4, 0, 1], *values)
 
 
 def test_answers_have_a_speed_only_if_it_was_measured(store, recipe):
@@ -189,7 +189,7 @@ def test_answers_have_a_speed_only_if_it_was_measured(store, recipe):
         f"dense · {recipe.model} · 100 tokens/s",
         "first · 125 tokens/s",
     )
-    *_, (columns, generated) = answers.generate(store, "Once", 4, 0, 1, 0, [run.id], *form)
+    *_, (columns, generated) = answers.generate(store, "Once", [4, 0, 1, 0], [run.id], *form)
     assert {*re.findall(r"\d+ tokens/s", columns)} == {"100 tokens/s", "125 tokens/s"}
     redrawn, _ = answers.draw(store, generated, [run.id], *form)
     assert redrawn == columns
@@ -406,9 +406,9 @@ def test_empty_and_invalid_fields_are_named_in_an_error_message(store, recipe):
     }
     for wrong, name in sampling.items():
         with pytest.raises(lrcore.InputError, match=name):
-            list(answers.generate(store, "Once", *wrong, *chosen))
+            list(answers.generate(store, "Once", wrong, *chosen))
         with pytest.raises(lrcore.InputError, match=name):
-            prompt_set.answer_all(store, "Once", *wrong[:3], *chosen)
+            prompt_set.answer_all(store, "Once", wrong[:3], *chosen)
     assert (
         words.compress.LAYERS_TO_PRUNE in pruning.draw(store, [None, "influence", ""], *values)[1]
     )

@@ -24,7 +24,7 @@ def draw_table(tiny_llama, story_file, tmp_path):
 
     def draw(shape="Llama-2-7B", context=1000, config="", **changes):
         values = input_values(recipe.with_(**changes))
-        return what_if.draw(store, shape, context, config, *values)
+        return what_if.draw(store, (shape, context, config), *values)
 
     return draw
 

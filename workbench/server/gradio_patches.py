@@ -10,8 +10,11 @@ tests/workbench/test_gradio_patches.py fails once a patch is not needed.
    pages. Gradio's `max_size` is a limit for all pages together, so a single page could fill the
    queue. Gradio also stores up to a megabyte for each of thousands of closed pages.
 3. `QueuePace` lets an idle queue sleep longer. Gradio's queue wakes a thousand times a second.
-4. `StoppedClock` stops the clock of Gradio's loading sign, which redraws an idle page 40 to 60
-   times a second.
+4. `FirstScripts` stops the clock of Gradio's loading sign, which redraws an idle page 40 to 60
+   times a second, and loads the scripts of the page as a file.
+5. `CheckedBlocks` leaves out of the description of the page what no browser and no client reads,
+   and frames around single fields. The browser parses and copies the description when a page
+   opens, and each event takes time in proportion to the number of components.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ import copy
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any
@@ -50,7 +54,36 @@ IDLE_AFTER = 1.0  # seconds without an event
 RAW = (gr.HTML, gr.JSON, gr.Checkbox, gr.Slider, gr.Number, gr.Textbox, gr.Dropdown, gr.Radio)
 
 
-CLOCK_SCRIPT = f"<head><script>{script('loading-clock.js')}</script>".encode()
+CLOCK_SCRIPT = f"<script>{script('loading-clock.js')}</script>"
+# Fields of components and listeners in the description of a page that have no effect on a page
+# without custom components and keys; UNLESS_PUBLIC: only clients read them.
+UNREAD = ("component_class_id", "key")
+UNLESS_PUBLIC = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
+# properties whose absence has the same meaning as these values
+DEFAULTS: dict[str, Any] = {
+    "_retryable": False,
+    "_undoable": False,
+    "component_class_name": "HTML",
+    "likeable": False,
+    "streamable": False,
+}
+LISTENER_DEFAULTS: dict[str, Any] = {
+    "api_description": None,
+    "batch": False,
+    "collects_event_data": False,
+    "component_prop_inputs": [],
+    "event_specific_args": [],
+    "js_implementation": None,
+    "max_batch_size": 4,
+    "render_id": None,
+    "rendered_in": None,
+    "scroll_to_output": False,
+    "stream_every": 0.5,
+    "time_limit": None,
+    "trigger_after": None,
+    "trigger_only_on_failure": False,
+    "trigger_only_on_success": False,
+}
 
 
 class CheckedBlocks(gr.Blocks):
@@ -60,6 +93,25 @@ class CheckedBlocks(gr.Blocks):
         super().__init__(**settings)
         self.unqueued: Counter[str] = Counter()  # running events outside the queue, by page
         self.state_session_capacity = MAX_PAGES
+
+    def get_config_file(self) -> Any:
+        """Return the description of the page without unread fields and defaults."""
+        config = super().get_config_file()
+        public = {
+            component._id
+            for listener in self.fns.values()
+            if listener.api_visibility != "private"
+            for component in (*listener.inputs, *listener.outputs)
+        }
+        for part in config["components"]:
+            for name in UNREAD if part["id"] in public else (*UNREAD, *UNLESS_PUBLIC):
+                part.pop(name, None)
+            part["props"].pop("preserved_by_key", None)
+            _drop(part["props"], DEFAULTS)
+        for listener in config["dependencies"]:
+            _drop(listener, LISTENER_DEFAULTS)
+        _drop_forms(config)
+        return config
 
     async def process_api(
         self, block_fn: BlockFunction | int, inputs: list[Any], *args: Any, **options: Any
@@ -98,6 +150,32 @@ class CheckedBlocks(gr.Blocks):
 
     def _counted(self, page: str) -> "_CountedEvent":
         return _CountedEvent(self.unqueued, page)
+
+
+def _drop_forms(config: Any) -> None:
+    """Remove the frames that Gradio puts around fields, where a frame has a single field."""
+    forms = {part["id"] for part in config["components"] if part["type"] == "form"}
+    dropped = set()
+
+    def without_form(node: dict[str, Any]) -> dict[str, Any]:
+        children = [without_form(child) for child in node.get("children") or ()]
+        if node["id"] in forms and len(children) == 1:
+            dropped.add(node["id"])
+            return children[0]
+        return node | {"children": children} if children else node
+
+    config["layout"] = without_form(config["layout"])
+    config["components"] = [part for part in config["components"] if part["id"] not in dropped]
+    for page in config["page"].values():
+        page["layout"] = without_form(page["layout"])
+        page["components"] = [part for part in page["components"] if part not in dropped]
+
+
+def _drop(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Remove the fields that have these values."""
+    for name, value in values.items():
+        if name in fields and fields[name] == value:
+            del fields[name]
 
 
 def _argument(component: Any, value: Any) -> Any:
@@ -217,15 +295,19 @@ class QueuePace:
         self.queue.sleep_when_free = IDLE_INTERVAL
 
 
-class StoppedClock:
-    """ASGI middleware inside Gradio's app that inserts a script into a page, before all others.
+class FirstScripts:
+    """ASGI middleware inside Gradio's app that inserts scripts into a page, before all others.
 
-    The script replaces `requestAnimationFrame`. Gradio's scripts store the function when they load,
-    so the script must run before them; the `head` of `gr.mount_gradio_app` runs after them.
+    One of them replaces `requestAnimationFrame`. Gradio's scripts store the function when they
+    load, so it must run before them; the `head` of `gr.mount_gradio_app` runs after them. It is
+    also part of the description of the page, and a script in it that names a file is loaded too
+    late. files: addresses of further scripts.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, files: Sequence[str]) -> None:
         self.app = app
+        tags = "".join(f'<script src="{address}"></script>' for address in files)
+        self.head = f"<head>{CLOCK_SCRIPT}{tags}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         start: Any = None
@@ -241,7 +323,7 @@ class StoppedClock:
                 body += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                page = body.replace(b"<head>", CLOCK_SCRIPT, 1)
+                page = body.replace(b"<head>", self.head, 1)
                 headers = [(n, v) for n, v in start["headers"] if n.lower() != b"content-length"]
                 headers.append((b"content-length", str(len(page)).encode()))
                 await send(start | {"headers": headers})

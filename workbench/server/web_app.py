@@ -1,27 +1,26 @@
 """The web app: Gradio's page mounted in FastAPI, behind the checks of this package."""
 
+import hashlib
 import logging
 import re
 from importlib.util import find_spec
 
 import gradio as gr
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from .. import words
-from ..base.assets import PLOTLY_JS, STYLE, script
+from ..base.assets import PLOTLY_JS, script, shared_definitions, style
 from ..views.picker_markup import entries
-from ..widgets.components import BUTTONS, PLOT
-from ..widgets.fields import FIELDS
 from ..widgets.theme import THEME
 from .access import login
 from .browser_cookie import BrowserCookie
 from .connections import LimitedConnection
 from .ended_streams import EndedStreams
-from .gradio_patches import StoppedClock
+from .gradio_patches import FirstScripts
 from .host_names import ANY_NAME, HostNames
 from .request_checks import MAX_BODY, RequestChecks
 from .request_errors import handlers
@@ -49,15 +48,27 @@ PAGE_CONSTANTS = {
     "TERMS": words.glossary.TERMS,
     "GUIDANCE": words.guidance.page_values(),
 }
-# Scripts of the whole page, and Plotly. A new version of Plotly has a new address that no browser
-# cached.
-HEAD = f"""
-<script>
-{script(*PAGE_SCRIPTS, **PAGE_CONSTANTS)}
-{PLOT.definition}{BUTTONS.definition}{FIELDS.definition}
-</script>
-<script async src="./static-files/{PLOTLY_JS.name}?{PLOTLY_VERSION}"></script>
-"""
+# Scripts of the whole page, and Plotly. New scripts and a new version of Plotly have a new address
+# that no browser cached.
+SCRIPTS_ROUTE = "/page-scripts.js"
+HEAD = f'<script async src="./static-files/{PLOTLY_JS.name}?{PLOTLY_VERSION}"></script>'
+
+
+class PageScripts:
+    """The file with all scripts of a page."""
+
+    def __init__(self) -> None:
+        self.text = script(*PAGE_SCRIPTS, **PAGE_CONSTANTS) + shared_definitions()
+
+    @property
+    def address(self) -> str:
+        digest = hashlib.sha256(self.text.encode()).hexdigest()
+        return f".{SCRIPTS_ROUTE}?{digest[:16]}"
+
+    async def answer(self) -> Response:
+        """Return the file, which a browser may keep, since other scripts have another address."""
+        lasting = {"cache-control": "public, max-age=31536000, immutable"}
+        return Response(self.text, media_type="text/javascript", headers=lasting)
 
 
 def web_app(page: gr.Blocks, names: HostNames, password: str = "") -> FastAPI:
@@ -76,6 +87,8 @@ def web_app(page: gr.Blocks, names: HostNames, password: str = "") -> FastAPI:
         ],
     )
     app.mount("/static-files", StaticFiles(directory=PLOTLY_JS.parent))
+    scripts = PageScripts()
+    app.add_api_route(SCRIPTS_ROUTE, scripts.answer, methods=["GET"], response_model=None)
     app.add_api_route(ROUTE, answer_download, methods=["GET"], response_model=None)
     return gr.mount_gradio_app(
         app,
@@ -84,13 +97,13 @@ def web_app(page: gr.Blocks, names: HostNames, password: str = "") -> FastAPI:
         server_name=names.host,
         app_kwargs={
             "exception_handlers": handlers(),
-            "middleware": [Middleware(StoppedClock)],
+            "middleware": [Middleware(FirstScripts, files=[scripts.address])],
         },
         auth=login(password) if password else None,
         auth_message=words.spectra.LOGIN if password else None,
         mcp_server=find_spec("mcp") is not None and not password,
         theme=THEME,
-        css_paths=[STYLE],
+        css=style(),
         head=HEAD,
         footer_links=["api", "settings"],
         max_file_size=MAX_BODY,

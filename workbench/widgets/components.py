@@ -18,16 +18,28 @@ from ..base.assets import SharedScript, script
 MAX_NUMBER = 10**9
 MAX_TOKENS = 4096  # of one answer; a longer one would occupy the server for minutes
 
+
+def plot_head() -> str:
+    """Return the caption and the file types for saving, as HTML."""
+    files = "".join(
+        f"<button type='button' data-save='{kind}' data-mm='{mm}'>{label}</button>"
+        for kind, mm, label in words.allocation.FILES
+    )
+    summary = f"<summary>{words.allocation.SAVE}</summary>"
+    return f"<span></span><details>{summary}<div>{files}</div></details>"
+
+
 PLOT = SharedScript(
-    "attachPlot",
     script(
         "plot.js",
         "plot-saving.js",
         HANDLE=words.allocation.HANDLE,
         CELLS=words.spectra.CELLS_BY_KEYBOARD,
+        HEAD=plot_head(),
     ),
+    "attachPlot",
 )
-BUTTONS = SharedScript("attachButtons", script("buttons.js"))
+BUTTONS = SharedScript(script("buttons.js"), "attachButtons")
 
 
 def whole_number(value: float | None, label: str, maximum: int = MAX_NUMBER) -> int:
@@ -41,34 +53,39 @@ def whole_number(value: float | None, label: str, maximum: int = MAX_NUMBER) -> 
     return round(value)
 
 
-def plot(elem_id: str, height: int, value: str = "", awaited: bool = False) -> gr.HTML:
+def plot(
+    elem_id: str,
+    height: int,
+    value: str = "",
+    awaited: bool = False,
+    changes: Sequence[str] = (),
+) -> gr.HTML:
     """Return a plot whose value is the JSON of a figure.
 
     Its `select` event has x, y, z and custom of the clicked point. The `focus` event of a heatmap
     has custom of the cell on which the pointer or the keyboard rests, or None once they left it.
     Above the plot are its caption and the file types for saving. awaited: a gray shape fills its
-    space until the first figure arrives.
+    space until the first figure arrives. changes: as in `panel`.
     """
-    files = "".join(
-        f"<button type='button' data-save='{kind}' data-mm='{mm}'>{label}</button>"
-        for kind, mm, label in words.allocation.FILES
-    )
-    head = (
-        f"<div class='plot-head' hidden><span></span><details><summary>"
-        f"{words.allocation.SAVE}</summary><div>{files}</div></details></div>"
-    )
     return gr.HTML(
         value,
-        html_template=f"{head}<div><div class='plot{' awaited' if awaited else ''}' "
-        f"style='width:100%;height:{height}px'></div></div>",
-        js_on_load=PLOT.call,
+        html_template="<div class='plot-head' hidden></div><div>"
+        f"<div class='plot{' awaited' if awaited else ''}' style='width:100%;height:{height}px'>"
+        "</div></div>",
+        js_on_load=PLOT.call + when_visible_script(changes),
         elem_id=elem_id,
     )
 
 
-def panel(elem_id: str, render: bool = True, value: str = "") -> gr.HTML:
-    """Return HTML whose elements with data-action send clicks as `select` events."""
-    return gr.HTML(value, js_on_load=BUTTONS.call, elem_id=elem_id, render=render)
+def panel(
+    elem_id: str, render: bool = True, value: str = "", changes: Sequence[str] = ()
+) -> gr.HTML:
+    """Return HTML whose elements with data-action send clicks as `select` events.
+
+    changes: names, see `events.announce`, after which the `tick` event of `when_visible` comes.
+    """
+    script_on_load = BUTTONS.call + when_visible_script(changes)
+    return gr.HTML(value, js_on_load=script_on_load, elem_id=elem_id, render=render)
 
 
 def button_row(elem_id: str, labels: Mapping[str, str]) -> gr.HTML:
@@ -116,10 +133,13 @@ def hidden_component(
     files: scripts in assets that act on its value. constants: replaced in the scripts. js: a call
     of a script in the head of the page, in place of files.
     """
+    if files:
+        has_server = "server_functions" in settings
+        js = SharedScript(script(*files, **constants or {}), has_server=has_server).call
     return gr.HTML(
         value,
         html_template="<span></span>",
-        js_on_load=js or script(*files, **constants or {}),
+        js_on_load=js,
         elem_id=elem_id,
         elem_classes="unseen",
         **settings,
@@ -144,7 +164,8 @@ def after_changes(elem_id: str, *changes: str, value: Any = "") -> gr.HTML:
 
     changes: names, see `events.announce`.
     """
-    return _change_listener(elem_id, changes, only_visible=False, value=value)
+    js = _listen_to_changes(changes, only_visible=False)
+    return hidden_component(elem_id, js=js, value=value)
 
 
 def when_visible(elem_id: str, *changes: str) -> gr.HTML:
@@ -152,15 +173,17 @@ def when_visible(elem_id: str, *changes: str) -> gr.HTML:
 
     It also comes when they are first visible.
     """
-    return _change_listener(elem_id, changes, only_visible=True)
+    return hidden_component(elem_id, js=when_visible_script(changes))
 
 
-def _change_listener(
-    elem_id: str, changes: Sequence[str], only_visible: bool, value: Any = ""
-) -> gr.HTML:
+def when_visible_script(changes: Sequence[str]) -> str:
+    """Return the script of `when_visible` for the js_on_load of a gr.HTML; "" without changes."""
+    return _listen_to_changes(changes, only_visible=True) if changes else ""
+
+
+def _listen_to_changes(changes: Sequence[str], only_visible: bool) -> str:
     events = json_text([change_event(name) for name in changes])
-    call = f"listenToChanges(element, trigger, {events}, {json_text(only_visible)}); // 'tick'"
-    return hidden_component(elem_id, js=call, value=value)
+    return f"listenToChanges(element, trigger, {events}, {json_text(only_visible)}); // 'tick'"
 
 
 def change_event(name: str) -> str:

@@ -12,7 +12,7 @@ import gradio as gr
 
 from ..base.assets import SharedScript, script
 
-FIELDS = SharedScript("attachFields", script("fields.js"))
+FIELDS = SharedScript(script("fields.js"), "attachFields")
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,9 @@ class Page:
     # start a run and open its answers, see `tabs/compress/automatic.py`
     shrink: gr.Button = field(default_factory=shrink_button)
     find_smallest: gr.Button = field(default_factory=smallest_button)
-    job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
+    job_list: gr.HTML = field(
+        default_factory=partial(panel, "job-list", render=False, changes=("plan",))
+    )
     hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
     model_note: gr.HTML = field(default_factory=partial(panel, "model-note", render=False))
     text_note: gr.HTML = field(default_factory=partial(panel, "text-note", render=False))

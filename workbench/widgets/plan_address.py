@@ -18,7 +18,7 @@ from lrcore.system.path_access import strip_paths
 
 from .. import words
 from ..base import numbers
-from ..base.assets import script
+from ..base.assets import SharedScript, script
 from ..jobs import start_analysis
 from ..state.store import Store
 from .events import MESSAGE_SECONDS, QUIET, bind, listen
@@ -63,7 +63,7 @@ def link_button() -> gr.HTML:
     return gr.HTML(
         "",
         html_template=template,
-        js_on_load=script("copy.js", "plan-address.js", **labels),
+        js_on_load=SharedScript(script("copy.js", "plan-address.js", **labels)).call,
         elem_id="plan-address",
     )
 

@@ -14,13 +14,14 @@ from ...views import answer_markup, markup
 from ...widgets import plan_address
 from ...widgets.components import log_slider, panel, plot, small_button, when_visible
 from ...widgets.expert_fold import EXPERT, expert_fold
+from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
 from . import options, rank_editor
 from .options import OptionSets
 from .rank_editor import RankEditor
 from .ranks_table import COLUMNS, EDITABLE
 
-# `sight` in each class: the event that redraws while the part is on the screen, see `when_visible`
+# Slow figures are redrawn by their `tick` event while they are on the screen, see `when_visible`.
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,6 @@ class Controls:
 class Policies:
     """Every policy, layer by layer."""
 
-    sight: gr.HTML
-    ranking_sight: gr.HTML
     curves: gr.HTML
     caption: gr.HTML
     every_method: gr.Button
@@ -51,7 +50,6 @@ class Policies:
 class BudgetCurve:
     """Perplexity against budget."""
 
-    sight: gr.HTML
     figure: gr.HTML
     help: gr.HTML
 
@@ -67,7 +65,9 @@ class LiveContinuation:
 
 @dataclass(frozen=True)
 class RanksTable:
-    """ranks: the ranks in the table; a different rank after an edit was set manually."""
+    """sight: has the `tick` event of the table. ranks: the ranks in the table; a different rank
+    after an edit was set manually.
+    """
 
     sight: gr.HTML
     table: gr.Dataframe
@@ -79,7 +79,6 @@ class RanksTable:
 class NetworkDiagram:
     """The network with the ranks of the plan."""
 
-    sight: gr.HTML
     figure: gr.HTML
 
 
@@ -87,8 +86,7 @@ class NetworkDiagram:
 class WhatIf:
     """inputs: of the other model."""
 
-    sight: gr.HTML
-    inputs: list[gr.components.Component]
+    inputs: FieldGroup
     sizes: gr.HTML
 
 
@@ -181,8 +179,8 @@ def cache_context() -> gr.Dropdown:
 def budget_curve() -> BudgetCurve:
     """Place the curve of predicted perplexity over budgets."""
     with gr.Accordion(words.allocation.BUDGET_CURVE, open=True):
-        sight = when_visible("curve-sight", "plan", "results")
-        return BudgetCurve(sight, plot("budget-curve", HEIGHT), panel("budget-curve-help"))
+        figure = plot("budget-curve", HEIGHT, changes=("plan", "results"))
+        return BudgetCurve(figure, panel("budget-curve-help"))
 
 
 def live_continuation() -> LiveContinuation:
@@ -204,45 +202,35 @@ def live_continuation() -> LiveContinuation:
 def network() -> NetworkDiagram:
     """Place the network diagram."""
     with gr.Accordion(words.allocation.NETWORK, open=True, elem_classes=EXPERT):
-        sight = when_visible("network-sight", "plan")
-        figure = plot("network", 300)
+        figure = plot("network", 300, changes=("plan",))
         panel("network-help", value=markup.note(words.allocation.NETWORK_HELP))
-    return NetworkDiagram(sight, figure)
+    return NetworkDiagram(figure)
 
 
 def what_if() -> WhatIf:
     """Place the sizes of another model with the ratios of the plan."""
     text, names = words.allocation, list(MODEL_SHAPES)
     with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if", elem_classes=EXPERT):
-        sight = when_visible("what-if-sight", "plan")
-        with gr.Row():
-            shape = gr.Dropdown(
-                names, value=names[0], label=text.WHAT_IF_MODEL, elem_id="what-if-shape"
-            )
-            context = gr.Number(
-                8192, label=text.CONTEXT, precision=0, minimum=1, elem_id="what-if-context"
-            )
-            config = gr.Textbox(
-                label=text.WHAT_IF_CONFIG,
-                info=text.WHAT_IF_CONFIG_INFO,
-                lines=1,
-                max_lines=4,
-                elem_id="what-if-config",
-            )
-        sizes = panel("what-if-sizes")
-    return WhatIf(sight, [shape, context, config], sizes)
+        choices = tuple((name, name) for name in names)
+        fields = [
+            Field("what-if-shape", text.WHAT_IF_MODEL, names[0], choices=choices),
+            Field("what-if-context", text.CONTEXT, 8192),
+            Field("what-if-config", text.WHAT_IF_CONFIG, "", text.WHAT_IF_CONFIG_INFO),
+        ]
+        inputs = field_group("what-if-fields", fields)
+        sizes = panel("what-if-sizes", changes=("plan",))
+    return WhatIf(inputs, sizes)
 
 
 def policies() -> Policies:
     """Place the curves of all policies and the ranking of measured perplexities."""
     with gr.Accordion(words.allocation.POLICIES, elem_id="policies", elem_classes=EXPERT):
-        sight = when_visible("policies-sight", "plan", "results")
-        ranking_sight = when_visible("ranking-sight", "plan", "figures")
-        curves = plot("policy-curves", 220)
+        curves = plot("policy-curves", 220, changes=("plan", "results"))
         with gr.Row():
             caption = panel("policy-caption")
             every_method = small_button(words.allocation.MEASURE_ALL, "survey", 200)
-        return Policies(sight, ranking_sight, curves, caption, every_method, panel("ranking"))
+        ranking = panel("ranking", changes=("plan", "figures"))
+        return Policies(curves, caption, every_method, ranking)
 
 
 def ranks_table(page: Page) -> RanksTable:

@@ -20,12 +20,13 @@ from ...widgets.form import try_recipe
 CARDS = (8, 24, 80)  # memory of common GPUs, GB
 
 
-def draw(store: Store, shape: str | None, context: float | None, config: str, *values: Any) -> Any:
+def draw(store: Store, fields: tuple[str, float | None, str], *values: Any) -> Any:
     """Draw the table of sizes.
 
-    shape: name of a built-in shape. config: a pasted config.json, which replaces the shape.
+    fields: name of a built-in shape, tokens in the cache, and a pasted config.json, which replaces
+    the shape.
     """
-    text, recipe = words.allocation, try_recipe(values)
+    text, recipe, (shape, context, config) = words.allocation, try_recipe(values), fields
     if recipe is None:
         return gr.skip()
     try:
@@ -35,7 +36,7 @@ def draw(store: Store, shape: str | None, context: float | None, config: str, *v
         tokens = whole_number(context, text.CONTEXT)
         if tokens < 1:
             raise lrcore.InputError(text.WHAT_IF_CONTEXT_RANGE.format(tokens))
-        model = read_config(config) if config.strip() else shape or ""
+        model = read_config(config) if config.strip() else shape
         projection = lrcore.what_if(plan, recipe.method, model)
     except lrcore.InputError as error:
         return markup.note(strip_paths(str(error)), "error")

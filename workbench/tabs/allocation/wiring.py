@@ -70,9 +70,12 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
 
 
 def announce_changes(page: Page) -> None:
-    """Announce changes to the figures that do not follow each move of a slider."""
+    """Announce changes to the figures that do not follow each move of a slider, and to tabs that
+    are not open.
+    """
     announce("plan", [*plan_events(page).settled, page.plan_key.change])
     announce("results", [page.methods_ready.change, page.runs_stamp.change])
+    announce("runs", [page.runs_stamp.change])
     announce("figures", [page.figure_count.change])
 
 
@@ -135,7 +138,7 @@ def wire_curve(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the curve once a slider rests; a click on a point sets the budget."""
     form, curve = page.form, parts.curve
     draw, curve_outputs = bind(budget_curve.draw, store), [curve.figure, curve.help]
-    listen([curve.sight.tick], draw, form.inputs, curve_outputs, **SLOW)
+    listen([curve.figure.tick], draw, form.inputs, curve_outputs, **SLOW)
     measure = bind(budget_curve.measure_and_draw, store)
     listen([curve.help.select], measure, form.inputs, curve_outputs, **SLOW)
     set_budget = bind(budget_curve.set_budget)
@@ -159,8 +162,8 @@ def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
 def wire_what_if(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the sizes of the other model while the part is unfolded."""
     part = parts.what_if
-    inputs = [*part.inputs, *page.form.inputs]
-    changed = [part.sight.tick, *(component.change for component in part.inputs)]
+    inputs, fields = [part.inputs, *page.form.inputs], part.inputs.value
+    changed = [part.sizes.tick, fields.input, fields.blur]
     listen(changed, bind(what_if.draw, store), inputs, part.sizes, **DRAWN)
 
 
@@ -168,16 +171,16 @@ def wire_policies(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the curves and the ranking while they are on the screen."""
     form, part = page.form.inputs, parts.policies
     draw = bind(handlers.draw_policies, store)
-    listen([part.sight.tick], draw, form, [part.curves, part.caption], **SLOW)
+    listen([part.curves.tick], draw, form, [part.curves, part.caption], **SLOW)
     rank = bind(handlers.draw_ranking, store)
-    listen([part.ranking_sight.tick], rank, form, part.ranking, **DRAWN)
+    listen([part.ranking.tick], rank, form, part.ranking, **DRAWN)
     listen([part.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
 def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the network while it is on the screen."""
     draw = bind(plan_figures.draw_network, store)
-    listen([parts.network.sight.tick], draw, page.form.inputs, parts.network.figure, **DRAWN)
+    listen([parts.network.figure.tick], draw, page.form.inputs, parts.network.figure, **DRAWN)
 
 
 def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:

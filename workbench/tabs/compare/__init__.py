@@ -18,7 +18,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     page.chosen.render()
     conversations = chat.layout()
     columns = answers.layout()
-    headline = panel("headline")
+    headline = panel("headline", changes=("runs",))
     report_button = report.layout()
     with expert_fold("compare"):
         comparison = runs.layout()
@@ -28,9 +28,9 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     runs.wire(page, store, headline, comparison, differences)
     changed = together([page.chosen.change, tab.select])
     chat.wire(page, store, conversations, columns.settings, changed)
-    answers.wire(page, store, columns, changed)
+    answers.wire(page, store, columns, changed, headline)
     prompt_set.wire(page, store, prompts)
     token_losses.wire(page, store, passage)
     texts = [conversations.conversations, prompts.csv, columns.generated]
-    inputs = [comparison.protocol, *columns.settings, *texts]
+    inputs = [comparison.protocol, columns.settings, *texts]
     report.wire(page, store, report_button, inputs)

@@ -13,7 +13,7 @@ from lrcore.runs.runs import Run
 
 from ... import words
 from ...base import numbers, process
-from ...base.assets import script
+from ...base.assets import SharedScript, script
 from ...state.keys import Key, model_key
 from ...state.store import Store
 from ...views import answer_markup
@@ -21,13 +21,13 @@ from ...widgets.chosen import chosen
 from ...widgets.components import MAX_TOKENS, whole_number
 from ...widgets.events import DRAWN, QUIET, bind, listen
 from ...widgets.expert_fold import EXPERT
+from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
 from .chosen_runs import dense_recipe, models
 from .divergence import align_answers, dense_answer
 from .metrics import speeds
 
 FRAME = 0.05  # seconds between two updates of growing answers
-SETTINGS = 4  # arguments of `generation_settings`
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Answers:
     """settings: of the sampling, in the order of the arguments of `generation_settings`."""
 
     prompt: gr.Textbox
-    settings: list[gr.components.Component]
+    settings: FieldGroup
     generate: gr.Button
     stop: gr.Button
     columns: gr.HTML
@@ -67,28 +67,31 @@ def layout() -> Answers:
             text.GENERATE, variant="primary", elem_id="generate", scale=0, min_width=130
         )
         stop = gr.Button(text.STOP, elem_id="stop-generate", scale=0, min_width=100)
-    with gr.Row(elem_classes=EXPERT):
-        settings = [
-            gr.Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
-            gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
-            gr.Slider(0.05, 1, 1, step=0.05, label=text.TOP_P, elem_id="sampling-top-p"),
-            gr.Number(0, precision=0, label=text.SEED, elem_id="sampling-seed", min_width=110),
-        ]
-    columns = gr.HTML(js_on_load=script("copy.js", "copy-answer.js"), elem_id="answers")
+    fields = [
+        Field("new-tokens", text.NEW_TOKENS, 96, low=8, high=512, step=8),
+        Field("sampling-temperature", text.TEMPERATURE, 0, low=0, high=2, step=0.05),
+        Field("sampling-top-p", text.TOP_P, 1, low=0.05, high=1, step=0.05),
+        Field("sampling-seed", text.SEED, 0),
+    ]
+    settings = field_group("sampling", fields, elem_classes=EXPERT)
+    copying = SharedScript(script("copy.js", "copy-answer.js"))
+    columns = gr.HTML(js_on_load=copying.call, elem_id="answers")
     return Answers(prompt, settings, start, stop, columns, gr.State(Generated()))
 
 
-def wire(page: Page, store: Store, parts: Answers, changed: gr.events.Dependency) -> None:
-    """Attach the handlers. changed: the selection of runs."""
+def wire(
+    page: Page, store: Store, parts: Answers, changed: gr.events.Dependency, headline: gr.HTML
+) -> None:
+    """Attach the handlers. changed: the selection of runs. headline: as in `runs.wire`."""
     selected = [page.chosen, *page.form.inputs]
     outputs = [parts.columns, parts.generated]
     # with the results of runs, a speed may have been measured
-    for events in (changed, [page.runs_stamp.change]):
+    for events in (changed, [headline.tick]):
         listen(events, bind(draw, store), [parts.generated, *selected], outputs, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),
-        [parts.prompt, *parts.settings, *selected],
+        [parts.prompt, parts.settings, *selected],
         outputs,
         **QUIET,
         concurrency_limit=2,
@@ -96,7 +99,7 @@ def wire(page: Page, store: Store, parts: Answers, changed: gr.events.Dependency
     finished = listen(
         [page.finished_job.change],
         bind(answer_finished, store),
-        [page.finished_job, parts.prompt, *parts.settings, *page.form.inputs],
+        [page.finished_job, parts.prompt, parts.settings, *page.form.inputs],
         [page.chosen, page.tabs, *outputs],
         **QUIET,
         concurrency_limit=2,
@@ -149,16 +152,17 @@ def draw(store: Store, generated: Generated, ids: list[str], *values: Any) -> tu
     return columns(column_titles, Generated(selected))
 
 
-def generate(store: Store, prompt: str, *values: Any) -> Iterator[tuple[str, Generated]]:
+def generate(
+    store: Store, prompt: str, sampling: Sequence[Any], ids: list[str], *form: Any
+) -> Iterator[tuple[str, Generated]]:
     """Yield the columns and the answers as they grow, at last token by token.
 
-    values: new tokens, temperature, top-p and seed, then the selected runs and the form.
+    sampling: arguments of `generation_settings`. ids: of the selected runs.
     """
-    new_tokens, temperature, top_p, seed, ids, *form = values
     generated = Generated(compared_models(store, ids, form), prompt)
     column_titles = titles(store, ids, form)
     yield columns(column_titles, replace(generated, texts=(prompt,) * len(column_titles)))
-    settings = generation_settings(new_tokens, temperature, top_p, seed)
+    settings = generation_settings(*sampling)
     with process.released_memory():
         for answers in frames(stream_answers(models(store, ids, form), prompt, **settings)):
             generated = replace(generated, texts=tuple(prompt + a.text for a in answers))
@@ -167,12 +171,11 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[tuple[str, Gen
 
 
 def answer_finished(
-    store: Store, job_id: str, prompt: str, *values: Any
+    store: Store, job_id: str, prompt: str, sampling: Sequence[Any], *form: Any
 ) -> Iterator[tuple[Any, ...]]:
     """Open the run of a finished job and yield its answers, once for all pages of a browser.
 
-    Yields the selected runs, the open tab, and the values of `generate`. values: new tokens,
-    temperature, top-p and seed, then the form.
+    Yields the selected runs, the open tab, and the values of `generate`.
     """
     record = store.jobs.get(job_id)
     runs = store.runs_by_id([] if record is None else record.result)
@@ -182,7 +185,7 @@ def answer_finished(
     store.jobs.mark_read(job_id)
     ids = [run.id for run in runs]
     opened = chosen(store, ids), gr.Tabs(selected=words.compare_and_runs.COMPARE_TAB)
-    for step in generate(store, prompt, *values[:SETTINGS], ids, *values[SETTINGS:]):
+    for step in generate(store, prompt, sampling, ids, *form):
         yield (*opened, *step)
         opened = gr.skip(), gr.skip()
 

@@ -20,6 +20,7 @@ from ...state.store import Store
 from ...views import answer_markup, markup
 from ...widgets.components import panel
 from ...widgets.events import DRAWN, QUIET, bind, listen
+from ...widgets.fields import FieldGroup
 from ...widgets.page import Page
 from . import answers, chosen_runs
 
@@ -66,7 +67,7 @@ def wire(
     page: Page,
     store: Store,
     parts: Chat,
-    settings: list[gr.components.Component],
+    settings: FieldGroup,
     changed: gr.events.Dependency,
 ) -> None:
     """Attach the handlers. settings: as in `answers.Answers`. changed: the selection of runs."""
@@ -76,7 +77,7 @@ def wire(
     streaming = listen(
         [parts.send.click, parts.message.submit],
         bind(send, store),
-        [parts.message, *settings, parts.conversations, *selected],
+        [parts.message, settings, parts.conversations, *selected],
         [parts.message, parts.conversations, parts.view],
         **QUIET,
         concurrency_limit=2,
@@ -106,15 +107,17 @@ def clear() -> tuple[list[Messages], str]:
     return [], NO_MESSAGES
 
 
-def send(store: Store, message: str, *values: Any) -> Iterator[tuple[str, list[Messages], str]]:
+def send(
+    store: Store, message: str, sampling: Sequence[Any], *values: Any
+) -> Iterator[tuple[str, list[Messages], str]]:
     """Yield an empty message box, the conversations and their HTML as the answers grow.
 
-    values: new tokens, temperature, top-p and seed, the conversations so far, then the selected
-    runs and the form.
+    sampling: arguments of `answers.generation_settings`. values: the conversations so far, then the
+    selected runs and the form.
     """
     if not message.strip():
         raise lrcore.InputError(words.compare_and_runs.NO_MESSAGE)
-    new_tokens, temperature, top_p, seed, previous, ids, *form = values
+    previous, ids, *form = values
     titles = answers.titles(store, ids, form)
     models = chosen_runs.models(store, ids, form)
     conversations = [
@@ -122,7 +125,7 @@ def send(store: Store, message: str, *values: Any) -> Iterator[tuple[str, list[M
         for messages in previous or [[] for _ in models]
     ]
     yield "", conversations, answer_markup.conversations(titles, conversations)
-    settings = answers.generation_settings(new_tokens, temperature, top_p, seed)
+    settings = answers.generation_settings(*sampling)
     with process.released_memory():
         stream = stream_chat(models, conversations, **settings)
         for partial_answers in answers.frames(stream):

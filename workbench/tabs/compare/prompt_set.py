@@ -18,6 +18,7 @@ from ...state.store import Store
 from ...views import answer_markup, markup
 from ...widgets.components import MAX_TOKENS, download, panel, whole_number
 from ...widgets.events import QUIET, bind, listen
+from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
 from .chosen_runs import dense_recipe, models
 from .divergence import align_answers
@@ -32,7 +33,7 @@ class PromptSet:
     """settings: of the sampling. csv: the table as text."""
 
     prompts: gr.Textbox
-    settings: list[gr.components.Component]
+    settings: FieldGroup
     answer: gr.Button
     download: gr.Button
     table: gr.Dataframe
@@ -52,11 +53,12 @@ def layout() -> PromptSet:
             elem_id="prompt-set",
         )
         with gr.Row(elem_classes="bottom"):
-            settings = [
-                gr.Slider(8, 256, 48, step=8, label=text.NEW_TOKENS, elem_id="set-tokens"),
-                gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="set-temperature"),
-                gr.Slider(0.05, 1, 1, step=0.05, label=text.TOP_P, elem_id="set-top-p"),
+            fields = [
+                Field("set-tokens", text.NEW_TOKENS, 48, low=8, high=256, step=8),
+                Field("set-temperature", text.TEMPERATURE, 0, low=0, high=2, step=0.05),
+                Field("set-top-p", text.TOP_P, 1, low=0.05, high=1, step=0.05),
             ]
+            settings = field_group("set-sampling", fields)
             answer = gr.Button(text.ANSWER_ALL, elem_id="set-go", scale=0, min_width=130)
             save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
         table = gr.Dataframe(
@@ -75,20 +77,22 @@ def wire(page: Page, store: Store, parts: PromptSet) -> None:
     listen(
         [parts.answer.click],
         bind(answer_all, store),
-        [parts.prompts, *parts.settings, page.chosen, *page.form.inputs],
+        [parts.prompts, parts.settings, page.chosen, *page.form.inputs],
         [parts.table, parts.csv, parts.summary],
         api_visibility="private",
     )
     parts.download.click(bind(download, "answers.csv"), parts.csv, page.downloads, **QUIET)
 
 
-def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, str, str]:
+def answer_all(
+    store: Store, typed: str, sampling: Sequence[Any], ids: list[str], *form: Any
+) -> tuple[pd.DataFrame, str, str]:
     """Return the answers as a table, as CSV, and marked; store the answers of each run.
 
-    typed: one prompt per line. values: new tokens, temperature and top-p, then the selected runs
-    and the form.
+    typed: one prompt per line. sampling: new tokens, temperature and top-p. ids: of the selected
+    runs.
     """
-    new_tokens, temperature, top_p, ids, *form = values
+    new_tokens, temperature, top_p = sampling
     prompts = [prompt for prompt in typed.split("\n") if prompt.strip()]
     if not prompts:
         raise lrcore.InputError(words.compare_and_runs.NO_PROMPTS)

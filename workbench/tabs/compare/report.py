@@ -45,11 +45,11 @@ def wire(page: Page, store: Store, button: gr.Button, inputs: list[Any]) -> None
 def save_report(store: Store, ids: list[str], protocol: str | None, *values: Any) -> str:
     """Return the report as a file to download.
 
-    values: new tokens, temperature, top-p and seed; the conversations; the answers to the set of
-    prompts as CSV; the answers in the columns. Raises InputError without a run.
+    values: the values of SAMPLING; the conversations; the answers to the set of prompts as CSV; the
+    answers in the columns. Raises InputError without a run.
     """
     runs = selected_runs(store, ids)
-    *sampling, conversations, answers_csv, generated = values
+    sampling, conversations, answers_csv, generated = values
     names = [strip_paths(f"dense · {runs[0].recipe.model}"), *(run.name for run in runs)]
     text = words.compare_and_runs
     measured = tables(runs, protocol, results(store, runs))

@@ -75,8 +75,10 @@ def differences_layout() -> Differences:
 def wire(
     page: Page, store: Store, headline: gr.HTML, parts: Comparison, differences: Differences
 ) -> None:
-    """Attach the handlers. headline: the component of the most important metrics."""
-    stamp = page.runs_stamp.change
+    """Attach the handlers. headline: the most important metrics; its `tick` event comes while the
+    tab is open, when it opens and after changes of runs.
+    """
+    stamp = headline.tick
     choice = [page.chosen, parts.protocol]
     page.chosen.change(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     listed = bind(list_runs, store)

@@ -15,5 +15,5 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     run = one_run.layout(page)
     gr.Markdown(f"### {words.compress.JOBS}")
     page.job_list.render()
-    one_run.wire(page, store, run, tab)
+    one_run.wire(page, store, run)
     automatic.wire(page, store)

@@ -51,11 +51,11 @@ def layout(page: Page) -> OneRun:
     return OneRun(description, command, name, start)
 
 
-def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
+def wire(page: Page, store: Store, parts: OneRun) -> None:
     """Attach the handlers."""
     values = inputs(page)
-    # Drawn when the tab opens: drawing at every move of a slider would slow the slider down.
-    changed = [tab.select, page.factors_key.change, page.choice.change]
+    # Drawn while the tab is open: drawing at every move of a slider would slow the slider down.
+    changed = [page.job_list.tick]
     changed += [page.evaluation.value.input, page.evaluation.value.blur]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
     listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)

@@ -53,7 +53,7 @@ def wire(page: Page, store: Store, parts: Pruning, tab: gr.Tab) -> None:
     group = parts.controls
     fit = bind(fit_range, store, group)
     inputs = [group, *page.form.inputs]
-    listen([page.analysis_key.change, page.opened], fit, inputs, group.value, **DRAWN)
+    listen([page.analysis_key.change, tab.select], fit, inputs, group.value, **DRAWN)
     changed = [tab.select, page.analysis_key.change, group.value.input]
     listen(changed, bind(draw, store), inputs, [parts.influence, parts.caption], **DRAWN)
     wire_start(page, store, group, start)

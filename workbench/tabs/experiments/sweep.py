@@ -11,20 +11,18 @@ from ... import words
 from ...jobs import SweepJob
 from ...state.store import Store
 from ...widgets.events import QUIET, bind, listen
+from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
 from ..compress.job_inputs import inputs, read_and_check
 
 
 @dataclass(frozen=True)
 class SweepControls:
-    """cross: if True, runs are measured on all calibration texts."""
+    """fields: ratios, texts, and whether runs are measured on all calibration texts."""
 
     methods: gr.Dropdown
     policies: gr.Dropdown
-    ratios: gr.Textbox
-    texts: gr.Textbox
-    cross: gr.Checkbox
-    start: gr.Button
+    fields: FieldGroup
 
 
 def layout() -> SweepControls:
@@ -45,35 +43,36 @@ def layout() -> SweepControls:
                 info=text.SWEEP_EMPTY,
                 elem_id="sweep-policies",
             )
-        with gr.Row(elem_classes="bottom"):
-            ratios = gr.Textbox(
-                "0.1, 0.2, 0.3, 0.4",
-                label=text.REDUCTION,
-                info=text.SWEEP_RATIOS_INFO,
-                elem_id="sweep-ratios",
-            )
-            texts = gr.Textbox(label=text.SWEEP_TEXTS, info=text.SWEEP_EMPTY, elem_id="sweep-sets")
-            cross = gr.Checkbox(
-                False, label=text.CROSS, info=text.CROSS_INFO, elem_id="sweep-cross"
-            )
-            start = gr.Button(text.START_SWEEP, elem_id="start-sweep", scale=0, min_width=160)
-    return SweepControls(methods, policies, ratios, texts, cross, start)
+        fields = [
+            Field("sweep-ratios", text.REDUCTION, "0.1, 0.2, 0.3, 0.4", text.SWEEP_RATIOS_INFO),
+            Field("sweep-sets", text.SWEEP_TEXTS, "", text.SWEEP_EMPTY),
+            Field("sweep-cross", text.CROSS, False, text.CROSS_INFO),
+        ]
+        group = field_group("sweep-fields", fields, ("start-sweep", text.START_SWEEP))
+    return SweepControls(methods, policies, group)
 
 
 def wire(page: Page, store: Store, parts: SweepControls) -> None:
     """Attach the handler."""
-    controls = [parts.methods, parts.policies, parts.ratios, parts.texts, parts.cross]
-    listen([parts.start.click], bind(start, store), [*controls, *inputs(page)], None, **QUIET)
+    controls = [parts.methods, parts.policies, parts.fields]
+    begin = bind(start, store)
+    listen([parts.fields.value.submit], begin, [*controls, *inputs(page)], None, **QUIET)
 
 
-def start(store: Store, methods: list[str], policies: list[str], *values: Any) -> None:
+def start(
+    store: Store,
+    methods: list[str],
+    policies: list[str],
+    fields: tuple[str, str, bool],
+    *values: Any,
+) -> None:
     """Queue a sweep.
 
-    values: ratios and texts as typed, whether to measure on every text, then recipe and
+    fields: ratios and texts as typed, and whether to measure on every text. values: recipe and
     evaluation.
     """
-    ratios, texts, cross, *inputs_of_job = values
-    recipe, settings = read_and_check(store, inputs_of_job)
+    ratios, texts, cross = fields
+    recipe, settings = read_and_check(store, values)
     numbers = read_ratios(ratios, recipe)
     if not methods:
         raise lrcore.InputError(words.compress.NO_METHODS)

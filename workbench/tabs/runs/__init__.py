@@ -27,4 +27,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     derive.wire(store, derived, opened)
     exports.wire(page, store, exported, opened)
     outputs = [column, *details.outputs(run), *exports.outputs(exported), card]
-    details.wire_run(page, store, opened, outputs, exported.format)
+    details.wire_run(page, store, table, outputs, exported.format)

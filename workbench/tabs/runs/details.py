@@ -86,14 +86,14 @@ def wire(page: Page, store: Store, parts: RunDetails, undo: gr.Button) -> None:
 
 
 def wire_run(
-    page: Page, store: Store, opened: gr.State, run_outputs: list[Any], export_format: gr.Dropdown
+    page: Page, store: Store, table: gr.HTML, run_outputs: list[Any], export_format: gr.Dropdown
 ) -> None:
-    """Show the opened run. run_outputs: in the order of `show`.
+    """Show the opened run. table: of runs. run_outputs: in the order of `show`.
 
     The format of an export changes only with the run, so that a chosen format stays.
     """
-    inputs = [opened, page.runs_stamp]
-    listen([opened.change, page.runs_stamp.change], bind(show, store), inputs, run_outputs, **DRAWN)
+    opened, inputs = page.opened_run, [page.opened_run, page.runs_stamp]
+    listen([opened.change, table.tick], bind(show, store), inputs, run_outputs, **DRAWN)
     listen([opened.change], bind(target_format, store), [opened], export_format, **DRAWN)
 
 

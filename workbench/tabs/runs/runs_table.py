@@ -9,13 +9,16 @@ import gradio as gr
 from lrcore.system.as_json import json_text
 
 from ... import words
-from ...base.assets import script
+from ...base.assets import SharedScript, script
 from ...state.store import Store
 from ...widgets import selection
 from ...widgets.chosen import choose
+from ...widgets.components import when_visible_script
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
 from ...widgets.page import MAX_RUNS, Page
 from .listing import COLUMNS, View, table_page
+
+TABLE = SharedScript(script("runs-table.js", MOST=MAX_RUNS), "attachRuns", has_server=True)
 
 
 def layout(store: Store) -> gr.HTML:
@@ -23,7 +26,8 @@ def layout(store: Store) -> gr.HTML:
 
     The events are `open` with the id of a run, `choose` with the selected ids, and `compare`. The
     browser requests rows without Gradio's queue while the table is visible. Columns, order and
-    search terms are stored in the browser.
+    search terms are stored in the browser. A `tick` event comes as in `when_visible`, after changes
+    of runs.
     """
 
     def runs_listed(view: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def layout(store: Store) -> gr.HTML:
     return gr.HTML(
         "",
         html_template=template(),
-        js_on_load=script("runs-table.js", MOST=MAX_RUNS),
+        js_on_load=TABLE.call + when_visible_script(("runs",)),
         server_functions=[runs_listed],
         elem_id="runs-table",
     )
@@ -72,7 +76,7 @@ def list_runs(store: Store, view: dict[str, Any]) -> dict[str, Any]:
 def wire(page: Page, store: Store, table: gr.HTML) -> None:
     """Attach the handlers."""
     state = [page.runs_stamp, page.chosen, page.opened_run]
-    changed = [part.change for part in state]
+    changed = [table.tick, page.chosen.change, page.opened_run.change]
     listen(changed, bind(table_value), state, table, **DRAWN)
     table.open(bind(open_row), None, [page.opened_run, page.run_address], **PRESSED)
     table.choose(bind(select_runs, store), None, page.chosen, **PRESSED)
