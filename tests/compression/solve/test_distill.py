@@ -102,9 +102,7 @@ def test_seeds_of_the_distillation_result_in_different_models(tiny_llama, story_
     assert made[0].fingerprint != made[1].fingerprint
 
 
-def test_a_distillation_after_another_refit_starts_again(
-    tiny_llama, story_file, monkeypatch
-):
+def test_a_distillation_after_another_refit_starts_again(tiny_llama, story_file, monkeypatch):
     recipe = requested(tiny_llama, story_file)
     model = lrcore.load(recipe.model)
     steps = []
