@@ -67,7 +67,7 @@ soak: setup browser
 # simulated workers.
 cluster: setup
 	$(PYTHON) scripts/install.py -r requirements-cluster.txt
-	$(PYTHON) -m pytest -q -m cluster tests/cluster
+	$(PYTHON) -m pytest -q -m cluster tests/runs/cluster
 
 # Known vulnerabilities of the required packages, from PyPI; prints a note if PyPI is unavailable.
 audit: setup

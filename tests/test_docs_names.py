@@ -36,6 +36,8 @@ EXAMPLES = re.findall(
 """Files that docs/extending.md contains in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
 ALSO_FLAGS |= {"--address", "--head", "--index-url"}  # of `ray start` and pip
+ALSO_FLAGS |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task"}  # of Slurm
+ALSO_FLAGS |= {"--min-nodes"}  # of `ray symmetric-run`
 ALSO_FLAGS.update(*FLAGS.values())
 """Flags of scripts/ and of other programs, and former names of flags."""
 PAGE = ArgumentParser()

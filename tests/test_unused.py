@@ -24,7 +24,7 @@ OTHERS = [
     *(ROOT / "lrcore").rglob("*.html"),
 ]
 CALLED_BY_OTHERS = {"forward", "extra_repr", "describe", "persistent_id", "persistent_load"}
-CALLED_BY_OTHERS |= {"_repr_html_", "reorder_cache", "batch_repeat_interleave"}
+CALLED_BY_OTHERS |= {"reducer_override", "_repr_html_", "reorder_cache", "batch_repeat_interleave"}
 """Methods that torch, transformers, pickle, Jupyter or users of a public object call by name."""
 DOCS = "".join(
     path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Arguments of several commands: models, loading, clusters and trackio."""
+"""Arguments of several commands: models, loading, GPUs and clusters, and trackio."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -8,6 +8,7 @@ import typer
 
 from ..models.hub import locate_local
 from ..recipes.recipe import Recipe
+from ..system.errors import InputError
 from ..system.settings import setting, settings_of
 from .console import progress, say
 
@@ -30,11 +31,6 @@ FolderOrRun = Annotated[
     typer.Argument(metavar="DIR_OR_RUN", help="Folder that `compress` wrote, or a run."),
 ]
 Batch = Annotated[int, typer.Option(help="Windows per forward pass.")]
-CLUSTER = "Work on a Ray cluster: auto, host:port or ray://host:port."
-OnCluster = Annotated[
-    str | None,
-    typer.Option("--cluster", metavar="ADDRESS", help=CLUSTER, show_default=False),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ToTrackio = Annotated[
     str | None,
@@ -71,18 +67,43 @@ class Loading:
         return with_note(lrcore.merge_factors(loaded) if self.merge_factors else loaded)
 
 
-def on_cluster(address: str | None) -> AbstractContextManager[None]:
-    """Compute units of work in this block on a cluster, if there is an address.
-
-    Raises InputError for an invalid address.
+@dataclass(frozen=True)
+class Sharing:
+    """The GPUs or machines that share the work of a command, without effect on results beyond
+    rounding.
     """
 
-    if address is None:
-        return nullcontext()
+    gpus: str = setting(
+        "auto",
+        "GPUs of this machine that share the work: all, a number, or indices such as 0,2; auto: "
+        "all, if there are several and Ray is installed.",
+    )
+    cluster: str | None = setting(
+        None,
+        "Work on a Ray cluster: auto, host:port or ray://host:port.",
+        metavar="ADDRESS",
+    )
 
-    from ..runs.cluster.ray_engine import on_cluster as lrcore_on_cluster
+    def workers(self, device: str) -> AbstractContextManager[None]:
+        """Return the context in which the GPUs or machines share the work.
 
-    return lrcore_on_cluster(address)
+        device: that of the model. Raises InputError for an invalid choice.
+        """
+        if self.cluster is None:
+            return self._on_gpus(device)
+        if self.gpus != "auto":
+            raise InputError("--gpus is for this machine, --cluster for several. Omit one of them.")
+        from ..runs.cluster.ray_engine import on_cluster
+
+        return on_cluster(self.cluster)
+
+    def _on_gpus(self, device: str) -> AbstractContextManager[None]:
+        from ..runs.cluster.gpus import about_unused, on_gpus
+
+        note = about_unused(self.gpus, device)
+        if note:
+            say(f"note: {note}")
+        return on_gpus(self.gpus, device)
 
 
 def make_tracker(project: str | None) -> Any:

@@ -13,11 +13,10 @@ from ..system.errors import InputError
 from ..system.settings import check_least, setting
 from .arguments import (
     AsJson,
-    OnCluster,
+    Sharing,
     ToTrackio,
     load_dense,
     make_tracker,
-    on_cluster,
 )
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
@@ -86,12 +85,12 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 @flags(recipe=("source", "windows"))
-def calibrate(recipe: Recipe, cluster: OnCluster = None, as_json: AsJson = False) -> None:
+def calibrate(recipe: Recipe, sharing: Sharing, as_json: AsJson = False) -> None:
     """Collect the statistics of all methods. They are cached for the commands below."""
     import lrcore
 
     began = time.perf_counter()
-    with on_cluster(cluster):
+    with sharing.workers(recipe.device):
         model = load_dense(recipe)
         calibration = lrcore.calibrate(model, recipe, progress=progress)
     values = {
@@ -133,8 +132,8 @@ def spectra(
 def allocate(
     recipe: Recipe,
     other: OtherModel,
+    sharing: Sharing,
     bounds: Bounds = False,
-    cluster: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the ranks of a recipe.
@@ -142,7 +141,6 @@ def allocate(
     With the savings in parameters, KV cache and FLOPs; no file is written. After probing, `curve`
     in the JSON output is the predicted perplexity at different ratios.
     """
-    model = load_dense(recipe)
     import lrcore
 
     from ..compression.evidence.measure import with_cached_probes
@@ -150,7 +148,8 @@ def allocate(
     from ..compression.solve.tokens_needed import tokens_needed
     from ..recipes.history import about_tokens
 
-    with on_cluster(cluster):
+    with sharing.workers(recipe.device):
+        model = load_dense(recipe)
         factors = lrcore.prepare(model, recipe, progress=progress)
     factors = with_cached_probes(model, factors, recipe)
     plan = lrcore.choose_plan(model, factors, recipe)
@@ -175,8 +174,8 @@ def allocate(
 def compress(
     recipe: Recipe,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the compressed model.")],
+    sharing: Sharing,
     bounds: Bounds = False,
-    cluster: OnCluster = None,
     trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:
@@ -191,7 +190,7 @@ def compress(
     tracker = make_tracker(trackio)
     import lrcore
 
-    with on_cluster(cluster):
+    with sharing.workers(recipe.device):
         model = load_dense(recipe)
         small: Any = lrcore.compress(model, recipe, progress=progress, bounds=bounds)
     folder = lrcore.save(small, out)

@@ -11,14 +11,13 @@ from ..system.errors import InputError
 from ..system.files import check_file, write_text
 from ..system.settings import setting
 from .arguments import (
-    CLUSTER,
     AsJson,
     Batch,
     Loading,
     ModelOrFolder,
+    Sharing,
     ToTrackio,
     make_tracker,
-    on_cluster,
 )
 from .console import progress, show
 from .flags import flags
@@ -41,11 +40,10 @@ SPEEDS = ("prefill_tokens_per_second", "decode_tokens_per_second")
 
 
 @dataclass(frozen=True)
-class Passes:
+class Passes(Sharing):
     """Execution of the forward passes, without effect on results."""
 
     batch: int = setting(8, "Windows per forward pass.")
-    cluster: str | None = setting(None, CLUSTER, metavar="ADDRESS")
 
 
 @app.command()
@@ -65,7 +63,7 @@ def evaluate(
     import lrcore
 
     tracker = make_tracker(trackio)
-    with on_cluster(passes.cluster):
+    with passes.workers(loading.device):
         loaded = loading.load(model)
         measured = lrcore.evaluate(loaded, settings, batch=passes.batch, progress=progress)
     result = measured.to_dict()

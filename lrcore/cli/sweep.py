@@ -11,12 +11,11 @@ from ..recipes.recipe import read_values
 from ..system.errors import InputError
 from ..system.settings import setting
 from .arguments import (
-    CLUSTER,
     AsJson,
+    Sharing,
     ToTrackio,
     load_dense,
     make_tracker,
-    on_cluster,
 )
 from .console import progress, show
 from .flags import flags
@@ -25,8 +24,8 @@ app = typer.Typer()
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Lists that replace the lists of the file, and the cluster."""
+class Lists(Sharing):
+    """Lists that replace the lists of the file, and what shares the work."""
 
     methods: str | None = setting(None, "Methods, separated by commas, as in the following lists.")
     policies: str | None = setting(None, "Allocation policies.")
@@ -42,7 +41,6 @@ class Lists:
     speed: bool = setting(
         False, "Measure speed, alternating with the dense model.", flag="measure-speed"
     )
-    cluster: str | None = setting(None, CLUSTER, metavar="ADDRESS")
 
     def applied(self, sweep: Any) -> Any:
         """Return a copy of a sweep with these lists. Raises InputError for an invalid list."""
@@ -103,7 +101,7 @@ def sweep(
     planned = lists.applied(lrcore.Sweep.read(recipe))
     if model is not None:
         planned = replace(planned, base=planned.base.with_(model=model))
-    with on_cluster(lists.cluster):
+    with lists.workers(planned.base.device):
         rows = lrcore.run_sweep(load_dense(planned.base), planned, out, progress)
     files = sweep_report.write_tables(rows, planned.to_dict(), out)
     if tracker:

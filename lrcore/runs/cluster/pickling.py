@@ -2,7 +2,7 @@
 
 A loaded model is replaced by the location that it was read from, so that its weights are not sent;
 each worker reads them once. Further values of the size of a model are in files of the cache, whose
-paths are sent.
+paths are sent. A device is sent without its number: each process uses its current GPU.
 """
 
 import io
@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ...checkpoints.checkpoint import load
 from ...models.load import LoadedModel
@@ -60,6 +63,24 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Lock):  # belongs to the process that waits for the result
             return "lock"
         return None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how a tensor or a device other than the CPU is made by the receiver."""
+        if type(value) is torch.device and value.index is not None:
+            return _current_device, (value.type,)
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
+            return _on_current_device, (value.cpu(), value.device.type)
+        return NotImplemented
+
+
+def _current_device(kind: str) -> torch.device:
+    """Return the device of this process; kind: such as "cuda"."""
+    return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else 0)
+
+
+def _on_current_device(tensor: Tensor, kind: str) -> Tensor:
+    """Return a tensor [...] of the CPU on the device of this process."""
+    return tensor.to(_current_device(kind))
 
 
 class _Unpickler(pickle.Unpickler):
