@@ -60,9 +60,10 @@ def run_sweep(
     work = Work("sweep", _CellTask(model, sweep, store, all_cells), attrgetter("factors_key"))
     sweep_workers = workers() if store.shared else HERE
     if sweep_workers.apart:
-        _calibrate_first(
-            model, [cell for cell in all_cells if store.finished(cell) is None], progress
-        )
+        unfinished = [cell for cell in all_cells if store.finished(cell) is None]
+        _calibrate_first(model, unfinished, progress)
+        if unfinished:
+            _evaluate_dense_first(model, sweep, store, progress)
     rows = sweep_workers.map_units(work, all_cells, progress)
     return [row for cell_rows in rows for row in cell_rows]
 
@@ -78,6 +79,18 @@ def _calibrate_first(model: LoadedModel, unfinished: list[SweepCell], progress: 
     }.values():
         with suppress(InputError):  # the rows of its cells will have the error
             calibrate(model, recipe, progress)
+
+
+def _evaluate_dense_first(
+    model: LoadedModel, sweep: Sweep, store: SweepStore, progress: Progress
+) -> None:
+    """Let all workers share the evaluations of the dense model, with which every cell is compared.
+
+    The store is sent to the workers with the results.
+    """
+    for settings in sweep.evaluations:
+        with suppress(InputError):  # the rows of the cells will have the error
+            store.evaluate_dense(model, settings, progress)
 
 
 class ChainModels:

@@ -169,14 +169,15 @@ class SweepStore(ABC):
         The dense model is evaluated only once. Figures without a column are ignored.
         """
         if not cell.steps:
-            return self._on_dense(dense, settings, progress).to_dict()
+            return self.evaluate_dense(dense, settings, progress).to_dict()
         evaluation = evaluate(model, settings, progress=progress)
-        error = evaluation.delta_error(self._on_dense(dense, settings, progress))
+        error = evaluation.delta_error(self.evaluate_dense(dense, settings, progress))
         return evaluation.to_dict() | {"delta_error": error if math.isfinite(error) else None}
 
-    def _on_dense(
+    def evaluate_dense(
         self, dense: LoadedModel, settings: EvaluationSettings, progress: Progress
     ) -> Evaluation:
+        """Return an evaluation of the dense model; each is computed only once."""
         key = (dense.fingerprint, settings)
         if key not in self._dense:
             self._dense[key] = evaluate(dense, settings, progress=progress)

@@ -13,6 +13,7 @@ from lrcore.compression.evidence.joint_probes import measure_interaction
 from lrcore.compression.evidence.probes import measure_divergences
 from lrcore.compression.solve.factorize import truncate_layer
 from lrcore.models.layers import clone
+from lrcore.runs import sweep_store
 from lrcore.runs.cluster.pickling import pack
 from lrcore.system.tensor_files import OffloadedList
 
@@ -181,3 +182,20 @@ def test_a_sweep_gives_the_same_rows_and_cells(model, recipe, tmp_path) -> None:
     for local_cell, cluster_cell in zip(*cells, strict=True):
         contents = [json.loads(path.read_text()) for path in (local_cell, cluster_cell)]
         assert contents[0] == contents[1]
+
+
+def test_a_sweep_evaluates_the_dense_model_once(model, recipe, tmp_path, monkeypatch) -> None:
+    plain, evaluated = sweep_store.evaluate, []
+
+    def evaluate(measured, *arguments, **settings):
+        evaluated.append(measured.fingerprint)
+        return plain(measured, *arguments, **settings)
+
+    monkeypatch.setattr(sweep_store, "evaluate", evaluate)
+    evaluations = (lrcore.EvaluationSettings(recipe.data, 2, 16),)
+    sweep = lrcore.Sweep(recipe, ["svd", "a3"], ratios=[0.2], evaluations=evaluations)
+    engine = Pretended(2)
+    with on(engine):
+        lrcore.run_sweep(model, sweep, tmp_path)
+    assert {*engine.sent} == {0, 1}
+    assert evaluated.count(model.fingerprint) == 1
