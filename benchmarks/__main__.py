@@ -10,6 +10,7 @@ python -m benchmarks NAME, where NAME is one of:
     cached      perplexity with a half to a tenth of the KV cache, by CARE and by `fused`
     trained     perplexity with refit 'trained' and with refit 'on'
     bytes       perplexity against MB: quantized, low rank, both in sequence, and budget bytes
+    nested      perplexity of models cut from a nested checkpoint, and compressed directly
     healing     perplexity before and after healing, for a few settings on demo-llama
     healed      perplexity before and after healing on the calibration text, for several methods
     prediction  predicted loss increases against actual increases, with their intervals
@@ -63,6 +64,7 @@ from .kv_cache import cached
 from .latency import latency
 from .layers_and_width import depth, width
 from .memory import memory
+from .nested import nested
 from .page_speed import page
 from .paper_tables import check_names, recipes
 from .pareto import pareto
@@ -88,6 +90,7 @@ JOBS = {
     "width": width,
     "cached": cached,
     "bytes": sizes,
+    "nested": nested,
     "healing": healing,
     "healed": healed,
     "trained": trained,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .compression.evidence.probes import probe
     from .compression.pipeline.choose_plan import choose_plan, predicted_curve
     from .compression.pipeline.compress import compress, prepare
+    from .compression.pipeline.nest import compress_nested
     from .compression.solve.allocate import allocate
     from .compression.solve.factorize import factorize
     from .compression.steps.expert_pruning.prune_experts import prune_experts
@@ -73,6 +74,7 @@ _PUBLIC_NAMES = {
     "compression.evidence.probes": "probe",
     "compression.pipeline.choose_plan": "choose_plan predicted_curve",
     "compression.pipeline.compress": "compress prepare",
+    "compression.pipeline.nest": "compress_nested",
     "compression.solve.allocate": "allocate",
     "compression.solve.factorize": "factorize",
     "compression.steps.expert_pruning.prune_experts": "prune_experts",
@@ -162,6 +164,7 @@ __all__ = [
     "choose_plan",
     "compare",
     "compress",
+    "compress_nested",
     "drop_layers",
     "evaluate",
     "export",

@@ -6,6 +6,7 @@
     lrcore.json                format, base model, structure of the replaced modules, tied tensors
     recipe.json                the recipe
     ranks.csv, report.json     the ranks and the history
+    nested.json, nested.safetensors   of a nested checkpoint, see nested.py
 
 Only this package can read the folder, since no config of a model family describes its layers.
 """
@@ -16,7 +17,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -57,11 +58,18 @@ from ..system.path_access import expanded
 from ..system.resource_errors import raise_shortage
 from ..system.tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import license_fields
+from .nested import Nested, cut_model, write_nested
 from .output_folder import check_output_folder
 
 FORMAT = 2  # of lrcore.json
 SHARD = "5GB"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+
+class CutTo(TypedDict, total=False):
+    """The ratio that a nested checkpoint is cut to."""
+
+    ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ def load(
     device: str = "auto",
     offload: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    **cut: Unpack[CutTo],
 ) -> LoadedModel:
     """Load a built-in model, a folder, a GGUF file, a model on the hub, or a model in memory.
 
@@ -153,8 +162,22 @@ def load(
     of a hub id. dtype None: float32 for a dense model, the stored dtype for a checkpoint, unchanged
     in memory. offload: decoder layers stay on disk and are read when they are used, so that a model
     larger than memory can be calibrated, compressed and saved; all results are the same to the bit.
-    Raises InputError for any problem with the model's files.
+    ratio: cut a nested checkpoint to the next of its ratios that removes as much; None: the
+    smallest of them. Raises InputError for any problem with the model's files, and for a ratio if
+    the model has no nested checkpoint or another range of ratios.
     """
+    return cut_model(_load(name, revision, dtype, device, offload, tokenizer), **cut)
+
+
+def _load(
+    name: str | Path | PreTrainedModel,
+    revision: str | PreTrainedTokenizerBase | None,
+    dtype: str | None,
+    device: str,
+    offload: bool,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> LoadedModel:
+    """Load a model as `load` does, without a cut."""
     if isinstance(revision, PreTrainedTokenizerBase):  # load(network, tokenizer)
         revision, tokenizer = None, revision
     if isinstance(name, PreTrainedModel):
@@ -186,14 +209,22 @@ def load(
     return load_folder(folder, name, dense, device, offload)
 
 
-def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Path:
-    """Write a model to a folder and return the folder.
+def save(model: LoadedModel | Nested, folder: str | Path, overwrite: bool = False) -> Path:
+    """Write a model, or a nested checkpoint, to a folder and return the folder.
 
     The folder is written under a temporary name and then renamed, so it is never incomplete. A
     checkpoint in the folder is replaced. InputError is raised for any other folder that is not
     empty, unless overwrite is set, which deletes its contents.
     """
-    return write_folder(folder, overwrite, lambda draft: write_checkpoint(model, draft))
+
+    def write(draft: Path) -> None:
+        if isinstance(model, LoadedModel):
+            write_checkpoint(model, draft)
+            return
+        write_checkpoint(model.model, draft)
+        write_nested(model, draft, _check_to_save)
+
+    return write_folder(folder, overwrite, write)
 
 
 def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], None]) -> Path:

@@ -1,5 +1,6 @@
 """Arguments of several commands: models, loading, GPUs and clusters, and trackio."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -56,6 +57,9 @@ class Loading:
         "Multiply factors, or store their identity blocks, if this speeds up decoding on this "
         "machine; needs memory.",
     )
+    ratio: float | None = setting(
+        None, "Cut a nested checkpoint (compress --nested) to this ratio."
+    )
 
     def load(self, model: str) -> Any:
         """Load a model by name. Raises InputError like `lrcore.load` and `lrcore.merge_factors`."""
@@ -63,8 +67,32 @@ class Loading:
         progress.waits_for("load")
         import lrcore
 
-        loaded = lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
+        location = self.dtype, self.device, self.offload
+        loaded = lrcore.load(model, self.revision, *location, ratio=self.ratio)
         return with_note(lrcore.merge_factors(loaded) if self.merge_factors else loaded)
+
+
+def entries(text: str) -> list[str]:
+    """Return the entries of a list. Raises InputError for an empty entry."""
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise InputError(f"'{text}' is not a valid list. Separate entries by commas, such as a,b.")
+    return entries
+
+
+def numbers(kind: Callable[[str], Any], rule: str) -> Callable[[str], list[Any]]:
+    """Return a reader of lists of numbers; rule: first part of the error message.
+
+    The reader raises InputError.
+    """
+
+    def read(text: str) -> list[Any]:
+        try:
+            return [kind(entry) for entry in entries(text)]
+        except ValueError:
+            raise InputError(f"{rule}; got '{text}'.") from None
+
+    return read
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from .arguments import (
     ToTrackio,
     load_dense,
     make_tracker,
+    numbers,
 )
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
@@ -24,6 +25,7 @@ from .listing import described, summaries
 from .reports import (
     compressed_report,
     compressed_values,
+    cut_rows,
     growth,
     option_rows,
     ratio_counts,
@@ -52,12 +54,25 @@ class OtherModel:
         check_least("context", self.context, 1)
 
 
-Bounds = Annotated[
-    bool,
-    typer.Option(
-        "--bounds", help="Method modegpt: compare the error of each slot with the paper's bound."
-    ),
-]
+BOUNDS = "Method modegpt: compare the error of each slot with the paper's bound."
+Bounds = Annotated[bool, typer.Option("--bounds", help=BOUNDS)]
+_ratios = numbers(float, "Enter --nested as ratios separated by commas, such as 0.3,0.4")
+
+
+@dataclass(frozen=True)
+class Further:
+    """Further results of a compression. Raises InputError if both are requested."""
+
+    bounds: bool = setting(False, BOUNDS)
+    nested: str | None = setting(
+        None,
+        "Larger ratios that the model can be cut to on loading (--ratio), such as 0.3,0.4.",
+        metavar="RATIOS",
+    )
+
+    def __post_init__(self) -> None:
+        if self.bounds and self.nested is not None:
+            raise InputError("A nested checkpoint has no --bounds. Omit one of the two flags.")
 
 
 @app.command()
@@ -175,7 +190,7 @@ def compress(
     recipe: Recipe,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the compressed model.")],
     sharing: Sharing,
-    bounds: Bounds = False,
+    further: Further,
     trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:
@@ -187,14 +202,19 @@ def compress(
     from ..checkpoints.output_folder import check_output_folder
 
     check_output_folder(out)
+    ratios = None if further.nested is None else _ratios(further.nested)
     tracker = make_tracker(trackio)
     import lrcore
 
     with sharing.workers(recipe.device):
         model = load_dense(recipe)
-        small: Any = lrcore.compress(model, recipe, progress=progress, bounds=bounds)
-    folder = lrcore.save(small, out)
-    report = compressed_report(small)
+        if ratios is None:
+            made: Any = lrcore.compress(model, recipe, progress=progress, bounds=further.bounds)
+        else:
+            made = lrcore.compress_nested(model, recipe, ratios, progress)
+    folder = lrcore.save(made, out)
+    small = made if ratios is None else made.model
+    report = compressed_report(small) | ({} if ratios is None else {"cuts": cut_rows(made)})
     if tracker:
         figures = {**report["summary"], "seconds": report["seconds"]}
         tracker.log(small.name, report["recipe"], figures)
@@ -205,6 +225,7 @@ def compress(
         values = {"out": str(folder), **compressed_values(small), **end}
         show(False, values, "sizes", list(size_rows(small.account)))
         print_table(report.get("bounds", ()))
+        print_table(report.get("cuts", ()))
     note(as_json, recipe, small.account, small.history[-1].about_calibration)
 
 

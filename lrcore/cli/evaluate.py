@@ -144,7 +144,7 @@ class Questions:
 
 
 @app.command()
-@flags(loading=("revision", "dtype", "device"))
+@flags(loading=("revision", "dtype", "device", "ratio"))
 def tasks(
     model: ModelOrFolder,
     questions: Questions,
@@ -191,7 +191,7 @@ def tasks(
 
 
 @app.command()
-@flags(loading=("revision", "dtype", "device"))
+@flags(loading=("revision", "dtype", "device", "ratio"))
 def cost(
     model: ModelOrFolder,
     loading: Loading,

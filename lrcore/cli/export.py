@@ -82,7 +82,7 @@ class ExportSettings:
 
 
 @app.command()
-@flags(loading=("dtype",))
+@flags(loading=("dtype", "ratio"))
 def export(
     model: FolderOrRun,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder, or file name with .gguf.")],

@@ -18,7 +18,7 @@ app = typer.Typer()
 
 
 @app.command()
-@flags(loading=("revision", "dtype", "device", "merge_factors"))
+@flags(loading=("revision", "dtype", "device", "merge_factors", "ratio"))
 def generate(
     model: ModelOrFolder,
     generation: GenerationSettings,

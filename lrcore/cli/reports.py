@@ -26,6 +26,15 @@ def compressed_report(model: Any) -> dict[str, Any]:
     return report | ({"bounds": bounds} if bounds else {})
 
 
+def cut_rows(nested: Any) -> list[dict[str, Any]]:
+    """Return a row per cut of a nested checkpoint: ratio, achieved ratio and parameters."""
+    accounts = [(cut.ratio, cut.provenance.account) for cut in nested.cuts]
+    return [
+        {"ratio": ratio, "achieved": account.achieved, "parameters": account.model.parameters}
+        for ratio, account in accounts
+    ]
+
+
 def size_rows(account: SizeAndCost) -> Iterator[dict[str, Any]]:
     """Yield a row per size and cost of a model: dense, compressed, and the relative change."""
     states = account.dense.state_bytes, account.model.state_bytes

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from ..recipes.recipe import read_values
-from ..system.errors import InputError
 from ..system.settings import setting
 from .arguments import (
     AsJson,
     Sharing,
     ToTrackio,
+    entries,
     load_dense,
     make_tracker,
+    numbers,
 )
 from .console import progress, show
 from .flags import flags
@@ -57,7 +58,7 @@ class Lists(Sharing):
             sweep = sweep.with_rows(read_values(sweep_file(self.rows)))
         if self.cross is None:
             return sweep
-        study = cross_calibration(sweep.base, _entries(self.cross))
+        study = cross_calibration(sweep.base, entries(self.cross))
         return replace(
             sweep, calibration_sets=study.calibration_sets, evaluations=study.evaluations
         )
@@ -110,36 +111,15 @@ def sweep(
     show(as_json, {"files": files}, "rows", shown)
 
 
-def _entries(text: str) -> list[str]:
-    entries = [entry.strip() for entry in text.split(",")]
-    if not all(entries):
-        raise InputError(f"'{text}' is not a valid list. Separate entries by commas, such as a,b.")
-    return entries
-
-
-def _numbers(kind: Callable[[str], Any], rule: str) -> Callable[[str], list[Any]]:
-    """Return a reader of lists of numbers; rule: first part of the error message."""
-
-    def read(text: str) -> list[Any]:
-        try:
-            return [kind(entry) for entry in _entries(text)]
-        except ValueError:
-            raise InputError(f"{rule}; got '{text}'.") from None
-
-    return read
-
-
-_counts = _numbers(int, "Enter whole numbers separated by commas, such as 16,64")
+_counts = numbers(int, "Enter whole numbers separated by commas, such as 16,64")
 READ: dict[str, Callable[[str], list[Any]]] = {
-    "methods": _entries,
-    "policies": _entries,
-    "ratios": _numbers(
-        float, "Enter --ratios between 0 and 1 separated by commas, such as 0.1,0.2"
-    ),
-    "temperatures": _numbers(
+    "methods": entries,
+    "policies": entries,
+    "ratios": numbers(float, "Enter --ratios between 0 and 1 separated by commas, such as 0.1,0.2"),
+    "temperatures": numbers(
         float, "Enter positive --temperatures separated by commas, such as 0.05,0.1"
     ),
-    "calibration_sets": _entries,
+    "calibration_sets": entries,
     "sample_counts": _counts,
     "seeds": _counts,
 }

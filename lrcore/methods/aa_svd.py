@@ -92,4 +92,5 @@ METHOD = Method(
     options=AaSvdOptions,
     copies=4,
     same_factors_as="svd_llm",
+    nests=True,
 )

@@ -78,4 +78,5 @@ METHOD = Method(
     shrinks_kv=False,
     options=KfacSvdOptions,
     copies=4,
+    nests=True,
 )

@@ -33,6 +33,8 @@ class Method:
     gradients. `factor` skips the pairs that a layer lacks.
     same_factors_as: the method that has the same factors on the moments of the dense model, so that
     measurements of these factors are shared.
+    nests: whether the pair of rank r is the first part of the pair of each higher rank, with option
+    stored=pairs if there is one. Then checkpoints can be nested.
     diagonals: the taps of which `factor` reads only the diagonal of the second moment.
     shrinks_kv: whether at least one slot caches fewer numbers at a lower rank.
     holds: the matrices of each slot, with any options, that is not named after a single matrix.
@@ -72,6 +74,7 @@ class Method:
     copies: int = 1
     diagonals: frozenset[str] = frozenset()
     same_factors_as: str = ""
+    nests: bool = False
 
     @property
     def covers(self) -> frozenset[str]:

@@ -126,4 +126,5 @@ METHOD = Method(
     shrinks_kv=False,
     options=SvdOptions,
     extra_needs={("weights", "fisher"): frozenset((name, "fisher") for name in MATRICES)},
+    nests=True,
 )

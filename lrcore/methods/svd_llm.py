@@ -87,4 +87,5 @@ METHOD = Method(
     extra_needs={
         ("outputs", "curvature"): frozenset((name, SAMPLED_CURVATURE) for name in MATRICES)
     },
+    nests=True,
 )

@@ -1,6 +1,8 @@
-"""The tables of `refit: trained` and of healing, and their cells in the record."""
+"""The tables of `refit: trained`, of nested checkpoints and of healing, and their cells in the
+record.
+"""
 
-from benchmarks import healing, record, refit
+from benchmarks import healing, nested, record, refit
 
 
 def test_a_cell_is_added_to_the_current_record(tmp_path, monkeypatch) -> None:
@@ -34,3 +36,14 @@ def test_the_table_of_trained_refits_compares_ratios_with_all_cells() -> None:
     assert "| trained | 30% |" not in table
     del cells["a3 uniform params 0.5"]
     assert "| trained | 50% |" not in refit.section("toy", entry)
+
+
+def test_the_table_of_nested_checkpoints_has_a_row_per_refit_and_kind() -> None:
+    cells = {
+        "svd_llm probed refit=on 0.2 cut": {"perplexity": 2.5, "error": 0.125},
+        "svd_llm probed refit=on 0.5 direct": {"perplexity": 3.5, "error": 0.25},
+    }
+    table = nested.section("toy", {"dense": 2.0, "nested": cells})
+    assert "| off | cut | – | – | – | – |" in table
+    assert "| on | direct | – | – | – | 3.500 ± 0.250 |" in table
+    assert table.endswith("| on | cut | 2.500 ± 0.125 | – | – | – |")

@@ -353,6 +353,20 @@ def test_error_bounds_are_printed_and_saved_in_the_report(tiny_opt, calibration,
     assert main(["allocate", str(tiny_opt), "--method", "a3", "--bounds", *calibration]) == 2
 
 
+def test_nested_checkpoint_is_cut_when_it_is_loaded(tiny_llama, calibration, capsys, tmp_path):
+    requested = ["--method", "svd", "--ratio", "0.2", "--nested", "0.3,0.5", *calibration]
+    folder = tmp_path / "nested"
+    got = run_json(capsys, "compress", tiny_llama, "--out", folder, *requested)
+    parameters = {row["ratio"]: row["parameters"] for row in got["cuts"]}
+    assert list(parameters) == [0.2, 0.3, 0.5]
+    for ratio, count in parameters.items():
+        assert run_json(capsys, "cost", folder, "--ratio", str(ratio))["parameters"] == count
+    exported = run_json(capsys, "export", folder, tmp_path / "out", "--ratio", "0.5")
+    assert exported["parameters"] == parameters[0.5]
+    assert main(["evaluate", str(folder), "--ratio", "0.6"]) == 2
+    assert "from 0.2 to 0.5" in capsys.readouterr().err
+
+
 def test_a_second_command_in_a_process_prints_its_stages(tiny_llama, story_file, capsys):
     words = ["evaluate", str(tiny_llama), "--data", str(story_file), "--samples", "1"]
     for _ in range(2):

@@ -172,6 +172,7 @@ INVALID: dict[str, tuple[str, ...]] = {
     "--candidates": ("0", "-1", "1.5", "x", ""),
     "--rotations": ("some", ""),
     "--group": ("0", "-1", "1.5", "x", ""),
+    "--nested": ("x", "0.3,x", "", ",", "0.1", "1", "nan"),
     "--bits": ("0", "5", "-8", "16", "x", ""),
     "--quantizer": ("gptk", ""),
     "--pattern": ("4:2", ""),
