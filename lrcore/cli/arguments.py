@@ -117,6 +117,7 @@ class Sharing:
 
         device: that of the model. Raises InputError for an invalid choice.
         """
+        progress.waits_for("load")  # the next lines import torch
         if self.cluster is None:
             return self._on_gpus(device)
         if self.gpus != "auto":

@@ -158,14 +158,15 @@ def allocate(
     """
     import lrcore
 
+    with sharing.workers(recipe.device):
+        model = load_dense(recipe)
+        factors = lrcore.prepare(model, recipe, progress=progress)
+
     from ..compression.evidence.measure import with_cached_probes
     from ..compression.pipeline.model_bounds import plan_bounds
     from ..compression.solve.tokens_needed import tokens_needed
     from ..recipes.history import about_tokens
 
-    with sharing.workers(recipe.device):
-        model = load_dense(recipe)
-        factors = lrcore.prepare(model, recipe, progress=progress)
     factors = with_cached_probes(model, factors, recipe)
     plan = lrcore.choose_plan(model, factors, recipe)
     values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}

@@ -109,6 +109,7 @@ INVALID: dict[str, tuple[str, ...]] = {
     "--seed": ("-1", "1.5", "x", "", str(2**70)),
     "--bos": ("sometimes", ""),
     "--cluster": ("nowhere", ""),
+    "--gpus": ("x", "0", "-1", "1.5", "0,0", "9999", ""),
     "--threshold": ("0", "1.1", "-1", "nan", "inf", "x", ""),
     "--method": ("a4", ""),
     "--policy": ("fair", ""),
