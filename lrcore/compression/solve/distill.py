@@ -13,11 +13,13 @@ its rounding is small beside the divergence, products are in bfloat16 and all el
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...evaluation.evaluate import batches
@@ -25,39 +27,47 @@ from ...models.architectures import decoder_layers, text_config
 from ...models.load import LoadedModel
 from ...recipes.recipe import Recipe
 from ...system.cache import trim
+from ...system.errors import InputError
 from ...system.files import cache_folder, cache_key
 from ...system.hardware import has_bfloat16_products
 from ...system.progress import Progress
 from ..calibration.calibrate import make_calibration_windows
-from ..steps.healing.distillation import Descent, Stage, Terms, mean_divergence
+from ..steps.healing.distillation import Descent, Parts, Stage, Terms, mean_divergence
 from .refit import refit_key
-from .trained_layer import trainable
+from .trained_layer import assign, trainable
 
 STEPS, STEP_TOKENS = 300, 2048
-# Highest learning rate: this divided by the width of the stream is the share of the root mean
-# square of each tensor. The best shares were 0.01 at a width of 64 and 0.001 at 576.
-RATE_TIMES_WIDTH = 0.64
+# The highest learning rate is a share of the root mean square of each tensor: the first of these,
+# divided by the width of the stream, at which TRIAL steps lower the divergence. The best shares
+# were 0.01 at a width of 64; at 576 0.001, and less for a model that has lost little.
+RATES_TIMES_WIDTH = (0.64, 0.2, 0.06)
+# Steps of a trial, and batches, of other windows, on which the divergence is measured
+TRIAL, CHECKED = 30, 2
 # Cost in tokens that run forward; a step also runs the dense model, and its gradients count twice.
-TOKENS = 4 * STEPS * STEP_TOKENS
+TOKENS = 4 * (TRIAL + STEPS) * STEP_TOKENS
 # Highest share of the rounding to bfloat16 in the divergence before the distillation
 MAX_ROUNDING = 0.01
 REVISION = 2  # part of `distillation_key`: increase it if a distillation yields other weights
-STAGE = Stage("distill", "Distillation", "refit on, or dtype float32")
+REMEDY = "refit on, or dtype float32"
+STAGE = Stage("distill", "Distillation", REMEDY)
+TRIAL_STAGE = Stage("try learning rate", "Distillation", REMEDY)
 
 
 def distillation_key() -> tuple[float | int, ...]:
     """Return the constants that the distillation depends on."""
-    return REVISION, STEPS, STEP_TOKENS, RATE_TIMES_WIDTH, MAX_ROUNDING
+    steps = STEPS, STEP_TOKENS, TRIAL, CHECKED
+    return REVISION, *steps, *RATES_TIMES_WIDTH, MAX_ROUNDING
 
 
 def distillation_windows(model: LoadedModel, recipe: Recipe) -> Tensor:
-    """Return windows [steps, b, t] of a recipe's calibration text, about STEP_TOKENS per step.
+    """Return windows [CHECKED + steps, b, t] of a recipe's calibration text, about STEP_TOKENS per
+    batch.
 
     Raises InputError as `make_calibration_windows` does.
     """
-    batch = max(1, STEP_TOKENS // recipe.seq_len)
-    drawn = recipe.with_(samples=STEPS * batch, sampling="random", seed=recipe.seed + 1)
-    return make_calibration_windows(model, drawn).tokens.view(STEPS, batch, -1)
+    batch, batches = max(1, STEP_TOKENS // recipe.seq_len), CHECKED + STEPS
+    drawn = recipe.with_(samples=batches * batch, sampling="random", seed=recipe.seed + 1)
+    return make_calibration_windows(model, drawn).tokens.view(batches, batch, -1)
 
 
 def distill(
@@ -69,30 +79,85 @@ def distill(
 ) -> None:
     """Train the decoder layers of a compressed network towards the dense model, in place.
 
-    windows [steps, b, t]: of tokens, a batch per step. key: identifies the network before the
-    distillation. An interrupted distillation resumes from the cache. Quantized and sparse numbers
-    are not trained. Raises InputError if a loss is not finite.
+    windows [CHECKED + steps, b, t]: of tokens; the divergence is measured on the first batches, and
+    each other one is a step. key: identifies the network before the distillation. An interrupted
+    distillation resumes from the cache. Quantized and sparse numbers are not trained. The network
+    is unchanged if its divergence does not fall. Raises InputError if a loss is not finite.
     """
-    file = _state_file(key)
     dtype = _dtype_of_products(network, model, windows[0])
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         trainable(decoder_layers(network), network.dtype) as parameters,
     ):
-        if not parameters:
-            return
-        share = RATE_TIMES_WIDTH / text_config(network).hidden_size
-        rates = [share * float(p.detach().float().square().mean().sqrt()) for p in parameters]
-        descent = Descent(parameters, rates, len(windows), file, key, STAGE)
-        descent.run(_parts(network, model, windows, dtype), 1.0, progress)
-    file.unlink(missing_ok=True)
-    trim()
+        if parameters:
+            parts = _parts(network, model, windows, dtype)
+            width = text_config(network).hidden_size
+            task = _Task(parts, len(windows) - CHECKED, width, key)
+            _Distillation(parameters, task, progress).run()
 
 
-def _state_file(key: str) -> Path:
+@dataclass(frozen=True)
+class _Task:
+    """What is distilled. parts(i): the pieces of batch i. width: of the stream."""
+
+    parts: Parts
+    steps: int
+    width: int
+    key: str
+
+
+class _Distillation:
+    """The training of parameters, from their present values."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], task: _Task, progress: Progress) -> None:
+        self.parameters, self.task, self.progress = parameters, task, progress
+        self.start = [p.detach().clone() for p in parameters]
+        self.sizes = [float(p.float().square().mean().sqrt()) for p in self.start]
+        self.before = self._divergence()
+
+    def run(self) -> None:
+        """Train at the first rate whose trial succeeds, or at that of an interrupted run."""
+        begun = [rate for rate in RATES_TIMES_WIDTH if _state_file(self.task.key, rate).is_file()]
+        for rate in begun or RATES_TIMES_WIDTH:
+            if begun or self._succeeds(rate):
+                self._train(rate)
+                return
+
+    def _succeeds(self, rate: float) -> bool:
+        """Return whether a trial lowers the divergence, and undo it."""
+        with suppress(InputError):  # a loss that is not finite
+            self._descend(Descent(self.parameters, self._rates(rate), TRIAL, stage=TRIAL_STAGE))
+        is_lower = self._divergence() < self.before  # not if it is NaN
+        assign(self.parameters, self.start)
+        return is_lower
+
+    def _train(self, rate: float) -> None:
+        file = _state_file(self.task.key, rate)
+        rates = self._rates(rate)
+        self._descend(Descent(self.parameters, rates, self.task.steps, file, self.task.key, STAGE))
+        if not self._divergence() < self.before:
+            assign(self.parameters, self.start)
+        file.unlink(missing_ok=True)
+        trim()
+
+    def _rates(self, rate: float) -> list[float]:
+        """Return the highest learning rate of each parameter."""
+        return [rate / self.task.width * size for size in self.sizes]
+
+    def _descend(self, descent: Descent) -> None:
+        descent.run(lambda step: self.task.parts(CHECKED + step), 1.0, self.progress)
+
+    @torch.no_grad()
+    def _divergence(self) -> float:
+        """Return the divergence on the first batches."""
+        pieces = [piece for batch in range(CHECKED) for piece in self.task.parts(batch)]
+        return sum(share * float(compute()[1]) for share, compute in pieces) / CHECKED
+
+
+def _state_file(key: str, rate: float) -> Path:
     """Return the file of the cache for the state of an interrupted distillation."""
-    name = cache_key(key, *distillation_key(), *refit_key())
+    name = cache_key(key, *distillation_key(), *refit_key(), rate)
     return cache_folder() / "distillations" / f"{name}.safetensors"
 
 
@@ -117,8 +182,8 @@ def _dtype_of_products(
 
 def _parts(
     network: PreTrainedModel, model: LoadedModel, windows: Tensor, dtype: torch.dtype | None
-) -> Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]:
-    """Return a function from a step to the pieces of its batch, small enough for the logits."""
+) -> Parts:
+    """Return a function from a batch to its pieces, small enough for the logits."""
 
     def compute(tokens: Tensor) -> Terms:
         with torch.no_grad():
@@ -126,8 +191,8 @@ def _parts(
         divergence = mean_divergence(_logits(network, tokens, dtype), dense)
         return torch.zeros_like(divergence), divergence
 
-    def parts(step: int) -> list[tuple[float, Callable[[], Terms]]]:
-        batch = windows[step]
+    def parts(number: int) -> list[tuple[float, Callable[[], Terms]]]:
+        batch = windows[number]
         pieces = batches(model, batch, len(batch))
         return [(len(piece) / len(batch), partial(compute, piece.clone())) for piece in pieces]
 

@@ -99,14 +99,14 @@ class LayerTraining:
         start = [p.detach().clone() for p in parameters]
         lowest, best, best_rate = loss.total(batches), start, None
         for rate in RATES if self._best_rate is None else RATES[RATES.index(self._best_rate) :]:
-            _assign(parameters, start)
+            assign(parameters, start)
             _train(parameters, loss, batches, rate)
             after = loss.total(batches)
             if after < lowest:  # not if it is NaN
                 lowest, best, best_rate = after, [p.detach().clone() for p in parameters], rate
                 if self._best_rate is not None:
                     break
-        _assign(parameters, best)
+        assign(parameters, best)
         self._best_rate = self._best_rate or best_rate
 
 
@@ -196,7 +196,8 @@ def _copied(value: Any, least: torch.dtype = torch.float32) -> Any:
 
 
 @torch.no_grad()
-def _assign(parameters: Sequence[nn.Parameter], numbers: Sequence[Tensor]) -> None:
+def assign(parameters: Sequence[nn.Parameter], numbers: Sequence[Tensor]) -> None:
+    """Set parameters to numbers of the same shapes, in place."""
     for parameter, tensor in zip(parameters, numbers, strict=True):
         parameter.copy_(tensor)
 

@@ -18,6 +18,7 @@ from lrcore.runs.sweep_store import cells
 from lrcore.system.cache import entries
 from lrcore.system.errors import Cancelled
 from lrcore.system.files import cache_folder
+from lrcore.system.progress import silent
 
 TOKENS = torch.arange(3, 3 + 6 * 16).view(6, 16)
 
@@ -25,6 +26,7 @@ TOKENS = torch.arange(3, 3 + 6 * 16).view(6, 16)
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     monkeypatch.setattr(distill, "STEPS", 60)
+    monkeypatch.setattr(distill, "TRIAL", 6)
 
 
 def requested(folder, story_file, method="fused", **changes):
@@ -185,7 +187,7 @@ def test_cells_of_a_sweep_depend_on_the_settings_of_the_distillation(
         return [cell.key for cell in cells(model, lrcore.Sweep(recipe))]
 
     trained, distilled = keys("trained"), keys("distilled")
-    monkeypatch.setattr(distill, "RATE_TIMES_WIDTH", 1.0)
+    monkeypatch.setattr(distill, "RATES_TIMES_WIDTH", (1.0,))
     assert keys("trained") == trained
     assert keys("distilled") != distilled
 
@@ -206,3 +208,32 @@ def test_products_are_in_bfloat16_only_if_its_rounding_is_small_beside_the_diver
     assert dtype(lrcore.load(recipe.model, dtype="bfloat16").network) is None
     monkeypatch.setattr(distill, "has_bfloat16_products", lambda device: False)
     assert dtype(small) is None
+
+
+def small_and_dense(folder, story_file):
+    recipe = requested(folder, story_file)
+    model = lrcore.load(recipe.model)
+    return lrcore.compress(model, recipe.with_(refit="on")), model, recipe
+
+
+def distilled(small, model, recipe):
+    """Return the divergence on other windows before and after a distillation."""
+    windows = distill.distillation_windows(model, recipe)
+    before = divergence(model, small, windows[0])
+    distill.distill(small.network, model, windows, "key", silent)
+    return before, divergence(model, small, windows[0])
+
+
+def test_rates_at_which_a_trial_fails_are_not_used(tiny_llama, story_file, monkeypatch):
+    monkeypatch.setattr(distill, "RATES_TIMES_WIDTH", (1e30, 1e3, 0.64))
+    before, after = distilled(*small_and_dense(tiny_llama, story_file))
+    assert after < 0.9 * before
+
+
+def test_a_model_whose_divergence_does_not_fall_is_unchanged(tiny_llama, story_file, monkeypatch):
+    monkeypatch.setattr(distill, "RATES_TIMES_WIDTH", (1e30, 1e3))
+    before, after = distilled(*small_and_dense(tiny_llama, story_file))
+    assert after == before
+    monkeypatch.setattr(distill._Distillation, "_succeeds", lambda self, rate: rate == 1e3)
+    before, after = distilled(*small_and_dense(tiny_llama, story_file))
+    assert after == before

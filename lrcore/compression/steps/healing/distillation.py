@@ -153,6 +153,7 @@ class Descent:
         parts(step): the pieces of the step's batch, each with a share and a function for the
         terms. weight: beta tau^2 of eq. 8. Raises InputError if a loss or gradient is not finite.
         """
+        self._drop_gradients()  # of a descent that diverged
         for step in range(self.done, self.steps):
             progress(self.stage.name, step, self.steps)
             began = time.perf_counter()
@@ -186,9 +187,12 @@ class Descent:
             group["lr"] = rate * learning_rate_share(step, self.steps)
         self.optimizer.step()
         self._round()
+        self._drop_gradients()
+        return entropy, divergence
+
+    def _drop_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
-        return entropy, divergence
 
     @torch.no_grad()
     def _round(self) -> None:
