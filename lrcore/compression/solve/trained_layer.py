@@ -197,7 +197,7 @@ def _copied(value: Any, least: torch.dtype = torch.float32) -> Any:
 
 @torch.no_grad()
 def assign(parameters: Sequence[nn.Parameter], numbers: Sequence[Tensor]) -> None:
-    """Set parameters to numbers of the same shapes, in place."""
+    """Set parameters [...] to numbers [...] of the same shapes, in place."""
     for parameter, tensor in zip(parameters, numbers, strict=True):
         parameter.copy_(tensor)
 
