@@ -211,11 +211,12 @@ def compress(
         model = load_dense(recipe)
         if ratios is None:
             made: Any = lrcore.compress(model, recipe, progress=progress, bounds=further.bounds)
+            small, cuts = made, {}
         else:
             made = lrcore.compress_nested(model, recipe, ratios, progress)
+            small, cuts = made.model, {"cuts": cut_rows(made)}
     folder = lrcore.save(made, out)
-    small = made if ratios is None else made.model
-    report = compressed_report(small) | ({} if ratios is None else {"cuts": cut_rows(made)})
+    report = compressed_report(small) | cuts
     if tracker:
         figures = {**report["summary"], "seconds": report["seconds"]}
         tracker.log(small.name, report["recipe"], figures)

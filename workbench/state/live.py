@@ -31,7 +31,7 @@ from lrcore.system.resource_errors import resource_error
 
 from ..base import process
 from .continuation import Continuation, compare_continuations, continue_prompt
-from .keys import model_key, plan_key
+from .keys import BYTES, model_key, plan_key
 from .objects import ObjectCache
 
 log = logging.getLogger("workbench.state.live")
@@ -429,7 +429,7 @@ class LiveMeasurements:
             "",
             evaluation.window_nll,
             windows,
-            counts_bytes=request.plan.budget == "bytes",
+            counts_bytes=request.plan.budget == BYTES,
         )
         return figure, small
 

@@ -14,6 +14,7 @@ from lrcore.system.path_access import strip_paths
 
 from .. import words
 from ..base import numbers
+from ..state.keys import BYTES
 from ..state.live import LiveFigure
 from ..state.manual_ranks import Change
 from .term_markup import marked
@@ -104,7 +105,7 @@ def measure_first(
     are displayed until the measurements end.
     """
     text = words.allocation
-    by_budget = {"latency": text.TIME_FIRST, "bytes": text.BYTES_FIRST}
+    by_budget = {"latency": text.TIME_FIRST, BYTES: text.BYTES_FIRST}
     sentence = by_budget.get(recipe.budget, text.MEASURE_FIRST)
     subject = text.budget(recipe.budget) if recipe.budget in by_budget else recipe.policy
     if is_running or seconds == 0:

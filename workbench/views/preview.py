@@ -8,6 +8,7 @@ import lrcore
 
 from .. import words
 from ..base.numbers import count, megabytes, plural
+from ..state.keys import BYTES
 from .run_text import layer_list
 
 
@@ -25,7 +26,7 @@ def run_summary(recipe: lrcore.Recipe, size: dict[str, Any]) -> str:
         "policy": policy,
         "budget": article + words.allocation.budget(budget),
     }
-    removes = words.compress.REMOVES_BYTES if budget == "bytes" else words.compress.REMOVES
+    removes = words.compress.REMOVES_BYTES if budget == BYTES else words.compress.REMOVES
     sentences = [removes.format(**fields)]
     if size:
         sentences.append(

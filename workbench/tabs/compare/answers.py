@@ -69,14 +69,22 @@ def layout() -> Answers:
         stop = gr.Button(text.STOP, elem_id="stop-generate", scale=0, min_width=100)
     fields = [
         Field("new-tokens", text.NEW_TOKENS, 96, low=8, high=512, step=8),
-        Field("sampling-temperature", text.TEMPERATURE, 0, low=0, high=2, step=0.05),
-        Field("sampling-top-p", text.TOP_P, 1, low=0.05, high=1, step=0.05),
+        *sampling_fields("sampling"),
         Field("sampling-seed", text.SEED, 0),
     ]
     settings = field_group("sampling", fields, elem_classes=EXPERT)
     copying = SharedScript(script("copy.js", "copy-answer.js"))
     columns = gr.HTML(js_on_load=copying.call, elem_id="answers")
     return Answers(prompt, settings, start, stop, columns, gr.State(Generated()))
+
+
+def sampling_fields(prefix: str) -> list[Field]:
+    """Return the fields of temperature and top-p. prefix: of their ids."""
+    text = words.compare_and_runs
+    return [
+        Field(f"{prefix}-temperature", text.TEMPERATURE, 0, low=0, high=2, step=0.05),
+        Field(f"{prefix}-top-p", text.TOP_P, 1, low=0.05, high=1, step=0.05),
+    ]
 
 
 def wire(

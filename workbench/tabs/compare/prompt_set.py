@@ -20,6 +20,7 @@ from ...widgets.components import MAX_TOKENS, download, panel, whole_number
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
+from .answers import sampling_fields
 from .chosen_runs import dense_recipe, models
 from .divergence import align_answers
 
@@ -55,8 +56,7 @@ def layout() -> PromptSet:
         with gr.Row(elem_classes="bottom"):
             fields = [
                 Field("set-tokens", text.NEW_TOKENS, 48, low=8, high=256, step=8),
-                Field("set-temperature", text.TEMPERATURE, 0, low=0, high=2, step=0.05),
-                Field("set-top-p", text.TOP_P, 1, low=0.05, high=1, step=0.05),
+                *sampling_fields("set"),
             ]
             settings = field_group("set-sampling", fields)
             answer = gr.Button(text.ANSWER_ALL, elem_id="set-go", scale=0, min_width=130)
