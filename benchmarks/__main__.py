@@ -36,6 +36,8 @@ python -m benchmarks NAME, where NAME is one of:
     memory      peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram        Gram-space formulas against the `d x d` formulas of the papers
     workers     one and two workers of a Ray cluster, if Ray is installed
+    peers       the same compressions by the code of other projects, each in an environment of its
+                own: perplexity, processor time and memory; needs a package index
     cancel      longest time between two checks for cancellation, by stage
     threads     wait policies of threads, and threads per decomposition
     page        response times of the page
@@ -68,6 +70,7 @@ from .nested import nested
 from .page_speed import page
 from .paper_tables import check_names, recipes
 from .pareto import pareto
+from .peers import peers
 from .perplexity import Selection, quality, solve
 from .predictions import prediction
 from .real_model import real
@@ -114,6 +117,7 @@ JOBS = {
     "memory": memory,
     "gram": gram,
     "workers": workers,
+    "peers": peers,
     "cancel": cancel,
     "threads": threads,
     "page": page,
