@@ -156,8 +156,9 @@ class SizeAndCost:
     """The account of a model, compared with the dense original.
 
     budget: the quantity that `achieved` refers to: "params" (decoder parameters), "all_params" (all
-    parameters), "kv" (cache), "flops" (FLOPs per token), "latency" (time of the decoder layers) or
-    "bytes" (size of the stored weights).
+    parameters), "kv" (cache), "both" (the smaller of the shares of "params" and "kv"), "flops"
+    (FLOPs per token), "latency" (time of the decoder layers) or "bytes" (size of the stored
+    weights).
     planned: None if the model was not made from a rank plan. bits: of quantized weights, else None.
     """
 
@@ -202,7 +203,11 @@ class SizeAndCost:
 
     @property
     def achieved(self) -> float:
-        """Removed share of the quantity that the budget counts."""
+        """Removed share of the quantity that the budget counts; the smaller of two shares for
+        "both".
+        """
+        if self.budget == "both":
+            return min(self.removed_params, self.removed_kv)
         share: float = getattr(self, f"removed_{self.budget}")
         return share
 

@@ -180,6 +180,7 @@ class RankPlan:
         account = self.account
         words = {
             "kv": "KV cache",
+            "both": "decoder parameters and of the KV cache",
             "all_params": "parameters",
             "flops": "FLOPs per token",
             "latency": "decoder layers' time",

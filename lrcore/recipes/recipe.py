@@ -30,6 +30,7 @@ BUDGETS = {
     "params": "share of the decoder-linear parameters removed",
     "all_params": "share of all parameters removed",
     "kv": "share of the KV cache bytes removed",
+    "both": "share of the decoder-linear parameters removed, and of the KV cache bytes as well",
     "flops": "share of the FLOPs per token removed, with a window of tokens in the cache",
     "latency": "share of the measured time of the decoder layers removed",
     "bytes": "share of the bytes of the model removed, by ranks and by rounding to 8, 4, 3 or 2 "
@@ -137,8 +138,8 @@ class Recipe:
     ratio: float = setting(0.2, "Share to remove, between 0 and 1.", group="plan")
     budget: str = setting(
         "auto",
-        "What the ratio counts: params (of the decoder), all_params, kv, flops, latency, "
-        "bytes (also by rounding), or auto.",
+        "What the ratio counts: params (of the decoder), all_params, kv, both (params "
+        "and kv), flops, latency, bytes (also by rounding), or auto.",
         BUDGETS,
         group="plan",
     )

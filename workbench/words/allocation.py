@@ -59,6 +59,7 @@ BUDGETS = {
     "params": "decoder parameters",
     "all_params": "all parameters",
     "kv": "KV cache",
+    "both": "decoder parameters and KV cache",
     "flops": "compute per token",
     "latency": "latency",
     "bytes": "bytes of the model",

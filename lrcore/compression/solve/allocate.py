@@ -20,6 +20,7 @@ from ...system.errors import InputError
 from .factorize import Factorization
 
 UNIFORM = "uniform"
+BOTH = "both"  # decoder parameters and the KV cache
 
 
 def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
@@ -32,8 +33,13 @@ def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
     the policy needs was not measured, or was measured for a different budget.
     """
     _check_some_slots(factors)
-    row, shape = find_policy(recipe.policy), factors.shape
     _check_budget_of_evidence(factors, recipe)
+    return _plan_of_both(factors, recipe) if recipe.budget == BOTH else _plan(factors, recipe)
+
+
+def _plan(factors: Factorization, recipe: Recipe) -> RankPlan:
+    """Return the ranks for a single budget. Raises InputError as `allocate` does."""
+    row, shape = find_policy(recipe.policy), factors.shape
     kind, target = find_method(recipe.method).budget(recipe.budget), TARGETS[recipe.target]
     constraints = Constraints(
         _fixed_ranks(recipe, factors.spectra),
@@ -82,6 +88,44 @@ def allocate(factors: Factorization, recipe: Recipe) -> RankPlan:
         # all slots have manual ratios, which determine the overall ratio
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _plan_of_both(factors: Factorization, recipe: Recipe) -> RankPlan:
+    """Return ranks that remove the ratio of the decoder parameters, and of the KV cache as well.
+
+    If the ranks for the parameters shrink the cache enough, they are used. Otherwise the policy
+    first chooses ranks for the cache; those below full are fixed, and the policy chooses the other
+    ranks for the parameters. Raises InputError as `allocate` does.
+    """
+    plan = _plan(factors, recipe.with_(budget="params"))
+    if plan.account.removed_kv < recipe.ratio - 1e-9:
+        fixed = _ranks_for_cache(factors, recipe)
+        components = {component for _, component in fixed}
+        names = {f"{layer}.{component}": rank for (layer, component), rank in fixed.items()}
+        ratios = {
+            name: ratio for name, ratio in recipe.component_ratios.items() if name not in components
+        }
+        of_parameters = recipe.with_(
+            budget="params",
+            rank_overrides={**recipe.rank_overrides, **names},
+            component_ratios=ratios,
+        )
+        plan = _plan(factors, of_parameters)
+    return replace(plan, budget=BOTH)
+
+
+def _ranks_for_cache(factors: Factorization, recipe: Recipe) -> dict[Slot, int]:
+    """Return the ranks below full, of slots that shrink the KV cache, that remove the ratio of it.
+
+    Raises InputError as `allocate` does.
+    """
+    costs = {slot: s.cost for slot, s in factors.spectra.items() if s.cost.kv_per_rank > 0}
+    components = {component for _, component in costs}
+    ratios = {name: ratio for name, ratio in recipe.component_ratios.items() if name in components}
+    plan = _plan(factors, recipe.with_(budget="kv", component_ratios=ratios))
+    return {
+        slot: rank for slot, rank in plan.ranks.items() if slot in costs and rank < costs[slot].full
+    }
 
 
 def _plan_of_bytes(factors: Factorization, recipe: Recipe, evidence: Evidence) -> RankPlan:
