@@ -116,11 +116,12 @@ def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
     ).is_displayed_policy  # the run has a different policy
 
 
-def test_without_probes_the_page_offers_to_measure(store) -> None:
+@pytest.mark.parametrize("policy", ["uniform", "probed"])
+def test_without_probes_the_page_offers_to_measure(store, policy) -> None:
     store, recipe = store
     uniform = recipe.with_(method="svd_llm", policy="uniform", seed=71)  # no probes on disk
     store.factors(uniform)
-    figure, words = budget_curve.draw(store, *input_values(uniform))
+    figure, words = budget_curve.draw(store, *input_values(uniform.with_(policy=policy)))
     assert figure == ""
     assert "data-action='measure'" in words
 

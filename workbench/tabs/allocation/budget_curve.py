@@ -40,9 +40,9 @@ def draw(store: Store, *values: Any) -> tuple[Any, Any]:
         plan = store.plan(recipe)
     except lrcore.InputError:  # the message is above the bars
         return gr.skip(), gr.skip()
-    if plan is None:
+    if plan is None and store.missing_evidence(recipe) is None:
         return gr.skip(), markup.missing(store.waiting_jobs(recipe), words.spectra.NO_FACTORS)
-    if not points or plan.dense_perplexity is None:
+    if plan is None or not points or plan.dense_perplexity is None:
         return "", no_prediction(store, recipe)
     measured = measured_runs(store.runs.all(), recipe, plan.budget)
     figure = BudgetCurves(
