@@ -1,30 +1,95 @@
-"""Write the animation in README: the budget slider and the results that follow it.
+"""Write the animation in README: the path of a newcomer, in four clicks from opening the page to
+the answers of two models side by side.
 
     python scripts/animation.py [--url http://127.0.0.1:7860]
 
-The frames show the page with the demo model, method fused and policy probed. Probes that are not
-cached are measured first (minutes). Without --url the script starts a server. It needs playwright
-and Chromium, as screenshots.py does.
+The frames show smollm2-135m, or the model in --model. Waiting is shortened: a frame is taken when
+the progress bar has moved. Without --url the script starts a server without runs. It needs
+playwright and Chromium, as screenshots.py does.
 """
 
 import argparse
 import io
-from collections.abc import Iterator
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
 
 import chromium
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
-from screenshots import ROOT, open_tab, running_server, server
+from playwright.sync_api import Locator, Page, sync_playwright
+from screenshots import ROOT, running_server, server
 
-TARGET = ROOT / "assets" / "pictures" / "allocation.webp"
+TARGET = ROOT / "assets" / "pictures" / "four-clicks.webp"
 VIEW = {"width": 1440, "height": 900}
 WIDTH = 960  # pixels of a frame
-STEP = 200  # milliseconds between frames
 MAX_BYTES = 3_000_000
-PLAN = "method=fused&policy=probed&ratio=0.1"
-# Ratios of the slider, and the number of frames at each
-PATH = ((0.1, 5), (0.5, 10), (0.8, 6), (0.3, 15))
-SPEED = 0.02  # change of the ratio per frame
+WAIT = 1_800_000  # ms, of the compression and the answers
+MOVES, MOVE, PRESS = 6, 60, 700  # frames of the pointer on its way; ms of each, and after a click
+LOOK, LAST = 1200, 5000  # ms of the first and the last frame
+BUSY, ANSWER = 250, 200  # ms of a frame while the job runs, and while the models answer
+PIECE = 0.04  # least part of the progress bar between two frames
+
+# Draws a pointer, because a screenshot has none, and a ring around it when a button is pressed.
+POINTER = """() => {
+  const shape = document.createElement('div');
+  shape.innerHTML = `<svg width="24" height="32" viewBox="0 0 12 16"><path d="M1 1v12l3-3 2 5 2-1
+    -2-5h4z" fill="#111" stroke="#fff"/></svg><i style="position: absolute; left: -16px; top: -16px;
+    width: 32px; height: 32px; border: 3px solid #db2777; border-radius: 50%; opacity: 0"></i>`;
+  shape.style = 'position: fixed; z-index: 9999; pointer-events: none; left: 700px; top: 500px';
+  document.body.append(shape);
+  addEventListener('mousemove', (event) => {
+    shape.style.left = event.clientX + 'px';
+    shape.style.top = event.clientY + 'px';
+  }, true);
+  const ring = (opacity) => (shape.querySelector('i').style.opacity = opacity);
+  addEventListener('mousedown', () => ring(1), true);
+  window.hideRing = () => ring(0);
+}"""
+# Position of the progress bar, in [0, 1]; null if no job runs
+PROGRESS = """() => {
+  const pieces = [...document.querySelectorAll('.status-bar.running .phases i')];
+  return pieces.length
+    ? pieces.reduce((sum, piece) => sum + parseFloat(piece.style.width), 0) / 100 / pieces.length
+    : null;
+}"""
+ANSWERED = "() => document.querySelectorAll('#answers .tokens').length === 2"
+
+
+@dataclass
+class Film:
+    """The frames of a page, and how many milliseconds each is shown."""
+
+    page: Page
+    frames: list[Image.Image] = field(default_factory=list)
+    durations: list[int] = field(default_factory=list)
+    pointer: tuple[float, float] = (700.0, 500.0)
+
+    def take(self, duration: int) -> None:
+        """Add a frame."""
+        image = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
+        size = (WIDTH, image.height * WIDTH // image.width)
+        self.frames.append(image.resize(size, Image.Resampling.LANCZOS))
+        self.durations.append(duration)
+
+    def click(self, target: Locator) -> None:
+        """Move the pointer to an element and click it."""
+        target.wait_for()
+        box = target.bounding_box()
+        assert box is not None
+        aim = box["x"] + min(box["width"] / 2, 90), box["y"] + box["height"] / 2
+        start = self.pointer
+        for step in range(1, MOVES + 1):
+            share = step / MOVES
+            self.page.mouse.move(*(a + share * (b - a) for a, b in zip(start, aim, strict=True)))
+            self.take(MOVE)
+        self.pointer = aim
+        self.page.mouse.down()
+        self.take(PRESS // 2)
+        self.page.mouse.up()
+        self.page.evaluate("hideRing()")
+        self.page.wait_for_timeout(600)
+        self.take(PRESS)
 
 
 def main() -> None:
@@ -33,87 +98,72 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--url")
-    running = parser.parse_args().url
-    with (
-        server() if not running else running_server(running) as url,
-        sync_playwright() as play,
-    ):
-        browser = play.chromium.launch(executable_path=chromium.PATH, args=chromium.FLAGS)
-        page = browser.new_page(viewport=VIEW)
-        page.goto(f"{url}/?__theme=light&{PLAN}")
-        prepare(page)
-        write(list(frames(page)))
-        browser.close()
+    parser.add_argument("--model", default="smollm2-135m")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as runs:
+        os.environ["LRCORE_RUNS"] = runs
+        with (
+            server() if not arguments.url else running_server(arguments.url) as url,
+            sync_playwright() as play,
+        ):
+            browser = play.chromium.launch(executable_path=chromium.PATH, args=chromium.FLAGS)
+            page = browser.new_page(viewport=VIEW)
+            page.add_init_script(chromium.VISITED)
+            page.goto(f"{url}/?__theme=light")
+            film = Film(page)
+            record(film, arguments.model)
+            write(film)
+            browser.close()
 
 
-def prepare(page: Page) -> None:
-    """Open the Allocation tab and wait for the curve of the probes."""
-    page.wait_for_selector("#heatmap .js-plotly-plot", timeout=120_000)
-    open_tab(page, "Allocation")
-    fold = page.locator("#expert-allocation > button.open")  # the method in the link opens it
-    fold.wait_for()
-    page.wait_for_timeout(2000)  # until expert-fold.js no longer opens it
-    fold.click()
-    run = page.locator("#size-and-cost button", has_text="Run")
-    page.wait_for_selector("#size-and-cost button, #budget-curve .js-plotly-plot")
-    if run.count():
-        run.click()
-    page.wait_for_selector("#budget-curve .js-plotly-plot", timeout=900_000)
-    measured(page)
+def record(film: Film, model: str) -> None:
+    """Follow the path, and take its frames."""
+    page = film.page
+    page.wait_for_selector("#heatmap .js-plotly-plot[data-drawn]", timeout=WAIT)
+    page.wait_for_timeout(2000)
+    page.evaluate(POINTER)
+    film.take(LOOK)
+    film.click(page.locator("#field-model input"))
+    film.click(page.get_by_role("option", name=model).first)
+    film.click(page.get_by_role("tab", name="Allocation", exact=True))
+    film.click(page.locator("#compress"))
+    progress, end = -1.0, time.monotonic() + WAIT / 1000
+    while not page.evaluate("() => !!document.querySelector('#answer-0')"):
+        assert time.monotonic() < end, "the answers do not appear"
+        now = page.evaluate(PROGRESS)
+        if now is not None and abs(now - progress) >= PIECE:
+            progress = now
+            film.take(BUSY)
+        page.wait_for_timeout(200)
+    shown = ""
+    while not page.evaluate(ANSWERED):
+        assert time.monotonic() < end, "the answers do not end"
+        text = page.locator("#answers").inner_text()
+        if len(text) >= len(shown) + 24:
+            shown = text
+            film.take(ANSWER)
+        page.wait_for_timeout(100)
+    page.wait_for_timeout(1500)
+    film.take(LAST)
 
 
-def measured(page: Page) -> None:
-    """Wait until all perplexities are measured."""
-    page.wait_for_function(
-        "() => !document.querySelector(\"#size-and-cost [data-known='False']\")", timeout=60_000
-    )
-
-
-def frames(page: Page) -> Iterator[Image.Image]:
-    """Yield a frame per step of the slider, and further frames at its stops."""
-    for ratio in positions():
-        page.evaluate(
-            """ratio => {
-              const slider = document.querySelector('#field-ratio input[type=range]');
-              if (+slider.value === ratio) return;
-              const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
-              set.call(slider, ratio);
-              slider.dispatchEvent(new Event('input', { bubbles: true }));
-              slider.dispatchEvent(new PointerEvent('pointerup', { bubbles: true }));
-            }""",
-            ratio,
-        )
-        page.wait_for_timeout(STEP)
-        image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        yield image.resize((WIDTH, image.height * WIDTH // image.width), Image.Resampling.LANCZOS)
-
-
-def positions() -> Iterator[float]:
-    """Yield the ratio of each frame."""
-    position = PATH[0][0]
-    for end, pause in PATH:
-        steps = round(abs(end - position) / SPEED)
-        for step in range(steps):
-            yield round(position + (end - position) * (step + 1) / steps, 2)
-        yield from [end] * pause
-        position = end
-
-
-def write(images: list[Image.Image]) -> None:
+def write(film: Film) -> None:
     """Write a looping WebP with the best quality below the size limit."""
     for quality in (80, 60, 40, 20):
-        images[0].save(
+        film.frames[0].save(
             TARGET,
             save_all=True,
-            append_images=images[1:],
-            duration=STEP,
+            append_images=film.frames[1:],
+            duration=film.durations,
             loop=0,
             quality=quality,
             method=6,
         )
         if TARGET.stat().st_size < MAX_BYTES:
             break
-    print(f"{TARGET}: {len(images)} frames, {TARGET.stat().st_size / 1e6:.2f} MB")
+    seconds = sum(film.durations) / 1000
+    size = TARGET.stat().st_size / 1e6
+    print(f"{TARGET}: {len(film.frames)} frames, {seconds:.1f} s, {size:.2f} MB")
 
 
 if __name__ == "__main__":
