@@ -331,10 +331,19 @@ function painted(layout, look) {
   return layout;
 }
 
-// The height of a long legend on a narrow page, where it takes several lines.
+const NARROW = 600; // pixels
+// The height of the further lines of a legend on a narrow page; an entry takes about 130 pixels.
 function legendHeight(width) {
+  if (width >= NARROW) return 0;
   const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
-  return width < 600 && named > 4 ? 20 * Math.ceil(named / 2) : 0;
+  return 20 * Math.max(0, Math.ceil(named / Math.max(1, Math.floor((width - 160) / 130))) - 1);
+}
+
+// On a narrow page, titles have one line; the caption has what follows.
+function shortened(layout) {
+  for (const note of layout.annotations || [])
+    if (note.name === 'title' && window.innerWidth < NARROW) note.text = note.text.split('<br>')[0];
+  return layout;
 }
 
 // Whether the numbers in cells fit next to each other, at about 7 pixels per character.
@@ -359,7 +368,7 @@ function draw() {
     return;
   }
   figure = JSON.parse(props.value);
-  const layout = painted(figure.layout, pageLook());
+  const layout = shortened(painted(figure.layout, pageLook()));
   layout.meta ||= {};
   layout.height += legendHeight(window.innerWidth);
   host.style.height = layout.height + 'px';

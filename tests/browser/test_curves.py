@@ -336,12 +336,13 @@ def test_no_tab_is_wider_than_a_narrow_page_or_requests_another_host(narrow, ser
     assert [url for url in seen if not url.startswith(allowed_origins)] == []
 
 
-# Name, caption and height of the axes of each visible plot.
+# Name, caption, height of the axes and hidden height of the legend of each visible plot.
 ROOM = """[...document.querySelectorAll('.js-plotly-plot')]
   .filter((plot) => plot.checkVisibility() && plot._fullLayout)
   .map((plot) => [plot.closest('.block').id,
     plot.closest('.block').querySelector('.plot-head span').textContent,
-    plot._fullLayout._size.h])"""
+    plot._fullLayout._size.h,
+    (plot._fullLayout.legend?._height ?? 0) - (plot._fullLayout.legend?._effHeight ?? 0)])"""
 
 
 def test_plots_of_a_narrow_page_state_their_origin_and_have_room(narrow):
@@ -353,10 +354,11 @@ def test_plots_of_a_narrow_page_state_their_origin_and_have_room(narrow):
         page.see(f"#{lowest}")
         page.wait_for_plot(lowest)
         page.settled()
-        for name, made_of, height in page.evaluate(ROOM):
+        for name, made_of, height, hidden in page.evaluate(ROOM):
             seen.add(name)
             assert "demo-llama · calibrated on stories" in made_of, name
             assert height > 50, name  # even with a legend of many lines
+            assert hidden <= 0, name  # a legend that scrolls covers the plot
     assert seen >= {"heatmap", "spectrum", "energy", "bars", "budget-curve"}
 
 

@@ -37,5 +37,5 @@ def test_published_models_are_labeled_in_the_list(monkeypatch):
     monkeypatch.setattr(form, "built_in_models", lambda: ("demo-llama", "smollm2-135m"))
     assert choices()["model"].choices == [
         ("demo-llama", "demo-llama"),
-        ("smollm2-135m · published model", "smollm2-135m"),
+        ("smollm2-135m · published", "smollm2-135m"),
     ]

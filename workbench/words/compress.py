@@ -106,10 +106,8 @@ SLICE = (
 )
 SLICE_RATIO = "fraction of the decoder parameters, after adding the matrices between bases"
 SLICE_BASES, START_SLICE = "Bases", "Slice"
-ROTATIONS = {
-    "block": "one before each attention and MLP, with matrices between",
-    "one": "one for all layers, without matrices between",
-}
+SLICE_BASES_INFO = "several bases need matrices between them"
+ROTATIONS = {"block": "one before each attention and MLP", "one": "one for all layers"}
 SLICES = (
     "Hidden size: {of} to {width}. Decoder parameters: {} to {}. All parameters: {} to {}. "
     "Size: {} to {}{}."

@@ -119,7 +119,7 @@ def compared_layers(layers: Collection[int], layer_count: int) -> str:
 
 def built_in_model(name: str) -> str:
     """Return the label of a built-in model; published models are marked."""
-    return name if name in DEMO_MODELS else f"{name} · published model"
+    return name if name in DEMO_MODELS else f"{name} · published"
 
 
 def short_name(name: str) -> str:

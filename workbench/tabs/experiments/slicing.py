@@ -43,7 +43,9 @@ def layout() -> Slicing:
         "slice-ratio", text.REDUCTION, RATIO, text.SLICE_RATIO, low=0.02, high=0.7, step=0.01
     )
     choices = tuple((label, name) for name, label in text.ROTATIONS.items())
-    rotations = Field("slice-rotations", text.SLICE_BASES, ROTATIONS, choices=choices)
+    rotations = Field(
+        "slice-rotations", text.SLICE_BASES, ROTATIONS, text.SLICE_BASES_INFO, choices=choices
+    )
     controls = job_fields("slice", [ratio, rotations], text.START_SLICE)
     return Slicing(controls, panel("slice-caption"))
 
