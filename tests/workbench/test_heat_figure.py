@@ -36,6 +36,13 @@ def test_components_missing_in_a_layer_are_empty_cells(table):
     assert [cell[3] for cell in cells["customdata"][2]] == [16, 10]
 
 
+def test_a_deep_model_has_few_labels_of_layers(table):
+    """Labels that do not fit side by side are turned."""
+    deep = pd.concat([table.assign(layer=layer) for layer in range(30)])
+    axis = json.loads(heat_figure(deep, "effective_rank", "aware"))["layout"]["xaxis"]
+    assert 30 / axis["dtick"] <= 16
+
+
 def test_infinite_values_are_labeled_as_infinity(table):
     cells, text = cells_and_texts(heat_figure(table, "condition", "aware"))
     assert set(text.values()) == {"∞"}

@@ -93,14 +93,16 @@ def heatmap(heat: Heat) -> str:
         "hovertemplate": "layer %{x}<br>Block Influence %{y:.5f}<extra></extra>",
         "showlegend": False,
     }
-    # a number needs about 40 pixels per cell
+    # a number needs about 40 pixels per cell; beside the plots of a cell, the map is half as wide
+    # as the page
     inside = [numbers(heat, layers)] if len(layers) <= 16 else []
+    step = 1 if len(layers) <= 16 else 4
     titles = {"annotations": group_titles(heat)} if EMPTY in heat.rows else {}
     return figure(
         [cells(heat, layers), bars, *inside],
         130 + 23 * len(heat.rows),
         f"heat{len(layers)}",
-        xaxis=layer_axis(len(layers), showgrid=False, zeroline=False, anchor="y2"),
+        xaxis=layer_axis(len(layers), dtick=step, showgrid=False, zeroline=False, anchor="y2"),
         yaxis={
             "autorange": "reversed",
             "domain": [0.28, 1],
