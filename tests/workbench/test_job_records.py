@@ -35,6 +35,17 @@ def test_a_restart_lists_finished_jobs_and_offers_interrupted_ones(bench, tmp_pa
     gate.set()
 
 
+def test_a_job_concerns_the_same_browser_after_a_restart(bench, tmp_path):
+    """The status bar of another browser does not show its result."""
+    jobs, gate, _ = bench
+    jobs._client = lambda: "one"
+    gate.set()
+    done = wait_for_job(jobs, jobs.submit(Steps(0)))
+    restarted = JobQueue(tmp_path, TEST_KINDS, lambda record: []).get(done.id)
+    assert restarted.concerns("one")
+    assert not restarted.concerns("two")
+
+
 def test_a_job_canceled_and_removed_while_it_is_queued_stays_removed(bench, tmp_path, monkeypatch):
     jobs, gate, _ = bench
     gate.set()

@@ -196,7 +196,8 @@ class JobRecord:
         """Return plain values for JSON, see `from_dict`."""
         stages = [asdict(stage) for stage in self.stages]
         stored = {name: getattr(self, name) for name in STORED}
-        return {"job": self.job.to_dict(), "stages": stages} | stored
+        clients = sorted(map(str, self.clients))
+        return {"job": self.job.to_dict(), "stages": stages, "clients": clients} | stored
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], kinds: Mapping[str, type[Job]]) -> "JobRecord":
@@ -208,8 +209,15 @@ class JobRecord:
         job = values.get("job") or {"kind": values["kind"], **values["spec"]}
         stored = {name: values[name] for name in STORED if name in values}
         _check(stored)
-        stored["stages"] = [_read_stage(stage) for stage in values.get("stages", [])]
-        return cls(read_job(job, kinds), **stored)
+        stages = [_read_stage(stage) for stage in values.get("stages", [])]
+        clients = _read_clients(values.get("clients", []))
+        return cls(read_job(job, kinds), stages=stages, clients=clients, **stored)
+
+
+def _read_clients(values: Any) -> set[Hashable]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError("invalid clients")
+    return set(values)
 
 
 def _read_stage(values: Mapping[str, Any]) -> Stage:
