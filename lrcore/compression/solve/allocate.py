@@ -97,35 +97,27 @@ def _plan_of_both(factors: Factorization, recipe: Recipe) -> RankPlan:
     first chooses ranks for the cache; those below full are fixed, and the policy chooses the other
     ranks for the parameters. Raises InputError as `allocate` does.
     """
-    plan = _plan(factors, recipe.with_(budget="params"))
-    if plan.account.removed_kv < recipe.ratio - 1e-9:
-        fixed = _ranks_for_cache(factors, recipe)
-        components = {component for _, component in fixed}
-        names = {f"{layer}.{component}": rank for (layer, component), rank in fixed.items()}
-        ratios = {
-            name: ratio for name, ratio in recipe.component_ratios.items() if name not in components
-        }
-        of_parameters = recipe.with_(
-            budget="params",
-            rank_overrides={**recipe.rank_overrides, **names},
-            component_ratios=ratios,
-        )
-        plan = _plan(factors, of_parameters)
-    return replace(plan, budget=BOTH)
-
-
-def _ranks_for_cache(factors: Factorization, recipe: Recipe) -> dict[Slot, int]:
-    """Return the ranks below full, of slots that shrink the KV cache, that remove the ratio of it.
-
-    Raises InputError as `allocate` does.
-    """
+    plan = replace(_plan(factors, recipe.with_(budget="params")), budget=BOTH)
     costs = {slot: s.cost for slot, s in factors.spectra.items() if s.cost.kv_per_rank > 0}
-    components = {component for _, component in costs}
-    ratios = {name: ratio for name, ratio in recipe.component_ratios.items() if name in components}
-    plan = _plan(factors, recipe.with_(budget="kv", component_ratios=ratios))
-    return {
-        slot: rank for slot, rank in plan.ranks.items() if slot in costs and rank < costs[slot].full
+    cached, ratios = {component for _, component in costs}, recipe.component_ratios
+    if cached and cached <= set(ratios):
+        # manual ratios determine the cache
+        return replace(plan, requested=plan.account.achieved)
+    if plan.account.removed_kv >= recipe.ratio - 1e-9:
+        return plan
+    of_cache = {name: ratio for name, ratio in ratios.items() if name in cached}
+    ranks = _plan(factors, recipe.with_(budget="kv", component_ratios=of_cache)).ranks
+    fixed = {
+        slot: ranks[slot] for slot in ranks if slot in costs and ranks[slot] < costs[slot].full
     }
+    names = {f"{layer}.{component}": rank for (layer, component), rank in fixed.items()}
+    shrunk = {component for _, component in fixed}
+    of_parameters = recipe.with_(
+        budget="params",
+        rank_overrides={**recipe.rank_overrides, **names},
+        component_ratios={name: ratio for name, ratio in ratios.items() if name not in shrunk},
+    )
+    return replace(_plan(factors, of_parameters), budget=BOTH)
 
 
 def _plan_of_bytes(factors: Factorization, recipe: Recipe, evidence: Evidence) -> RankPlan:

@@ -70,3 +70,11 @@ def test_the_compressed_model_has_the_account_of_the_plan(model, factors):
     small = lrcore.compress(model, recipe, factors)
     assert small.account.model == lrcore.allocate(factors, recipe).account.model
     assert small.account.to_dict()["budget"] == "both"
+
+
+def test_manual_ratios_of_all_parts_of_the_cache_determine_it(factors):
+    recipe = RECIPE.with_(ratio=0.4, component_ratios={"qk": 0.0, "ov": 0.2})
+    account = lrcore.allocate(factors, recipe).account
+    assert account.removed_params == pytest.approx(0.4, abs=0.002)
+    assert account.removed_kv == pytest.approx(0.1, abs=0.01)
+    assert account.requested == account.achieved == account.removed_kv
