@@ -65,8 +65,8 @@ class Film:
     durations: list[int] = field(default_factory=list)
     pointer: tuple[float, float] = (700.0, 500.0)
 
-    def take(self, duration: int) -> None:
-        """Add a frame."""
+    def add_frame(self, duration: int) -> None:
+        """Add a frame. duration: in milliseconds."""
         image = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
         size = (WIDTH, image.height * WIDTH // image.width)
         self.frames.append(image.resize(size, Image.Resampling.LANCZOS))
@@ -82,14 +82,14 @@ class Film:
         for step in range(1, MOVES + 1):
             share = step / MOVES
             self.page.mouse.move(*(a + share * (b - a) for a, b in zip(start, aim, strict=True)))
-            self.take(MOVE)
+            self.add_frame(MOVE)
         self.pointer = aim
         self.page.mouse.down()
-        self.take(PRESS // 2)
+        self.add_frame(PRESS // 2)
         self.page.mouse.up()
         self.page.evaluate("hideRing()")
         self.page.wait_for_timeout(600)
-        self.take(PRESS)
+        self.add_frame(PRESS)
 
 
 def main() -> None:
@@ -122,7 +122,7 @@ def record(film: Film, model: str) -> None:
     page.wait_for_selector("#heatmap .js-plotly-plot[data-drawn]", timeout=WAIT)
     page.wait_for_timeout(2000)
     page.evaluate(POINTER)
-    film.take(LOOK)
+    film.add_frame(LOOK)
     film.click(page.locator("#field-model input"))
     film.click(page.get_by_role("option", name=model).first)
     film.click(page.get_by_role("tab", name="Allocation", exact=True))
@@ -130,21 +130,21 @@ def record(film: Film, model: str) -> None:
     progress, end = -1.0, time.monotonic() + WAIT / 1000
     while not page.evaluate("() => !!document.querySelector('#answer-0')"):
         assert time.monotonic() < end, "the answers do not appear"
-        now = page.evaluate(PROGRESS)
-        if now is not None and abs(now - progress) >= PIECE:
-            progress = now
-            film.take(BUSY)
+        position = page.evaluate(PROGRESS)
+        if position is not None and abs(position - progress) >= PIECE:
+            progress = position
+            film.add_frame(BUSY)
         page.wait_for_timeout(200)
-    shown = ""
+    former_text = ""
     while not page.evaluate(ANSWERED):
         assert time.monotonic() < end, "the answers do not end"
         text = page.locator("#answers").inner_text()
-        if len(text) >= len(shown) + 24:
-            shown = text
-            film.take(ANSWER)
+        if len(text) >= len(former_text) + 24:
+            former_text = text
+            film.add_frame(ANSWER)
         page.wait_for_timeout(100)
     page.wait_for_timeout(1500)
-    film.take(LAST)
+    film.add_frame(LAST)
 
 
 def write(film: Film) -> None:
