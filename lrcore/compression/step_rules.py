@@ -114,7 +114,7 @@ _MLP_METHODS = [row.name for row in METHODS.values() if "down" in row.covers]
 _EXPERT_METHODS = [
     row.name for row in METHODS.values() if row.solves_experts and not row.gradients(row.choose({}))
 ]
-MATRIX_METHODS = ("svd", "svd_llm", "kfac_svd")  # for families without a row
+MATRIX_METHODS = ("svd", "svd_llm", "kfac_svd", "fused")  # for families without a row
 _NO_ROW = (
     "Of the family of '{name}' only the matrices are known, because it has no row in the table of "
     f"families. Compress them with {', '.join(MATRIX_METHODS[:-1])} or {MATRIX_METHODS[-1]}."

@@ -39,14 +39,14 @@ LATENT_JUNCTION = "right_identity"  # the cache holds `[I, R] x`, and `up` is a 
 
 
 def pairs(layer: Layer, moments: Moments) -> dict[str, Callable[[], Factor]]:
-    """Return a function per slot that solves it: joint_qk (q and k if they are normalized), v, o
-    and the matrices of the MLP.
+    """Return a function per slot that solves it: joint_qk (q and k if they are normalized), and
+    each other matrix.
 
     Matrices that the layer lacks, or that are not plain, have no slot.
     """
     matrices = layer.matrices()
-    plain = {name for name, matrix in matrices.items() if isinstance(matrix, Linear)}
-    joint = layer.attention.qk_norm is None and {"q", "k"} <= plain
+    plain = [name for name, matrix in matrices.items() if isinstance(matrix, Linear)]
+    joint = ("q", "k") if layer.attention.qk_norm is None and {"q", "k"} <= {*plain} else ()
 
     def metric(name: str) -> tuple[Tensor, Tensor]:
         return moments.centered(TAPS[name]), moments.mean(TAPS[name])
@@ -56,9 +56,7 @@ def pairs(layer: Layer, moments: Moments) -> dict[str, Callable[[], Factor]]:
             return joint_qk(layer.attention, *metric("q"), PAIR_JUNCTION, DEFAULT.window)
         return stacked(layer, (name,), *metric(name), PAIR_JUNCTION)
 
-    queries = ["joint_qk"] if joint else [name for name in ("q", "k") if name in plain]
-    separate = ("q_a", "q_b", "kv_a", "kv_b", "v", "o", "gate", "up", "down")
-    slots = queries + [name for name in separate if name in plain]
+    slots = ["joint_qk"] * bool(joint) + [name for name in plain if name not in joint]
     return {name: partial(solve, name) for name in slots}
 
 

@@ -12,12 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 import lrcore
 from lrcore import InputError
 from lrcore.cli.reports import size_rows
+from lrcore.compression.solve import refit as refit_module
+from lrcore.compression.solve import trained_layer
 from lrcore.evaluation.cost import measure_cost
 from lrcore.layers.account import SizeAndCost
 from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.methods import METHODS, truncate
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
 from lrcore.models.config import read_config
+from lrcore.models.inferred_layers import stream_factors
 from lrcore.models.kv_cache import forward_with_cache
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.layerwise import check_layerwise
@@ -59,7 +62,13 @@ CONFIGS = {  # one family of each kind
         "shared_expert_intermediate_size": 24,
     },
 }
-_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 32,
+}
 STATES = {  # one family of each kind of state; the last two also have keys or latents
     "mamba": CONFIGS["mamba"],
     "lfm2": CONFIGS["lfm2"],
@@ -229,9 +238,9 @@ MATRICES = {  # layer, name of a matrix in it, and number of matrices
 }
 
 
-def tiny(family: str) -> PreTrainedModel:
+def tiny(family: str, **changes: float) -> PreTrainedModel:
     torch.manual_seed(0)
-    fields = (CONFIGS | STATES | UNUSUAL)[family]
+    fields = (CONFIGS | STATES | UNUSUAL)[family] | changes
     if "text_config" not in fields:
         fields = _COMMON | fields
     if "num_layers" in fields:
@@ -313,11 +322,12 @@ def test_cache_with_states_cannot_be_quantized(folder_of, story_file):
         measure_cost(model, context=32, kv_bits=4)
 
 
+@pytest.mark.parametrize("method", ["svd_llm", "fused"])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_layerwise_execution_and_full_rank_give_the_network(family):
-    network = tiny(family)
+def test_layerwise_execution_and_full_rank_give_the_network(family, method):
+    network, method = tiny(family), METHODS[method]
     check_layerwise(network, TOKENS)
-    copied, method = clone(network), METHODS["svd_llm"]
+    copied = clone(network)
     stream = LayerStream(network, TOKENS)
     for index in range(2):
         layer = read_layer(copied, index)
@@ -328,7 +338,7 @@ def test_layerwise_execution_and_full_rank_give_the_network(family):
     assert torch.equal(logits(copied), logits(network))
 
 
-@pytest.mark.parametrize("method", ["svd", "svd_llm", "kfac_svd"])
+@pytest.mark.parametrize("method", ["svd", "svd_llm", "kfac_svd", "fused"])
 def test_hybrid_model_is_compressed_saved_generated_and_healed(
     method, folder_of, story_file, tmp_path
 ):
@@ -355,8 +365,9 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
     (tmp_path / "away").mkdir()
     for family in CONFIGS:
         model = lrcore.load(str(folder_of(family)))
+        method = "svd_llm" if family == "bitnet" else "fused"
         recipe = lrcore.Recipe(
-            model.name, data=str(story_file), samples=4, seq_len=32, method="svd_llm", ratio=0.3
+            model.name, data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.3
         )
         small = lrcore.compress(model, recipe)
         for layer in decoder_layers(small.network):
@@ -370,15 +381,16 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
         assert torch.allclose(result, expected_logits, atol=1e-5), family
 
 
+@pytest.mark.parametrize("method", ["svd_llm", "fused"])
 @pytest.mark.parametrize("family", UNUSUAL)
-def test_unusual_layers_are_compressed_and_saved(family, folder_of, story_file, tmp_path):
+def test_unusual_layers_are_compressed_and_saved(family, method, folder_of, story_file, tmp_path):
     model = lrcore.load(str(folder_of(family)))
     copied = clone(model.network)
     for layer in range(len(decoder_layers(copied))):
         write_layer(copied, read_layer(copied, layer))
     assert torch.equal(logits(copied), logits(model.network))
     recipe = lrcore.Recipe(
-        model.name, data=str(story_file), samples=4, seq_len=32, method="svd_llm", ratio=0.2
+        model.name, data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.2
     )
     small = lrcore.compress(model, recipe)
     assert small.account.achieved == pytest.approx(0.2, abs=0.03)
@@ -395,6 +407,82 @@ def test_offloading_a_family_whose_weights_are_joined_raises(folder_of):
     assert offloaded.size.parameters > 0
 
 
+@pytest.mark.parametrize("policy", ["uniform", "probed"])
+def test_fused_compresses_an_offloaded_model_as_one_in_memory(policy, folder_of, story_file):
+    folder = folder_of("lfm2")
+    recipe = lrcore.Recipe(
+        str(folder), data=str(story_file), samples=4, seq_len=32, method="fused", policy=policy
+    ).with_(ratio=0.3)
+    small, offloaded = (
+        lrcore.compress(lrcore.load(str(folder), offload=offload), recipe)
+        for offload in (False, True)
+    )
+    assert small.ranks == offloaded.ranks
+    assert torch.equal(logits(small.network), logits(offloaded.network))
+
+
+@pytest.mark.parametrize(
+    ("family", "layer", "expected"),
+    [
+        ("lfm2", 0, {"conv.out_proj": 1, "feed_forward.w2": 1}),
+        (
+            "falcon_h1",
+            0,
+            {"mamba.out_proj": 0.5, "self_attn.o_proj": 3, "feed_forward.down_proj": 1},
+        ),
+        ("qwen3_next", 1, {"self_attn.o_proj": 1}),  # a gate scales the output of the shared expert
+        ("gemma4_unified", 0, {}),  # norms follow attention and MLP
+        ("phi4_multimodal", 0, {"self_attn.o_proj": 1, "mlp.down_proj": 1}),  # dropout follows
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_matrices_that_write_to_the_residual_stream(family, layer, expected, dtype):
+    multipliers = {"ssm_out_multiplier": 0.5, "attention_out_multiplier": 3.0}
+    network = tiny(family, **(multipliers if family == "falcon_h1" else {})).to(dtype)
+    factors = stream_factors(LayerStream(network, TOKENS), layer)
+    assert factors == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["bitnet", "mamba"])
+def test_refit_lowers_the_errors_of_the_residual_stream(family, folder_of, story_file, monkeypatch):
+    model = lrcore.load(str(folder_of(family)), dtype="float64")
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=32, seq_len=32, method="svd", ratio=0.3
+    )
+    tokens = lrcore.calibrate(model, recipe).tokens
+    refit = lrcore.compress(model, recipe.with_(refit="on"))
+    monkeypatch.setattr(refit_module, "stream_factors", lambda *_: {})
+    separate = lrcore.compress(model, recipe.with_(refit="on"))
+    closed = lrcore.compress(model, recipe.with_(refit="off"))
+    with torch.inference_mode():
+        states = [
+            m.network(tokens, output_hidden_states=True).hidden_states
+            for m in (model, refit, separate, closed)
+        ]
+    # of the last layer's input: a later norm would change the output of the last layer
+    dense, *others = (s[-2] for s in states)
+    errors = [float((other - dense).square().mean()) for other in others]
+    assert errors[0] < errors[1] < errors[2]
+
+
+def test_layers_without_a_row_can_be_trained_after_the_refit(folder_of, story_file, monkeypatch):
+    monkeypatch.setattr(trained_layer, "MIN_STEPS", 8)
+    monkeypatch.setattr(trained_layer, "PASSES", 1)
+    model = lrcore.load(str(folder_of("lfm2")))
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=16, seq_len=32, method="fused", ratio=0.3
+    )
+    tokens = lrcore.calibrate(model, recipe).tokens
+    small, trained = (lrcore.compress(model, recipe.with_(refit=r)) for r in ("on", "trained"))
+    with torch.inference_mode():
+        dense, *others = (
+            m.network(tokens, output_hidden_states=True).hidden_states[1]
+            for m in (model, small, trained)
+        )
+    errors = [float((other - dense).square().mean()) for other in others]
+    assert errors[1] < errors[0]
+
+
 def test_analysis_contains_the_matrices_of_each_layer(folder_of, story_file, tmp_path):
     model = lrcore.load(str(folder_of("lfm2")))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32)
@@ -408,8 +496,8 @@ def test_analysis_contains_the_matrices_of_each_layer(folder_of, story_file, tmp
 def test_steps_that_need_a_row_raise(folder_of, story_file, tmp_path):
     model = lrcore.load(str(folder_of("lfm2")))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.2)
-    for method in ("fused", "modegpt", "care", "latentllm"):
-        with pytest.raises(InputError, match="Compress them with svd, svd_llm or kfac_svd"):
+    for method in ("modegpt", "care", "latentllm"):
+        with pytest.raises(InputError, match="Compress them with svd, svd_llm, kfac_svd or fused"):
             lrcore.prepare(model, recipe.with_(method=method))
     with pytest.raises(InputError, match="no row in the table of families"):
         lrcore.drop_layers(model, [1])

@@ -12,6 +12,10 @@ minus the compressed stream before it. For the other projections, y is the outpu
 model's input, W_0 x + b_0. Of a low-rank pair the up factor is solved, or both factors: see
 `refit_pairs`.
 
+In a layer that was found by structure, the matrices are solved in the order in which it runs them.
+The matrices that write to the residual stream take the part of the output projection, and y is the
+dense output for the others.
+
 w weights the tokens for the output and down projections. The readers of the stream normalize it
 first, so an error counts relative to the size of the stream: w is the inverse mean square of the
 dense stream after the component, relative to the median. The inputs of the other projections are
@@ -40,6 +44,7 @@ from transformers import PreTrainedModel
 from ...layers.layer import Layer, Linear, LowRank, Projection
 from ...layers.statistics import is_finite
 from ...models.architectures import architecture_of, decoder_layers
+from ...models.inferred_layers import run_order, stream_before, stream_factors
 from ...models.layers import read_exact, write_layer
 from ...models.offload import present
 from ...models.stream import LayerActivations, LayerStream, residual_update, residual_without
@@ -99,11 +104,16 @@ def refit_key(train: bool = False) -> tuple[float | int, ...]:
 
 
 def with_first_tokens(streams: Streams, tokens: Tensor) -> tuple[Streams, ...]:
-    """Return the streams of calibration windows [n, t], at their beginning, and of first tokens."""
-    firsts = first_tokens(tokens)
+    """Return the streams of calibration windows [n, t], at their beginning, and of first tokens.
+
+    Layers that were found by structure get at most n first tokens, in batches of as many windows:
+    some of them pad each window to a chunk of up to 256 tokens.
+    """
+    firsts, batch = first_tokens(tokens), FIRST_BATCH
+    if architecture_of(streams.small.network).is_inferred:
+        firsts, batch = firsts[: len(tokens)], streams.small.batch
     dense, small = (
-        LayerStream(stream.network, firsts, FIRST_BATCH)
-        for stream in (streams.dense, streams.small)
+        LayerStream(stream.network, firsts, batch) for stream in (streams.dense, streams.small)
     )
     return streams, Streams(dense, small)
 
@@ -158,7 +168,7 @@ class _LayerRefit:
         self.batches = [
             (pair, number) for pair in streams for number in range(len(pair.small.hidden))
         ]
-        self.layer = decoder_layers(network)[index]
+        self.all_streams, self.layer = streams, decoder_layers(network)[index]
         self.dense = streams[0].dense.network
         self.attended: _BatchCache[Tensor] = _BatchCache()
         self.activations: _BatchCache[LayerActivations] = _BatchCache()
@@ -170,19 +180,47 @@ class _LayerRefit:
 
     def run(self) -> None:
         """Refit the projections in forward order, and advance the streams."""
-        self._refit_readers("q", None)
-        inputs = self._refit_output()
-        if inputs:
-            self._refit_readers("up", inputs)
-            self._refit_down(inputs)
+        is_inferred = architecture_of(self.network).is_inferred
+        if is_inferred:
+            self._refit_inferred()
+        else:
+            self._refit_readers(READ_BY["q"], None)
+            inputs = self._refit_output()
+            if inputs:
+                self._refit_readers(READ_BY["up"], inputs)
+                self._refit_down(inputs)
         if self.training is not None:
             self.training.train(self.network, self.index, self._training_batches())
-            for streams in dict.fromkeys(streams for streams, _ in self.batches):
+        if is_inferred or self.training is not None:
+            for streams in self.all_streams:
                 streams.small.run(self.index)
             return
         for batch in self.batches:
             activations = self.activations.get(batch) or self._run_layer(batch)
             batch[0].small.advance(self.index, batch[1], activations)
+
+    def _refit_inferred(self) -> None:
+        """Refit the matrices of a layer that was found by structure; advance the dense streams."""
+        dense = self.batches[0][0].dense
+        factors = stream_factors(dense, self.index)
+        for names in run_order(dense, self.index):
+            self._refit_readers([name for name in names if name not in factors], None)
+            for name in names:
+                if name in factors:
+                    self._refit_writer(name, factors)
+        for streams in self.all_streams:
+            streams.dense.run(self.index)
+
+    def _refit_writer(self, name: str, factors: Mapping[str, float]) -> None:
+        """Refit a matrix that writes to the residual stream; factors: see `stream_factors`."""
+        fit, factor = ResidualTargets(self.network, self.layer, "attention"), factors[name]
+        module = decoder_layers(self.dense)[self.index].get_submodule(name)
+        for streams, number in self.batches:
+            x, before = stream_before(streams.small, self.index, number, name, factors)
+            dense_x, after = stream_before(streams.dense, self.index, number, name, factors)
+            after += factor * module(dense_x).view_as(after)
+            fit.add(x, after / factor, before / factor, None)
+        self._install(name, fit.sums)
 
     def _training_batches(self) -> list[TrainingBatch]:
         """Return the batches to train on; the dense streams have passed the layer."""
@@ -202,20 +240,21 @@ class _LayerRefit:
         streams, number = batch
         return streams.small.activations(self.index, number, self.attended.get(batch))
 
-    def _refit_readers(self, first: str, inputs: Sequence[Tensor] | None) -> None:
-        """Refit the projections with the same input as `first` ("q", "up").
+    def _refit_readers(self, names: Sequence[str], inputs: Sequence[Tensor] | None) -> None:
+        """Refit projections with a common input, of those that the layer has.
 
         inputs: the inputs of the dense layer, in batches; computed if None.
         """
         layer = read_exact(self.network, self.index)
         matrices = layer.matrices()
-        names = [name for name in READ_BY[first] if name in matrices]
         changing = [
-            name for name in names if can_refit(matrices[name]) or name in self.quantizer.bits
+            name
+            for name in names
+            if name in matrices and (can_refit(matrices[name]) or name in self.quantizer.bits)
         ]
-        if not changing or first not in matrices:
+        if not changing:
             return
-        tap = names[0]
+        tap = changing[0]
         fit = Regression()  # of the dense input on the compressed input of these projections
         for position, batch in enumerate(self.batches):
             streams, number = batch

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...layers.forms import IdentityColumns
 from ...layers.layer import Layer, LowRank, Projection
 from ...layers.linalg import balanced, whitened_svd
+from ...layers.statistics import TAPS
 from ...methods.latentllm.junction import join
 from .regression import Regression
 
@@ -48,7 +49,8 @@ def can_refit_pair(layer: Layer, name: str, dense: Projection) -> bool:
     """
     matrices = layer.matrices()
     pair = matrices[name]
-    if name not in INDEPENDENT or not isinstance(pair, LowRank) or pair.sparse is not None:
+    is_independent = name in INDEPENDENT or name not in TAPS  # found by structure
+    if not is_independent or not isinstance(pair, LowRank) or pair.sparse is not None:
         return False
     siblings = (p for p in matrices.values() if p is not pair)
     if any(getattr(p, "down", None) is pair.down for p in siblings):
