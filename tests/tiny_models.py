@@ -55,6 +55,18 @@ _DEEPSEEK = {
     "q_lora_rank": None,
     **_LATENTS,
 }
+_LATENT_MIXTURE = {
+    **{k: v for k, v in _DEEPSEEK.items() if k != "first_k_dense_replace"},
+    "n_routed_experts": 8,
+    "q_lora_rank": 20,
+}
+# An indexer that selects 6 tokens. With fewer heads, several tokens have a score of 0.
+_INDEXER = {
+    "first_k_dense_replace": 1,
+    "index_topk": 6,
+    "index_head_dim": 8,
+    "index_n_heads": 8,
+}
 
 _MIXTURE = {**_LLAMA, **_EXPERTS, "moe_intermediate_size": 24}
 
@@ -314,12 +326,10 @@ CONFIGS: dict[str, dict] = {
         "num_shared_experts": 1,
         "mup_enabled": True,
     },
-    "glm4_moe_lite": {
-        **{k: v for k, v in _DEEPSEEK.items() if k != "first_k_dense_replace"},
-        "mlp_layer_types": ["dense", "sparse"],
-        "n_routed_experts": 8,
-        "q_lora_rank": 20,
-    },
+    "glm4_moe_lite": {**_LATENT_MIXTURE, "mlp_layer_types": ["dense", "sparse"]},
+    "axk1": {**_LATENT_MIXTURE, "mlp_layer_types": ["dense", "sparse"]},
+    "deepseek_v32": {**_LATENT_MIXTURE, **_INDEXER},
+    "glm_moe_dsa": {**_LATENT_MIXTURE, **_INDEXER},
     "mistral4": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
     "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
 }

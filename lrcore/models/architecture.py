@@ -39,6 +39,7 @@ class Architecture:
     activation, softcap, window: config fields.
     native_attention: the attention module of the family is never replaced, only matrices in it.
     factors: paths of the attention's projections by name, for native attention.
+    attention_returns: number of outputs of the attention module.
     kernel: `attn_implementation` of transformers.
     width: config field of the MLP width; None if the width is derived from another field or differs
         by layer.
@@ -89,6 +90,7 @@ class Architecture:
     window: str | None = None
     native_attention: bool = False
     factors: Mapping[str, str] | None = None
+    attention_returns: int = 2
     kernel: Literal["sdpa", "eager"] = "sdpa"
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"

@@ -29,6 +29,11 @@ _EXPERTS_NOTE = (
     "experts are not compressed; only the budget `total` counts them."
 )
 
+_INDEXER_NOTE = (
+    "An indexer selects the tokens that a query attends to; it is not compressed, and its keys "
+    "count in the cache."
+)
+
 # Families with another row if a config field is set: the field and the row
 VARIANTS: dict[str, tuple[str, Architecture]] = {
     "gemma4_text": (
@@ -175,6 +180,23 @@ MIXTURES: dict[str, Architecture] = {
         **_SHARED_EXPERTS,
         **LATENT_ATTENTION,
         note=f"GLM-4.7-Flash. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "axk1": Architecture(
+        **_SHARED_EXPERTS,
+        **LATENT_ATTENTION,
+        note=f"A.X-K1. A norm follows the experts. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "deepseek_v32": Architecture(
+        **_SHARED_EXPERTS,
+        **LATENT_ATTENTION,
+        note=f"{_INDEXER_NOTE} {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "glm_moe_dsa": Architecture(
+        **_SHARED_EXPERTS,
+        **LATENT_ATTENTION,
+        attention_returns=3,
+        layer_returns="tuple",
+        note=f"GLM-5. {_INDEXER_NOTE} {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
     "mistral4": Architecture(
         **_SHARED_EXPERTS,

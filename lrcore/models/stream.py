@@ -404,9 +404,10 @@ def _replaced_attention(network: PreTrainedModel, layer: nn.Module, o_in: Tensor
 
     def forward(
         _hidden: Any = None, residual: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor | None, ...]:
         out = project(o_in)
-        return (out if residual is None else out + residual), None
+        further = (None,) * (row.attention_returns - 1)
+        return out if residual is None else out + residual, *further
 
     attention.forward = forward
     try:

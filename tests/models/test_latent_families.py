@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import family_folder, tiny
-from transformers import AutoModelForCausalLM
+from tiny_models import CONFIGS, family_folder, tiny
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import lrcore
 from lrcore import InputError
@@ -14,6 +14,8 @@ from lrcore.compression.steps.step_settings import ExpertPruning
 from lrcore.evaluation.contributions import mix_models
 from lrcore.evaluation.local_errors import local_errors
 from lrcore.layers.modules.projections import LowRankLinear
+from lrcore.models.config import read_config
+from lrcore.models.kv_cache import forward_with_cache
 from lrcore.models.layers import read_layer
 from lrcore.models.model_size import count_account
 from lrcore.recipes.history import ExpertsPruned
@@ -52,6 +54,22 @@ def test_layers_have_the_matrices_of_the_family(family):
     cache = network(TOKENS, use_cache=True).past_key_values
     held = sum(t.numel() for element in cache.layers for t in (element.keys, element.values))
     assert held == 2 * TOKENS.numel() * (16 + 4)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_keys_of_indexers_count_in_the_cache(family):
+    network = tiny(family)
+    assert [read_layer(network, index).attention.kv_values for index in (0, 1)] == [16 + 4 + 8] * 2
+    _, cache = forward_with_cache(network, TOKENS, None)
+    held = [t.numel() for layer in cache.layers for t in vars(layer).values() if torch.is_tensor(t)]
+    assert sum(held) == 2 * TOKENS.numel() * (16 + 4 + 8)
+
+
+def test_tokens_that_an_earlier_layer_selected_are_refused(tmp_path):
+    fields = CONFIGS["glm_moe_dsa"] | {"indexer_types": ["full", "shared"]}
+    AutoConfig.for_model("glm_moe_dsa", **fields).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="the tokens that an earlier layer has selected"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["svd", "svd_llm", "bolaco", "latentllm", "fused", "aa_svd"])
