@@ -214,6 +214,7 @@ STEP_RULES: dict[type[Any], Rule] = {
             SharedBases: _SEPARATE_BASES,
             Sparsified: _MASKED,
         },
+        {"inferred": Incompatibility(_NO_ROW)},
     ),
     Sliced: Rule(
         None,

@@ -2,14 +2,17 @@
 
 import inspect
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
+from ..layers.modules.compressed import CompressedExperts
 from ..layers.modules.projections import LowRankLinear, StoredLinear
 from ..system.errors import InputError, with_article
 from .architecture import Architecture
@@ -52,11 +55,11 @@ def refusal(config: PretrainedConfig) -> str:
 
 
 def infer_row(network: PreTrainedModel) -> Architecture:
-    """Return a row for a network: its decoder layers, and the linear modules in them.
+    """Return a row for a network: its decoder layers, the linear modules in them, and experts.
 
     The decoder layers are the list of modules with the most parameters. The matrices are named by
-    their paths in a layer. Routers, routed experts and matrices that layers share are left out.
-    Raises InputError if the network has no list of modules.
+    their paths in a layer. Routers and matrices that layers share are left out, and routed experts
+    that are not stacked as usual. Raises InputError if the network has no list of modules.
     """
     if network not in _rows:
         _rows[network] = _search(network)
@@ -81,7 +84,33 @@ def _search(network: PreTrainedModel) -> Architecture:
         raise InputError(f"{family} model has no linear modules in '{layers_path}' to compress.")
     annotation = str(inspect.signature(type(layers[0]).forward).return_annotation)
     returns: Literal["tensor", "tuple"] = "tuple" if annotation.startswith("tuple") else "tensor"
-    return replace(BY_STRUCTURE, layers=layers_path, factors=names, layer_returns=returns)
+    row = replace(BY_STRUCTURE, layers=layers_path, factors=names, layer_returns=returns)
+    return replace(row, **_expert_fields(layers, getattr(config, row.activation, None)))
+
+
+def _expert_fields(layers: list[nn.Module], activation: str | None) -> dict[str, Any]:
+    """Return the fields of a row that describe routed experts; {} without experts to compress."""
+    for layer in layers:
+        for path, module in layer.named_modules():
+            block, _, name = path.rpartition(".")
+            if name != "experts" or not _can_separate(module, activation):
+                continue
+            for part, router in layer.get_submodule(block).named_modules(prefix=block):
+                if isinstance(getattr(router, "top_k", None), int):
+                    return {"experts": True, "mlp": block, "router": part.removeprefix(".")}
+    return {}
+
+
+def _can_separate(experts: nn.Module, activation: str | None) -> bool:
+    """Return whether experts are separate, or stacked MLPs with gates and this activation."""
+    if isinstance(experts, CompressedExperts):
+        return True
+    is_stacked = getattr(experts, "has_gate", False) and not experts.has_post_expert_norm
+    if not is_stacked or activation not in ACT2FN:
+        return False
+    x = torch.linspace(-1e3, 1e3, 64, dtype=torch.float32)  # large numbers: some families clamp
+    gate, up = x.chunk(2) if experts.is_concatenated else (x[::2], x[1::2])
+    return torch.equal(experts._apply_gate(x), ACT2FN[activation](gate) * up)  # type: ignore[operator]
 
 
 def _shared_paths(layers: list[nn.Module]) -> set[str]:

@@ -14,6 +14,7 @@ from lrcore import InputError
 from lrcore.cli.reports import size_rows
 from lrcore.compression.solve import refit as refit_module
 from lrcore.compression.solve import trained_layer
+from lrcore.compression.steps.step_settings import ExpertPruning
 from lrcore.evaluation.cost import measure_cost
 from lrcore.layers.account import SizeAndCost
 from lrcore.layers.modules.projections import LowRankLinear
@@ -22,7 +23,7 @@ from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_
 from lrcore.models.config import read_config
 from lrcore.models.inferred_layers import stream_factors
 from lrcore.models.kv_cache import forward_with_cache
-from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.layers import clone, read_layer, with_separate_experts, write_layer
 from lrcore.models.layerwise import check_layerwise
 from lrcore.models.model_size import measure
 from lrcore.models.stream import LayerStream
@@ -127,6 +128,17 @@ UNUSUAL = {
         "ssm_state_size": 8,
         "n_groups": 1,
     },
+    # four residual streams, and a selection of the tokens that are attended to
+    "hy_v4": {
+        **_ATTENTION,
+        **_LATENTS,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "index_topk": 64,
+        "index_head_dim": 8,
+        "index_n_heads": 2,
+    },
     # layers share a block, and each has its adapter in it
     "zamba2": {
         **_ATTENTION,
@@ -230,6 +242,10 @@ UNUSUAL = {
         "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
     },
 }
+EXPERTS = {
+    "granitemoe": {**_ATTENTION, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax": {**_ATTENTION, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
 MATRICES = {  # layer, name of a matrix in it, and number of matrices
     "bitnet": (0, "self_attn.q_proj", 7),
     "mamba": (0, "mixer.in_proj", 3),
@@ -240,7 +256,7 @@ MATRICES = {  # layer, name of a matrix in it, and number of matrices
 
 def tiny(family: str, **changes: float) -> PreTrainedModel:
     torch.manual_seed(0)
-    fields = (CONFIGS | STATES | UNUSUAL)[family] | changes
+    fields = (CONFIGS | STATES | UNUSUAL | EXPERTS)[family] | changes
     if "text_config" not in fields:
         fields = _COMMON | fields
     if "num_layers" in fields:
@@ -332,17 +348,25 @@ def test_layerwise_execution_and_full_rank_give_the_network(family, method):
     for index in range(2):
         layer = read_layer(copied, index)
         factors = method.factor(layer, stream.run(index, method.needs))
-        assert factors.keys() == layer.matrices().keys()
+        of_experts = {"mlp", "gate", "up", "down"} & factors.keys()
+        assert factors.keys() - of_experts == layer.matrices().keys()
+        assert bool(of_experts) == (layer.experts is not None)
         ranks = {name: factor.cost.full for name, factor in factors.items()}
         write_layer(copied, truncate(layer, factors, ranks))
     assert torch.equal(logits(copied), logits(network))
 
 
-@pytest.mark.parametrize("method", ["svd", "svd_llm", "kfac_svd", "fused"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *(("lfm2", method) for method in ("svd", "svd_llm", "kfac_svd", "fused")),
+        *(("qwen3_next", method) for method in ("kfac_svd", "fused")),
+    ],
+)
 def test_hybrid_model_is_compressed_saved_generated_and_healed(
-    method, folder_of, story_file, tmp_path
+    family, method, folder_of, story_file, tmp_path
 ):
-    model = lrcore.load(str(folder_of("lfm2")))
+    model = lrcore.load(str(folder_of(family)))
     recipe = lrcore.Recipe(
         model.name, data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.3
     )
@@ -379,6 +403,34 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
     for (family, expected_logits), result in zip(expected.items(), results, strict=True):
         assert isinstance(result, torch.Tensor), result
         assert torch.allclose(result, expected_logits, atol=1e-5), family
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "granitemoe", "minimax"])
+def test_stacked_experts_are_separated(family):
+    network = tiny(family)
+    experts = [read_layer(network, index).experts for index in range(2)]
+    assert [None if e is None else (len(e.mlps), e.active) for e in experts] == [
+        None if family == "kimi_linear" else (4, 2),
+        (4, 2),
+    ]
+    separate = with_separate_experts(network)
+    assert torch.allclose(logits(separate), logits(network), atol=1e-5)
+    assert architecture_of(separate) == architecture_of(network)
+
+
+@pytest.mark.parametrize("family", ["longcat_flash", "hy_v4"])
+def test_other_experts_stay_dense(family):
+    """Some experts of LongCat-Flash return their input; those of HY 4 clamp gates and ups."""
+    network = tiny(family)
+    assert any("experts" in name for name, _ in network.named_modules())
+    assert not architecture_of(network).experts
+
+
+def test_pruning_experts_needs_a_row(folder_of, story_file):
+    model = lrcore.load(str(folder_of("qwen3_next")))
+    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32)
+    with pytest.raises(InputError, match="no row in the table of families"):
+        lrcore.prune_experts(model, recipe, ExpertPruning(2))
 
 
 @pytest.mark.parametrize("method", ["svd_llm", "fused"])
