@@ -329,7 +329,7 @@ CONFIGS: dict[str, dict] = {
     "glm4_moe_lite": {**_LATENT_MIXTURE, "mlp_layer_types": ["dense", "sparse"]},
     "axk1": {**_LATENT_MIXTURE, "mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v32": {**_LATENT_MIXTURE, **_INDEXER},
-    "glm_moe_dsa": {**_LATENT_MIXTURE, **_INDEXER},
+    "glm_moe_dsa": {**_LATENT_MIXTURE, **_INDEXER, "indexer_types": ["full", "shared"]},
     "mistral4": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
     "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
 }

@@ -40,6 +40,8 @@ class Architecture:
     native_attention: the attention module of the family is never replaced, only matrices in it.
     factors: paths of the attention's projections by name, for native attention.
     attention_returns: number of outputs of the attention module.
+    passes: argument of a layer that is the second output of the layer before it; None if layers
+        pass only hidden states.
     kernel: `attn_implementation` of transformers.
     width: config field of the MLP width; None if the width is derived from another field or differs
         by layer.
@@ -91,6 +93,7 @@ class Architecture:
     native_attention: bool = False
     factors: Mapping[str, str] | None = None
     attention_returns: int = 2
+    passes: str | None = None
     kernel: Literal["sdpa", "eager"] = "sdpa"
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"

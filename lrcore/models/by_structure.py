@@ -34,8 +34,9 @@ BY_STRUCTURE = Architecture(
     sequential=None,
     is_inferred=True,
 )
-# Matrices whose weights a module reads without calling them, routed experts, and routers
-EXCLUDED = ("dt_proj", "experts", "router")
+# Matrices whose weights a module reads without calling them (also of indexers, which select the
+# tokens that a query attends to), routed experts, and routers
+EXCLUDED = ("dt_proj", "experts", "router", "indexer")
 _rows: WeakKeyDictionary[PreTrainedModel, Architecture] = WeakKeyDictionary()
 
 
@@ -82,9 +83,16 @@ def _search(network: PreTrainedModel) -> Architecture:
         names |= {path: path for path in _linear_paths(layer, routed) if path not in shared}
     if not names:
         raise InputError(f"{family} model has no linear modules in '{layers_path}' to compress.")
-    annotation = str(inspect.signature(type(layers[0]).forward).return_annotation)
-    returns: Literal["tensor", "tuple"] = "tuple" if annotation.startswith("tuple") else "tensor"
-    row = replace(BY_STRUCTURE, layers=layers_path, factors=names, layer_returns=returns)
+    signature = inspect.signature(type(layers[0]).forward)
+    is_tuple = str(signature.return_annotation).startswith("tuple")
+    returns: Literal["tensor", "tuple"] = "tuple" if is_tuple else "tensor"
+    row = replace(
+        BY_STRUCTURE,
+        layers=layers_path,
+        factors=names,
+        layer_returns=returns,
+        passes=next((name for name in signature.parameters if name.startswith("prev_")), None),
+    )
     return replace(row, **_expert_fields(layers, getattr(config, row.activation, None)))
 
 

@@ -250,11 +250,6 @@ def _check_language_model(config: PretrainedConfig, family: str, path: str) -> N
                 f"'{path}': {with_article(family)} model with {name} {value!r} is not supported, "
                 f"only with {' or '.join(map(repr, supported))}."
             )
-    if not architecture.is_inferred and "shared" in (getattr(text, "indexer_types", None) or ()):
-        raise InputError(
-            f"'{path}': some layers of this {family} model attend to the tokens that an earlier "
-            "layer has selected (indexer_types 'shared'), which is not supported."
-        )
     _check_shared_keys(text, path)
     latents = "kv_b" in (architecture.factors or ())
     if latents and text.num_key_value_heads not in (None, text.num_attention_heads):

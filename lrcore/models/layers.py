@@ -243,7 +243,7 @@ def _read_kept(
             "v_size": attention.v_head_dim,
             "cache_size": attention.kv_lora_rank + attention.qk_rope_head_dim,
         }
-        if hasattr(attention, "indexer"):
+        if getattr(attention, "indexer", None) is not None:
             sizes["cache_size"] += attention.indexer.head_dim
     else:  # the head size may differ by layer
         n_q = factors["q"].weight.shape[0] // attention.head_dim

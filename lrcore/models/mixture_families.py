@@ -196,7 +196,9 @@ MIXTURES: dict[str, Architecture] = {
         **LATENT_ATTENTION,
         attention_returns=3,
         layer_returns="tuple",
-        note=f"GLM-5. {_INDEXER_NOTE} {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+        passes="prev_topk_indices",
+        note=f"GLM-5. {_INDEXER_NOTE} Some layers reuse the tokens of an earlier layer. "
+        f"{LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
     ),
     "mistral4": Architecture(
         **_SHARED_EXPERTS,

@@ -30,17 +30,19 @@ class Identity(nn.Module):
     ) -> None:
         super().__init__()
         self._tuple, self._observer = row.layer_returns == "tuple", observer
+        self._passes = row.passes
         for name, value in vars(layer).items():
             if isinstance(value, bool | int | str) and not name.startswith("_"):
                 setattr(self, name, value)
 
     def forward(
         self, hidden_states: Tensor, *args: Any, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, None]:
-        """Return the hidden states [b, t, d] unchanged."""
+    ) -> Tensor | tuple[Tensor, Any]:
+        """Return the hidden states [b, t, d] unchanged, and what the layer before it passed on."""
         if self._observer is not None:
             self._observer(hidden_states, args, kwargs)
-        return (hidden_states, None) if self._tuple else hidden_states
+        passed = None if self._passes is None else kwargs.get(self._passes)
+        return (hidden_states, passed) if self._tuple else hidden_states
 
 
 @contextmanager
@@ -56,8 +58,11 @@ def starting_at(
     layers_used = [*(Identity(layer, row) for layer in layers[:index]), *layers[index:]]
 
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        if shared:
-            kwargs[SHARED].update(shared)
+        for name, value in (shared or {}).items():
+            if name == SHARED:
+                kwargs[SHARED].update(value)
+            else:
+                kwargs[name] = value
         return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
     first = layers_used[min(index, len(layers_used) - 1)]

@@ -98,7 +98,10 @@ class LayerStream:
         self.network, self.batch, self.first = network, batch, first
         self._has_token_inputs = has_token_inputs(network)
         # arguments of layers that were found by structure may depend on the tokens, too
-        self._by_batch = self._has_token_inputs or architecture_of(network).is_inferred
+        row = architecture_of(network)
+        self._passes = row.passes
+        self._passed: dict[int, Any] = {}  # by batch: what the last layer passed to the next one
+        self._by_batch = self._has_token_inputs or row.is_inferred or row.passes is not None
         # further arguments of the layers, such as masks, by `_key`; an entry per layer
         self._calls: dict[tuple[int, int], list[Call]] = {}
         parts = tokens.to(network.device).split(batch)
@@ -159,13 +162,27 @@ class LayerStream:
 
     @property
     def shared(self) -> list[Mapping[str, Any]]:
-        """Keys and values that earlier layers pass to later layers, by batch and type of layer.
+        """Arguments of the next layer that come from earlier layers, by batch.
 
-        (k, v) [b, n_kv, t, head_size] each; [] for families that do not reuse keys and values.
+        Keys and values (k, v) [b, n_kv, t, head_size] by type of layer, or what `row.passes` names;
+        [] for families whose layers pass only hidden states.
         """
+        numbers = range(len(self._hidden))
+        if self._passes is not None:
+            return [{self._passes: self._passed.get(number)} for number in numbers]
         if not self._has_token_inputs:
             return []
-        return [self.call(0, number)[1].get(SHARED) or {} for number in range(len(self._hidden))]
+        states = (self.call(0, number)[1].get(SHARED) for number in numbers)
+        return [{SHARED: by_type} if by_type else {} for by_type in states]
+
+    def _hidden_of(self, index: int, number: int, out: Any) -> Tensor:
+        """Return the hidden states of a layer's output; the next layer gets what it passes on."""
+        hidden: Tensor = out[0] if isinstance(out, tuple) else out
+        if self._passes is not None:
+            self._passed[number] = out[1]
+            if index + 1 < len(decoder_layers(self.network)):
+                self.call(index + 1, number)[1][self._passes] = out[1]
+        return hidden
 
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
@@ -200,8 +217,7 @@ class LayerStream:
             for number, hidden in enumerate(self._hidden):
                 self._running = number
                 args, kwargs = self.call(index, number)
-                out = layer(hidden, *args, **kwargs)
-                out = out[0] if isinstance(out, tuple) else out
+                out = self._hidden_of(index, number, layer(hidden, *args, **kwargs))
                 if accumulator.needs:
                     stream_in = active_stream(self.network, hidden)
                     stream_out = active_stream(self.network, out)
@@ -227,7 +243,7 @@ class LayerStream:
         """Run a layer, dense or compressed, on a batch without advancing.
 
         o_in [b, t, n_q * v_size]: input of the output projection, if known; the attention before it
-        is then not computed.
+        is then not computed, unless it passes a result to the next layer.
         """
         layer, row = decoder_layers(self.network)[index], architecture_of(self.network)
         seen: dict[str, Tensor] = {}
@@ -243,12 +259,11 @@ class LayerStream:
                 stack.callback(
                     layer.get_submodule(paths[name]).register_forward_hook(store(name)).remove
                 )
-            if o_in is not None:
+            if o_in is not None and self._passes is None:
                 stack.enter_context(_replaced_attention(self.network, layer, o_in))
             hidden = self._hidden[number]
             args, kwargs = self.call(index, number)
-            out = layer(hidden, *args, **kwargs)
-        out = out[0] if isinstance(out, tuple) else out
+            out = self._hidden_of(index, number, layer(hidden, *args, **kwargs))
         up_in, down_in = (
             seen[f"{name}_in"].view(*out.shape[-3:-1], -1) if name in paths else None
             for name in ("up", "down")

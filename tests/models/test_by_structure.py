@@ -128,16 +128,17 @@ UNUSUAL = {
         "ssm_state_size": 8,
         "n_groups": 1,
     },
-    # four residual streams, and a selection of the tokens that are attended to
+    # four residual streams, and layers that attend to the tokens that an earlier one selected
     "hy_v4": {
         **_ATTENTION,
         **_LATENTS,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
-        "index_topk": 64,
+        "indexer_types": ["full", "shared"],
+        "index_topk": 16,
         "index_head_dim": 8,
-        "index_n_heads": 2,
+        "index_n_heads": 8,
     },
     # layers share a block, and each has its adapter in it
     "zamba2": {

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import CONFIGS, family_folder, tiny
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_models import family_folder, tiny
+from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore import InputError
@@ -14,10 +14,11 @@ from lrcore.compression.steps.step_settings import ExpertPruning
 from lrcore.evaluation.contributions import mix_models
 from lrcore.evaluation.local_errors import local_errors
 from lrcore.layers.modules.projections import LowRankLinear
-from lrcore.models.config import read_config
 from lrcore.models.kv_cache import forward_with_cache
 from lrcore.models.layers import read_layer
 from lrcore.models.model_size import count_account
+from lrcore.models.partial import starting_at
+from lrcore.models.stream import LayerStream
 from lrcore.recipes.history import ExpertsPruned
 
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
@@ -59,17 +60,30 @@ def test_layers_have_the_matrices_of_the_family(family):
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_keys_of_indexers_count_in_the_cache(family):
     network = tiny(family)
-    assert [read_layer(network, index).attention.kv_values for index in (0, 1)] == [16 + 4 + 8] * 2
+    indexers = [8, 0 if family == "glm_moe_dsa" else 8]
+    sizes = [read_layer(network, index).attention.kv_values for index in (0, 1)]
+    assert sizes == [16 + 4 + keys for keys in indexers]
     _, cache = forward_with_cache(network, TOKENS, None)
     held = [t.numel() for layer in cache.layers for t in vars(layer).values() if torch.is_tensor(t)]
-    assert sum(held) == 2 * TOKENS.numel() * (16 + 4 + 8)
+    assert sum(held) == TOKENS.numel() * sum(sizes)
 
 
-def test_tokens_that_an_earlier_layer_selected_are_refused(tmp_path):
-    fields = CONFIGS["glm_moe_dsa"] | {"indexer_types": ["full", "shared"]}
-    AutoConfig.for_model("glm_moe_dsa", **fields).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="the tokens that an earlier layer has selected"):
-        read_config(tmp_path)
+@pytest.mark.parametrize("policy", ["uniform", "probed"])
+def test_layers_get_the_tokens_that_an_earlier_layer_selected(
+    policy, tiny_llama, story_file, tmp_path
+):
+    folder = family_folder("glm_moe_dsa", tiny_llama, tmp_path / "glm_moe_dsa")
+    model = lrcore.load(str(folder))
+    stream = LayerStream(model.network, TOKENS)
+    for index in range(2):
+        stream.run(index)
+    with starting_at(model.network, 2, stream.hidden[0]), torch.inference_mode():
+        assert torch.allclose(model.network(TOKENS).logits, logits(model.network), atol=1e-5)
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=4, seq_len=32, method="fused", policy=policy
+    )
+    small = lrcore.compress(model, recipe.with_(ratio=0.2))
+    assert small.account.achieved == pytest.approx(0.2, abs=0.03)
 
 
 @pytest.mark.parametrize("method", ["svd", "svd_llm", "bolaco", "latentllm", "fused", "aa_svd"])
