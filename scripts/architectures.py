@@ -77,6 +77,7 @@ the results of their tests; do not edit it by hand. How to add a family:
 * *model_type*: `model_type` in `config.json`.
 * *QK, OV, MLP*: how methods for components solve this part. *free*: by any linear map per head.
   *pairs*: by complete rotary pairs. *neurons*: by selecting neurons. *unchanged*: not compressed.
+  If a mixer takes the place of attention in some layers, QK and OV are those of the other layers.
   Methods for matrices factorize all projections of all families.
 * *fused*: matrices that the checkpoint stores together. They are read as their parts, and remain
   split in the compressed model only if a part has changed.
@@ -201,10 +202,10 @@ def types_table() -> str:
     for name, reason in record["types"].items():
         if name in ARCHITECTURES:
             support = "row"
-        elif name in MULTIMODAL:
-            support = "row of the language model"
         elif name in UNSUPPORTED_FAMILIES:
             support = "unsupported, see below"
+        elif name in MULTIMODAL or f"{name}_text" in ARCHITECTURES:
+            support = "row of the language model"
         elif reason := reason or REFUSED.get(name, ""):
             support = f"refused: {reason}"
         else:
@@ -292,7 +293,7 @@ def page() -> str:
             "refused if the states differ from those of the complete model, if a token attends "
             "to later tokens, if a layer runs more than once, or if no input reaches a matrix. "
             "`tests/models/test_by_structure.py` contains the tests of a family of each kind: "
-            "attention, state space, convolution, and linear attention with experts.\n\n"
+            "attention, state space and convolution.\n\n"
         )
         + types_table()
         + wrap(

@@ -13,10 +13,13 @@ def in_pieces(network: Any, tokens: Tensor, sizes: list[int], cache: Any = None)
     default a DynamicCache.
     """
     cache = DynamicCache(config=network.config) if cache is None else cache
-    pieces = [
-        network(part, past_key_values=cache, use_cache=True).logits
-        for part in tokens.split(sizes, 1)
-    ]
+    pieces = []
+    for part, positions in zip(
+        tokens.split(sizes, 1), torch.arange(tokens.shape[1]).split(sizes), strict=True
+    ):
+        # Bamba counts each call from 0 without them
+        inputs = {"position_ids": positions[None]} if network.config.model_type == "bamba" else {}
+        pieces.append(network(part, past_key_values=cache, use_cache=True, **inputs).logits)
     return torch.cat(pieces, 1)
 
 

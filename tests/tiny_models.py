@@ -69,6 +69,27 @@ _INDEXER = {
 }
 
 _MIXTURE = {**_LLAMA, **_EXPERTS, "moe_intermediate_size": 24}
+_LATENT_MIXTURE = {
+    **{k: v for k, v in _MIXTURE.items() if k != "head_dim"},
+    **_LATENTS,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_MAMBA = {
+    **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+}
+_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 
 CONFIGS: dict[str, dict] = {
     "llama": {**_LLAMA, "rope_parameters": _LLAMA3_ROPE},
@@ -332,6 +353,81 @@ CONFIGS: dict[str, dict] = {
     "glm_moe_dsa": {**_LATENT_MIXTURE, **_INDEXER, "indexer_types": ["full", "shared"]},
     "mistral4": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
     "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
+    "qwen3_next": {
+        **_MIXTURE,
+        **_DELTA_NET,
+        "num_experts": 4,
+        "mlp_only_layers": [0],
+        "shared_expert_intermediate_size": 40,
+    },
+    "qwen3_5_text": {**_LLAMA, **_DELTA_NET},
+    "qwen3_5_moe_text": {
+        **_MIXTURE,
+        **_DELTA_NET,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 40,
+    },
+    "lfm2": {k: v for k, v in _LLAMA.items() if k != "head_dim"}
+    | {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {k: v for k, v in _MIXTURE.items() if k != "head_dim"}
+    | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "position_embedding_type": "rope",
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+    },
+    "falcon_h1": {
+        **_MAMBA,
+        "mamba_d_ssm": 64,
+        "key_multiplier": 0.5,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.8,
+        "mlp_multipliers": [0.9, 0.7],
+        "ssm_out_multiplier": 0.6,
+    },
+    "olmo_hybrid": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        **_DELTA_NET,
+        "linear_num_value_heads": 2,
+    },
+    "jamba": {
+        **{k: v for k, v in _LLAMA.items() if k not in ("head_dim", "max_position_embeddings")},
+        **_EXPERTS,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 4,
+    },
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "nemotron_h": {
+        **{k: v for k, v in _LLAMA.items() if k != "num_hidden_layers"},
+        "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+    },
+    "kimi_linear": {
+        **_LATENT_MIXTURE,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
+    "bailing_hybrid": {
+        **_LATENT_MIXTURE,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "head_dim": 8,
+        "q_lora_rank": 20,
+        "num_mtp_layers": 0,
+    },
 }
 
 
@@ -378,8 +474,9 @@ STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
 
 def structures_of(family: str) -> tuple[str, ...]:
     """Return the structures that a family can have: native attention caches no latents."""
-    has_native_attention = ARCHITECTURES[family].native_attention
-    return tuple(name for name in STRUCTURES if not (has_native_attention and name == "care"))
+    row = ARCHITECTURES[family]
+    has_native_modules = row.native_attention or row.mixer
+    return tuple(name for name in STRUCTURES if not (has_native_modules and name == "care"))
 
 
 COMPRESSED = [

@@ -17,9 +17,10 @@ from ..layers.layer import Attention, Experts, Layer, Linear, Projection
 from ..layers.modules.compressed import CompressedAttention, CompressedExperts
 from ..layers.modules.install import with_family_class
 from ..layers.modules.projections import projection_modules
+from ..models.architecture import module_at
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import auto_class, without_initialization
-from ..models.layers import clone, experts_path, layer_shapes, module_at, read_layer, write_layer
+from ..models.layers import clone, experts_path, layer_shapes, read_layer, write_layer
 from ..models.load import LoadedModel
 from ..models.model_size import measure
 from ..models.native import fill_stacked, head_sizes, layout_of, rows_of
@@ -192,8 +193,8 @@ class _Conversion:
         padded = pad_heads(a, kv_heads, in_place=not self.has_fewer_heads)
         for leaf, projection in projection_modules(self._projections(padded, native)).items():
             native.set_submodule(leaf, with_family_class(native.get_submodule(leaf), projection))
-        if compressed.qk_norm is not None:
-            native.q_norm, native.k_norm = compressed.q_norm, compressed.k_norm
+        for name, norm in zip("qk", self.row.norms or (), strict=False):
+            native.set_submodule(norm, getattr(compressed, f"{name}_norm"))
         if compressed.sinks is not None:
             native.sinks = compressed.sinks
         native.config = self.text
@@ -254,7 +255,8 @@ class _Conversion:
         layer.set_submodule(experts_path(self.row), native)
 
     def _attention(self, network: PreTrainedModel, index: int) -> Any:
-        return decoder_layers(network)[index].get_submodule(self.row.attention)
+        layer = decoder_layers(network)[index]
+        return layer.get_submodule(self.row.of_layer(layer).attention)
 
     def _experts(self, network: PreTrainedModel, index: int) -> Any:
         layer = decoder_layers(network)[index]

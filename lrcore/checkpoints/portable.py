@@ -64,6 +64,12 @@ class LowRank:
         shared |= shared_names(self, "buffers")  # saved once, though transformers ties none
         self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
 
+    def initialize_weights(self):
+        super().initialize_weights()
+        # transformers skips this for remote code; Falcon-H1 computes buffers of its layers here
+        if any(".mup_vector" in name for name, _ in self.named_buffers()):
+            self._init_weights(self.base_model)
+
     def _get_static_cache_init_shape(self):
         return None  # cache layers take the shapes of the first keys and values
 

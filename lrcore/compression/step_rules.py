@@ -151,6 +151,12 @@ INCOMPATIBILITIES: dict[str, Incompatibility] = {
         f"{', '.join(_MLP_METHODS)}.",
         _replaces_attention,
     ),
+    "mixers": Incompatibility(
+        "Some layers of '{name}' have a state instead of keys and values, so the cache cannot "
+        "change. Suitable methods, with default options: "
+        f"{', '.join(_MLP_METHODS)}.",
+        _replaces_attention,
+    ),
     "factored": Incompatibility(
         "'{name}' has factored matrices, but gradients need dense matrices. Change {gradients}, or "
         "start from the dense model.",

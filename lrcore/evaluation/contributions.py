@@ -92,9 +92,12 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
     """Return the dense layer with some components of the compressed layer."""
     attention, small_attention = dense.attention, small.attention
     if attention.factors is not None:
-        projections = {"qk": ("q", "q_a", "q_b", "k"), "ov": ("kv_a", "kv_b", "v", "o")}
-        names = {name for part in {*projections} & {*parts} for name in projections[part]}
-        changed = {name: p for name, p in small_attention.projections.items() if name in names}
+        of_queries_and_keys = ("q", "q_a", "q_b", "k")
+        changed = {
+            name: p
+            for name, p in small_attention.projections.items()
+            if ("qk" if name in of_queries_and_keys else "ov") in parts
+        }
         # No head is removed from factored attention: only projections change.
         attention, small_attention = attention.with_projections(changed), attention
         parts = {*parts} - {"qk", "ov"}

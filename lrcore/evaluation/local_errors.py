@@ -149,11 +149,13 @@ def _layer_errors(
         args, kwargs = stream.call(index, batch_index)
         with _record(layers[0], architecture) as expected:
             output = layers[0](hidden, *args, **kwargs)
-        with _record(layers[1], architecture, attention=expected["attention"].to(device)) as actual:
+        attended = expected["attention"].to(device) if "attention" in expected else None
+        with _record(layers[1], architecture, attention=attended) as actual:
             layers[1](hidden.to(device), *_to_device(args, device), **_to_device(kwargs, device))
         with _record(layers[2], architecture) as values:
             layers[2](hidden, *args, **_to_device(kwargs, hidden.device))
-        expected["ov"], actual["ov"] = expected["attention"], values["attention"]
+        if attended is not None:
+            expected["ov"], actual["ov"] = expected["attention"], values["attention"]
         if "scores" in expected:
             expected["scores"] = expected["scores"][:, query_heads.to(hidden.device)]
         for name in expected.keys() & actual.keys():
@@ -182,8 +184,9 @@ def _record(
 
     paths = projection_paths(architecture, layer)
     with ExitStack() as stack:
-        module = layer.get_submodule(paths["o"])
-        stack.callback(module.register_forward_hook(recorder("attention", attention)).remove)
+        if "o" in paths:
+            module = layer.get_submodule(paths["o"])
+            stack.callback(module.register_forward_hook(recorder("attention", attention)).remove)
         if "down" in paths:
             module = layer.get_submodule(paths["down"])
             stack.callback(module.register_forward_hook(recorder("mlp")).remove)

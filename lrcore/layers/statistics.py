@@ -49,6 +49,7 @@ import torch
 from torch import Tensor
 
 from ..system.errors import InputError
+from .layer import MIXER_INPUTS
 from .linalg import sum_float64, to_float64
 
 Need = tuple[str, str]  # (tap, statistic)
@@ -78,6 +79,7 @@ class _Taps(dict[str, str]):
 
 
 TAPS = _Taps(
+    dict.fromkeys(MIXER_INPUTS, "attn_in"),
     q_a="attn_in",
     kv_a="attn_in",
     q_b="q_latent",

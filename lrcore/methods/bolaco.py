@@ -9,7 +9,7 @@ from ..layers.layer import Layer
 from ..layers.statistics import TAPS, Moments
 from ..system.settings import NO_OPTIONS, NoOptions
 from .expert_factors import EachExpert
-from .factors import LayerFactors
+from .factors import LayerFactors, input_metric
 from .latentllm.local import stacked
 from .method import MATRICES, Method
 
@@ -29,8 +29,7 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
         name: stacked(
             layer,
             (name,),
-            moments.centered(TAPS[name]),
-            moments.mean(TAPS[name]),
+            *input_metric(layer, name, moments),
             JUNCTION,
         )
         for name in layer.matrices()

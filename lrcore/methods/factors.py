@@ -17,6 +17,7 @@ from torch import Tensor
 from ..layers.layer import MLP, Layer, Linear, LowRank, Projection
 from ..layers.linalg import Lower, leading_refit
 from ..layers.spectra import Cost, Form, Spectrum
+from ..layers.statistics import TAPS, Moments
 
 
 class Factor(Protocol):
@@ -75,6 +76,18 @@ def mlp_of(layer: Layer) -> MLP:
     """Return the MLP of a layer that has slots in it."""
     assert layer.mlp is not None
     return layer.mlp
+
+
+def input_metric(layer: Layer, name: str, moments: Moments) -> tuple[Tensor, Tensor | None]:
+    """Return the covariance [in, in] and the mean [in] of the input of a projection.
+
+    The mean that an approximation loses moves into the bias. If there can be none, return the
+    second moment and None.
+    """
+    tap = TAPS[name]
+    if layer.can_have_bias(name):
+        return moments.centered(tap), moments.mean(tap)
+    return moments.second(tap), None
 
 
 def pooled(values: Tensor) -> Tensor:

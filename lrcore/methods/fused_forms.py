@@ -24,9 +24,9 @@ from torch import Tensor
 from ..layers.layer import Attention, Layer, Linear, Projection, heads, output_heads
 from ..layers.linalg import roots, whitened_svd
 from ..layers.spectra import Cost
-from ..layers.statistics import TAPS, Moments
+from ..layers.statistics import Moments
 from .costs import as_latent, stored
-from .factors import Factor, LayerFactors
+from .factors import Factor, LayerFactors, input_metric
 from .grams import by_group, head_gram
 from .latentllm import DEFAULT
 from .latentllm.joint import joint_qk
@@ -48,13 +48,11 @@ def pairs(layer: Layer, moments: Moments) -> dict[str, Callable[[], Factor]]:
     plain = [name for name, matrix in matrices.items() if isinstance(matrix, Linear)]
     joint = ("q", "k") if layer.attention.qk_norm is None and {"q", "k"} <= {*plain} else ()
 
-    def metric(name: str) -> tuple[Tensor, Tensor]:
-        return moments.centered(TAPS[name]), moments.mean(TAPS[name])
-
     def solve(name: str) -> Factor:
         if name == "joint_qk":
-            return joint_qk(layer.attention, *metric("q"), PAIR_JUNCTION, DEFAULT.window)
-        return stacked(layer, (name,), *metric(name), PAIR_JUNCTION)
+            metric = input_metric(layer, "q", moments)
+            return joint_qk(layer.attention, *metric, PAIR_JUNCTION, DEFAULT.window)
+        return stacked(layer, (name,), *input_metric(layer, name, moments), PAIR_JUNCTION)
 
     slots = ["joint_qk"] * bool(joint) + [name for name in plain if name not in joint]
     return {name: partial(solve, name) for name in slots}

@@ -1,10 +1,20 @@
 """The description of a model family: module paths, weight layouts and options."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from torch import nn
+
 from ..layers.layer import Tables
+
+
+def module_at(layer: nn.Module, path: str) -> nn.Module | None:
+    """Return the submodule at a path, or None."""
+    try:
+        return layer.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _uses_rope(attention: Any) -> bool:
@@ -42,6 +52,12 @@ class Architecture:
     attention_returns: number of outputs of the attention module.
     passes: argument of a layer that is the second output of the layer before it; None if layers
         pass only hidden states.
+    mixer: paths of the projections by name of a mixer, which takes the place of attention in some
+        layers: linear attention, Mamba, a short convolution. It is a native module, too. "o" is its
+        output projection; those named in `MIXER_INPUTS` read its input. No norm follows
+        (`norm_after`). None if all layers have attention.
+    has_heads: False in the row of a layer that has a mixer, or neither mixer nor attention; see
+        `of_layer`.
     kernel: `attn_implementation` of transformers.
     width: config field of the MLP width; None if the width is derived from another field or differs
         by layer.
@@ -94,6 +110,8 @@ class Architecture:
     factors: Mapping[str, str] | None = None
     attention_returns: int = 2
     passes: str | None = None
+    mixer: Mapping[str, str] | None = None
+    has_heads: bool = True
     kernel: Literal["sdpa", "eager"] = "sdpa"
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"
@@ -119,6 +137,32 @@ class Architecture:
         """Return the supported values of a config field in `requires`."""
         values = self.requires[field]
         return values if isinstance(values, tuple) else (values,)
+
+    def of_layer(self, layer: nn.Module) -> "Architecture":
+        """Return the row of a decoder layer, in which `attention` is the path of its mixer, if any.
+
+        A layer without mixer and attention, such as a lone MLP, is its own attention, with no
+        projections.
+        """
+        if self.mixer is None:
+            return self
+        has_mixer = all(module_at(layer, path) is not None for path in self.mixer.values())
+        read = f"{self.attention}.k_proj" if self.factors is None else self.factors["o"]
+        if not has_mixer and module_at(layer, read) is not None:
+            return self
+        factors = self.mixer if has_mixer else {}
+        return replace(
+            self,
+            attention=factors["o"].rpartition(".")[0] if factors else "",
+            native_attention=True,
+            factors=factors,
+            mixer=None,
+            has_heads=False,
+            position="none",
+            norms=None,
+            norm_after=None,
+            scale=None,
+        )
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the projections by name, in forward order."""

@@ -22,6 +22,7 @@ from .architecture import (
     rotated_in_windows,
 )
 from .by_structure import BY_STRUCTURE, infer_row
+from .hybrid_families import HYBRID_VARIANTS, HYBRIDS
 from .kv_cache import CACHE_ARGUMENT
 from .mixture_families import MIXTURES, VARIANTS
 
@@ -387,7 +388,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         note=f"{LATENT_ATTENTION_NOTE} Multipliers of the embedding, the residual stream and the "
         "logits stay outside the projections.",
     ),
-} | MIXTURES
+    **MIXTURES,
+    **HYBRIDS,
+}
 
 
 # Families that are often requested but cannot be loaded, and the reason
@@ -434,7 +437,7 @@ def text_config(network: PreTrainedModel) -> Any:
 
 def config_architecture(text: PretrainedConfig) -> Architecture:
     """Return the family of a language model's config; `BY_STRUCTURE` without a row."""
-    field, variant = VARIANTS.get(text.model_type, ("", None))
+    field, variant = (VARIANTS | HYBRID_VARIANTS).get(text.model_type, ("", None))
     if variant is not None and getattr(text, field):
         return variant
     family = SAME_LAYERS.get(text.model_type, text.model_type)
@@ -473,7 +476,7 @@ def norm_after(network: PreTrainedModel, layer: nn.Module, component: str) -> nn
 
     component: "attention" or "mlp".
     """
-    paths = architecture_of(network).norm_after
+    paths = architecture_of(network).of_layer(layer).norm_after
     if paths is None:
         return None
     return layer.get_submodule(paths[("attention", "mlp").index(component)])

@@ -37,7 +37,7 @@ from ..layers.modules.projections import (
 )
 from ..layers.modules.rotary import stored_table
 from ..system.tensor_files import on_device
-from .architecture import Architecture
+from .architecture import Architecture, module_at
 from .architectures import architecture_of, decoder_layers, text_config
 from .native import gate_rows, head_sizes, native_linear, rows_of, separate_experts
 from .offload import present
@@ -45,20 +45,13 @@ from .offload import present
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
     """Return the paths of a layer's projections; a layer of experts lacks gate, up and down."""
+    row = row.of_layer(layer)
     paths = row.paths()
     if isinstance(layer.get_submodule(row.attention), CompressedAttention):
         paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
     if isinstance(module_at(layer, row.mlp), CompressedMLP):
         paths |= {name: f"{row.mlp}.{name}_proj" for name in ("gate", "up", "down")}
     return {name: path for name, path in paths.items() if module_at(layer, path) is not None}
-
-
-def module_at(layer: nn.Module, path: str) -> nn.Module | None:
-    """Return the submodule at a path, or None."""
-    try:
-        return layer.get_submodule(path)
-    except AttributeError:
-        return None
 
 
 def rotary_frequencies(network: PreTrainedModel, head_size: int) -> Tensor | None:
@@ -69,7 +62,7 @@ def rotary_frequencies(network: PreTrainedModel, head_size: int) -> Tensor | Non
     """
     layers = decoder_layers(network)
     language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
-    attention = layers[0].get_submodule(architecture_of(network).attention)
+    attention = module_at(layers[0], architecture_of(network).attention)
     for module in (attention, getattr(language, "rotary_emb", None)):
         if (table := stored_table(module)) is not None:
             sin, cos = table[1].chunk(2)  # position 1, where no pair has turned by more than 1
@@ -110,7 +103,7 @@ def layer_shapes(network: PreTrainedModel, index: int) -> Layer:
 
 
 def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
-    row = architecture_of(network)
+    row = architecture_of(network).of_layer(module)
     paths = projection_paths(row, module)
     projections = {name: module.get_submodule(path) for name, path in paths.items()}
     attention = module.get_submodule(row.attention)
@@ -232,9 +225,9 @@ def _read_kept(
     attention: Any = module
     sizes: dict[str, int]
     factors = {n: _read_projection(projections[n]) for n in row.factors or () if n in projections}
-    if row.is_inferred:
+    if row.is_inferred or not row.has_heads:
         sizes = dict.fromkeys(("n_q", "n_kv", "head_size", "v_size"), 1)
-        sizes["cache_size"] = _inferred_cache(attention, projections)
+        sizes["cache_size"] = _inferred_cache(attention, projections) if row.is_inferred else 0
     elif "kv_a" in factors:  # multi-head latent attention
         sizes = {
             "n_q": attention.num_heads,
@@ -246,8 +239,11 @@ def _read_kept(
         if getattr(attention, "indexer", None) is not None:
             sizes["cache_size"] += attention.indexer.head_dim
     else:  # the head size may differ by layer
-        n_q = factors["q"].weight.shape[0] // attention.head_dim
-        n_kv = n_q // attention.num_key_value_groups
+        group = attention.num_key_value_groups
+        # queries may carry a gate, so the heads are counted by the keys
+        rows = group * factors["k"].weight.shape[0] if "k" in factors else len(factors["q"].weight)
+        n_q = rows // attention.head_dim
+        n_kv = n_q // group
         v_size = getattr(attention, "v_head_dim", attention.head_dim)
         sizes = {
             "n_q": n_q,
@@ -261,6 +257,7 @@ def _read_kept(
         **dict[str, Any](sizes),
         qk_size=sizes["head_size"],
         scale=_scale(row, attention),
+        qk_norm=None if row.norms is None else row.norm_over,
         is_native=True,
         factors=factors,
     )
@@ -294,7 +291,8 @@ def output_rows(network: PreTrainedModel, index: int) -> dict[str, Tensor | None
 
     Indices [out] in the order of the rows of `read_layer`; None: all entries in their order.
     """
-    row, layer = architecture_of(network), decoder_layers(network)[index]
+    layer = decoder_layers(network)[index]
+    row = architecture_of(network).of_layer(layer)
     paths = projection_paths(row, layer)
     rows: dict[str, Tensor | None] = dict.fromkeys(paths)
     attention = layer.get_submodule(row.attention)
@@ -342,7 +340,7 @@ def write_layer(network: PreTrainedModel, layer: Layer) -> None:
 
 
 def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
-    row = architecture_of(network)
+    row = architecture_of(network).of_layer(module)
     current, values = read_layer(network, layer.index), layer.matrices()
     changed = {
         name

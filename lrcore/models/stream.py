@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..layers.experts import SHARES, expert_needs, observe_experts, route_tokens
 from ..layers.image_tokens import patches_of
-from ..layers.layer import Layer
+from ..layers.layer import MIXER_INPUTS, Layer
 from ..layers.modules.compressed import CompressedAttention
 from ..layers.modules.rotary import full_head_tables, in_halves, rotary_tables
 from ..layers.modules.sliced import SlicedLayer
@@ -53,7 +53,7 @@ BATCH = 8  # windows per forward pass
 # Projections that read the activations of a tap, in the order of the forward pass. The activations
 # are observed at the first of them that the layer has: some latent attention has no q.
 READERS = {
-    "attn_in": ("q", "kv_a"),
+    "attn_in": ("q", "kv_a", *MIXER_INPUTS),
     "q_latent": ("q_b",),
     "kv_latent": ("kv_b",),
     "attn_out": ("o",),
@@ -66,12 +66,13 @@ READERS = {
 class LayerActivations:
     """Inputs of projections and outputs of a layer, for a batch.
 
-    o_in [b, t, n_q * v_size]; o_out [b, t, d], the attention's output; up_in [b, t, d] and down_in
-    [b, t, d_f], None in a layer of experts; out: the layer's output, as `LayerStream.hidden`.
+    o_in [b, t, n_q * v_size] and o_out [b, t, d], the attention's output, None without attention or
+    mixer; up_in [b, t, d] and down_in [b, t, d_f], None in a layer of experts; out: the layer's
+    output, as `LayerStream.hidden`.
     """
 
-    o_in: Tensor
-    o_out: Tensor
+    o_in: Tensor | None
+    o_out: Tensor | None
     up_in: Tensor | None
     down_in: Tensor | None
     out: Tensor
@@ -202,11 +203,13 @@ class LayerStream:
                     call = self.call(index, number)
                     states = weighted_values(self.network, layer, hidden, *call)
                     accumulator.observe("weighted_values", states)
-            if ATTENDED_KEYS in accumulator.needs and has_attended_keys(self.network):
+            row = architecture_of(self.network).of_layer(layer)
+            has_keys = not row.native_attention and has_attended_keys(self.network)
+            if ATTENDED_KEYS in accumulator.needs and has_keys:
                 add = partial(accumulator.observe_sum, ATTENDED_KEYS)
                 stack.enter_context(observing_keys(self.network, layer, add))
             self._tap(layer, index, accumulator, stack)
-            paths = projection_paths(architecture_of(self.network), layer)
+            paths = projection_paths(row, layer)
             if accumulator.taps & {"attention", "mlp"} and "o" in paths:
                 path = paths["o"]
                 stack.callback(
@@ -222,8 +225,9 @@ class LayerStream:
                     stream_in = active_stream(self.network, hidden)
                     stream_out = active_stream(self.network, out)
                     before = residual_without(layer, "attention", stream_in)
-                    # a layer that was found by structure counts as its attention
-                    middle = None if "o" in paths else stream_out
+                    # a layer that was found by structure counts as its attention, unlike a lone MLP
+                    without_attention = before if "down" in paths else stream_out
+                    middle = None if "o" in paths else without_attention
                     if seen:
                         gains = residual_update(
                             self.network, layer, "attention", seen["o"].view_as(stream_out)
@@ -268,9 +272,8 @@ class LayerStream:
             seen[f"{name}_in"].view(*out.shape[-3:-1], -1) if name in paths else None
             for name in ("up", "down")
         )
-        return LayerActivations(
-            seen["o_in"], seen["o_out"].view(out.shape[-3:]), up_in, down_in, out
-        )
+        o_out = seen["o_out"].view(out.shape[-3:]) if "o" in paths else None
+        return LayerActivations(seen.get("o_in"), o_out, up_in, down_in, out)
 
     @torch.inference_mode()
     def advance(self, index: int, number: int, activations: LayerActivations) -> None:
@@ -281,8 +284,8 @@ class LayerStream:
         """
         out, layer = activations.out, decoder_layers(self.network)[index]
         if activations.down_in is not None:
-            gains = residual_update(self.network, layer, "attention", activations.o_out)
-            before = residual_without(layer, "attention", self._hidden[number]) + gains
+            hidden = self._hidden[number]
+            before = stream_after_attention(self.network, layer, hidden, activations.o_out)
             path = projection_paths(architecture_of(self.network), layer)["down"]
             down = layer.get_submodule(path)(activations.down_in)
             out = residual_without(layer, "mlp", before) + residual_update(
@@ -358,7 +361,8 @@ class LayerStream:
             )
             stack.callback(hook.remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
-            if tap in accumulator.taps and not architecture_of(self.network).native_attention:
+            row = architecture_of(self.network).of_layer(layer)
+            if tap in accumulator.taps and not row.native_attention:
                 module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
 
@@ -395,6 +399,17 @@ def residual_update(
     return residual_multiplier(network) * (out if norm is None else norm(out))
 
 
+def stream_after_attention(
+    network: PreTrainedModel, layer: nn.Module, hidden: Tensor, out: Tensor | None
+) -> Tensor:
+    """Return the residual stream between attention and MLP, [b, t, d].
+
+    hidden [b, t, d]: input of the layer. out [b, t, d]: output of its attention or mixer, if any.
+    """
+    before = residual_without(layer, "attention", hidden)
+    return before if out is None else before + residual_update(network, layer, "attention", out)
+
+
 def _in_output_basis(
     layer: nn.Module, before: Tensor, after: Tensor, middle: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -413,16 +428,15 @@ class _Reached(Exception):
 @contextmanager
 def _replaced_attention(network: PreTrainedModel, layer: nn.Module, o_in: Tensor) -> Iterator[None]:
     """Replace attention by its output projection of o_in [b, t, in] while the context is active."""
-    row = architecture_of(network)
+    row = architecture_of(network).of_layer(layer)
     attention = layer.get_submodule(row.attention)
     project = layer.get_submodule(projection_paths(row, layer)["o"])
 
     def forward(
         _hidden: Any = None, residual: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor | None, ...]:
-        out = project(o_in)
-        further = (None,) * (row.attention_returns - 1)
-        return out if residual is None else out + residual, *further
+    ) -> Tensor | tuple[Tensor | None, ...]:
+        out = project(o_in) if residual is None else project(o_in) + residual
+        return (out, *(None,) * (row.attention_returns - 1)) if row.has_heads else out
 
     attention.forward = forward
     try:

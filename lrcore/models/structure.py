@@ -12,8 +12,9 @@ from ..layers.modules.install import describe_module
 from ..layers.modules.projections import LowRankLinear, StoredLinear, describe
 from ..layers.modules.sliced import SlicedLayer
 from ..system.tensor_files import StoredTensor
+from .architecture import module_at
 from .architectures import architecture_of, decoder_layers
-from .layers import expert_modules, module_at, projection_paths
+from .layers import expert_modules, projection_paths
 from .offload import stored_tensors_of
 
 REPLACING = (CompressedAttention, CompressedMLP, CompressedExperts)
@@ -47,7 +48,7 @@ def structure(network: PreTrainedModel) -> dict[str, Any]:
     described: dict[str, Any] = {}
     owners: dict[int, str] = {}  # of the bases of earlier layers
     for index, layer in enumerate(decoder_layers(network)):
-        paths = [row.attention, row.mlp]
+        paths = [row.of_layer(layer).attention, row.mlp]
         extra: dict[str, Any] = {}
         if isinstance(layer, SlicedLayer):
             paths += row.block_norms
@@ -77,12 +78,14 @@ def compressed_structures(network: PreTrainedModel) -> frozenset[str]:
     of several layers. sliced: a narrower residual stream. latent: latents are cached instead of
     keys or values. summed: heads are summed before the output projection. sinks: scores without a
     key. channel: a rotary channel. experts: mixtures of experts, also in dense models.
-    native_attention: attention modules that are never replaced, also in dense models. inferred: the
-    family has no row, also in dense models.
+    native_attention: attention modules that are never replaced, also in dense models. mixers: other
+    modules in place of attention, also in dense models. inferred: the family has no row, also in
+    dense models.
     """
     row = architecture_of(network)
     held = {"experts": row.experts, "inferred": row.is_inferred}
     held["native_attention"] = row.native_attention and not row.is_inferred
+    held["mixers"] = row.mixer is not None
     held |= _structures_of_matrices(network) | _structures_of_modules(network)
     return frozenset(name for name, is_held in held.items() if is_held)
 

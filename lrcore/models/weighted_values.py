@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..layers.modules.compressed import CompressedAttention
 from ..system.errors import InputError
+from .architecture import Architecture
 from .architectures import architecture_of
 from .layers import projection_paths
 from .native import head_sizes, rows_of
@@ -37,9 +38,9 @@ def weighted_values(
     in run j each query head reads the values of the j-th kv head after that of its group. Raises
     InputError if values are cached as latents, if heads are summed, or above `WIDEST`.
     """
-    row = architecture_of(network)
+    row = architecture_of(network).of_layer(layer)
     paths = projection_paths(row, layer)
-    n_q, n_kv, size, columns = _value_heads(network, layer.get_submodule(row.attention))
+    n_q, n_kv, size, columns = _value_heads(network, row, layer.get_submodule(row.attention))
     columns = columns.to(hidden.device)
     out = hidden.new_empty(*hidden.shape[:-1], n_q, n_kv, size)
     kv_heads = torch.arange(n_q, device=hidden.device) // (n_q // n_kv)
@@ -67,13 +68,14 @@ def weighted_values(
     return out.flatten(-3)
 
 
-def _value_heads(network: PreTrainedModel, attention: nn.Module) -> tuple[int, int, int, Tensor]:
+def _value_heads(
+    network: PreTrainedModel, row: Architecture, attention: nn.Module
+) -> tuple[int, int, int, Tensor]:
     """Return n_q, n_kv, the size of a value head, and the columns of the values.
 
     The columns index the output of the module that computes the values. Raises InputError as
     `weighted_values` does.
     """
-    row = architecture_of(network)
     if row.factors is not None:
         raise InputError(
             "Attention-weighted values need kv heads, but the attention of this family cannot be "

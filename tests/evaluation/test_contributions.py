@@ -33,7 +33,7 @@ def test_mixing_all_parts_gives_the_compressed_model_and_no_parts_the_dense_one(
 
 
 @pytest.mark.parametrize(
-    "family", [name for name, row in ARCHITECTURES.items() if row.native_attention]
+    "family", [name for name, row in ARCHITECTURES.items() if row.native_attention or row.mixer]
 )
 def test_matrices_of_native_attention_belong_to_a_single_part(
     family, tiny_llama, story_file, tmp_path

@@ -20,7 +20,7 @@ from lrcore.system.errors import InputError
 
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 NEEDS = METHODS["latentllm"].extra_needs["vo", "attention"]
-LATENT = [name for name, row in ARCHITECTURES.items() if row.factors]
+LATENT = [name for name, row in ARCHITECTURES.items() if row.native_attention or row.mixer]
 WITH_VALUES = [name for name in ARCHITECTURES if name not in LATENT]
 
 

@@ -157,8 +157,10 @@ def _standard_tensor(
             and isinstance(network.get_submodule(parent), nn.Linear)
         )
         return (tensors[name].T if is_transposed else tensors[name]).contiguous()
+    mlp = f"{parent.removesuffix(path)}{row.mlp}"
+    if path == row.down and f"{mlp}.down_proj.{leaf}" in tensors:
+        return tensors[f"{mlp}.down_proj.{leaf}"].contiguous()
     if row.gate == row.up == path:
-        mlp = parent.removesuffix(row.up) + row.mlp
         return torch.cat([tensors[f"{mlp}.{part}_proj.{leaf}"] for part in ("gate", "up")])
     if isinstance(norm := network.get_submodule(parent), StreamNorm):
         return torch.full_like(meta, (norm.width / len(meta)) ** 0.5, device="cpu")

@@ -15,14 +15,21 @@ from transformers import PreTrainedModel
 
 from ...layers.linalg import to_float64
 from ...layers.spectra import Slot
-from ...layers.statistics import CROSS, Moments, at_least_float32, centered, check_finite_moments
+from ...layers.statistics import (
+    CROSS,
+    TAPS,
+    Moments,
+    at_least_float32,
+    centered,
+    check_finite_moments,
+)
 from ...methods import LayerFactors, Method, find_method
 from ...models.architectures import architecture_of, decoder_layers, text_config
-from ...models.layers import clone, read_exact
+from ...models.layers import clone, layer_shapes, read_exact
 from ...models.load import LoadedModel
 from ...models.offload import present
 from ...models.read_ahead import reading_ahead
-from ...models.stream import BATCH, READERS, LayerStream, reader_of
+from ...models.stream import BATCH, LayerStream, reader_of
 from ...ranks.plan import RankPlan
 from ...recipes.recipe import DISTILLED, TRAINED, Recipe
 from ...system.errors import InputError
@@ -150,11 +157,10 @@ def compress_anchored(
     """
     (dense, small), (method, options) = streams, solver
     with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
-        for tap in READERS:
-            layer = read_exact(network, index)
-            reader = reader_of(tap, layer.matrices())
-            if reader is None:  # the layer has experts or no latents
-                continue
+        names = layer_shapes(network, index).matrices()
+        for tap in dict.fromkeys(TAPS[name] for name in names):  # in forward order
+            layer, reader = read_exact(network, index), reader_of(tap, names)
+            assert reader is not None  # a matrix reads the tap
             moments = cross_moments(dense, small, index, tap, reader)
             part_factors = method.factor(layer, moments, options)
             part_ranks = {slot: rank for slot, rank in ranks.items() if slot[1] in part_factors}

@@ -1,8 +1,9 @@
 """Sequential residual-corrected refit, a method of this project and of no paper.
 
 Each layer compensates for the errors of the layers before it. With the compressed layers before it
-in place, the projections of a layer are solved again in forward order: q, k and v, o, gate and up,
-down. With x^ the input of a projection in the compressed model,
+in place, the projections of a layer are solved again in forward order: q, k and v (or the input
+projections of a mixer), o, gate and up, down. With x^ the input of a projection in the compressed
+model,
 
     min over W, b of E w |y - (W x^ + b)|^2 + RIDGE * |(W - W_0) diag(E[w x^ x^^T])^{1/2}|^2,
 
@@ -41,13 +42,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...layers.layer import Layer, Linear, LowRank, Projection
+from ...layers.layer import MIXER_INPUTS, Layer, Linear, LowRank, Projection
 from ...layers.statistics import is_finite
 from ...models.architectures import architecture_of, decoder_layers
 from ...models.inferred_layers import run_order, stream_before, stream_factors
 from ...models.layers import read_exact, write_layer
 from ...models.offload import present
-from ...models.stream import LayerActivations, LayerStream, residual_update, residual_without
+from ...models.stream import LayerActivations, LayerStream, residual_without, stream_after_attention
 from ...system.errors import InputError
 from .quantized_layer import Quantizer
 from .refit_pairs import can_refit_pair, pairs_key, refit_pair
@@ -69,7 +70,7 @@ T = TypeVar("T")
 REVISION = 3  # part of `refit_key`: raise it if a refit results in other weights
 NO_BITS: Mapping[str, int] = {}
 # Projections that read the same input, by a projection that names the group.
-READ_BY = {"q": ("q", "k", "v"), "up": ("gate", "up")}
+READ_BY = {"q": ("q", "k", "v"), "in": MIXER_INPUTS, "up": ("gate", "up")}
 # Bytes of activations that are cached between the projections of a layer. Activations that exceed
 # them are computed again.
 MAX_CACHED_BYTES = 2**30
@@ -185,6 +186,7 @@ class _LayerRefit:
             self._refit_inferred()
         else:
             self._refit_readers(READ_BY["q"], None)
+            self._refit_readers(READ_BY["in"], None)
             inputs = self._refit_output()
             if inputs:
                 self._refit_readers(READ_BY["up"], inputs)
@@ -284,23 +286,22 @@ class _LayerRefit:
         for batch in self.batches:
             streams, number = batch
             dense = streams.dense.activations(self.index, number)
-            hidden = streams.dense.hidden[number]
-            x = streams.small.input_of(self.index, number, "o")
-            self.attended.add(batch, x, x.nbytes)
-            after = residual_without(self.layer, "attention", hidden) + self._update(
-                "attention", dense.o_out
-            )
-            before = residual_without(self.layer, "attention", streams.small.hidden[number])
-            fit.add(x, after, before, dense.o_out)
+            if dense.o_out is not None:
+                x = streams.small.input_of(self.index, number, "o")
+                self.attended.add(batch, x, x.nbytes)
+                after = self._after_attention(streams.dense.hidden[number], dense.o_out)
+                before = residual_without(self.layer, "attention", streams.small.hidden[number])
+                fit.add(x, after, before, dense.o_out)
             streams.dense.hidden[number] = dense.out
             if dense.up_in is not None:
                 inputs.append(dense.up_in)
-        self._install("o", fit.sums)
+        if "o" in self.dense_projections:
+            self._install("o", fit.sums)
         return inputs
 
-    def _update(self, component: str, out: Tensor) -> Tensor:
-        """Return the update of the residual stream for the output of a component."""
-        return residual_update(self.network, self.layer, component, out)
+    def _after_attention(self, hidden: Tensor, out: Tensor | None) -> Tensor:
+        """Return the residual stream between attention and MLP, see `stream_after_attention`."""
+        return stream_after_attention(self.network, self.layer, hidden, out)
 
     def _refit_down(self, inputs: Sequence[Tensor]) -> None:
         """Refit the down projection; the dense streams have passed the layer.
@@ -313,12 +314,11 @@ class _LayerRefit:
             small, after = self._run_layer(batch), streams.dense.hidden[number]
             assert small.down_in is not None  # the dense layer has an MLP
             if self.training is None:  # else the layer runs again after the training
-                size = small.down_in.nbytes + small.o_out.nbytes + small.out.nbytes
+                attended = 0 if small.o_out is None else small.o_out.nbytes
+                size = small.down_in.nbytes + attended + small.out.nbytes
                 self.activations.add(batch, small, size)
-            stream = residual_without(self.layer, "attention", streams.small.hidden[number])
-            before = residual_without(self.layer, "mlp", stream) + residual_without(
-                self.layer, "mlp", self._update("attention", small.o_out)
-            )
+            middle = self._after_attention(streams.small.hidden[number], small.o_out)
+            before = residual_without(self.layer, "mlp", middle)
             dense_out = self._dense_mlp(x) if fit.is_normed else None
             fit.add(small.down_in, after, before, dense_out)
         self._install("down", fit.sums)

@@ -52,8 +52,15 @@ def attention_module(
     copy_table(module, native)
     module.sinks = getattr(native, "sinks", None)
     if module.qk_norm is not None:
-        module.q_norm, module.k_norm = native.q_norm, native.k_norm
+        module.q_norm, module.k_norm = (_norm_of(native, name) for name in "qk")
     return module
+
+
+def _norm_of(native: Any, name: str) -> nn.Module:
+    """Return the norm of the queries or keys ("q", "k") of a native attention."""
+    path = next(path for path in (f"{name}_norm", f"{name}_layernorm") if hasattr(native, path))
+    norm: nn.Module = native.get_submodule(path)
+    return norm
 
 
 def _rotary_of(network: PreTrainedModel, path: str) -> nn.Module | None:

@@ -145,9 +145,9 @@ class Problem:
         it moves into their biases, else None.
         """
         matrices, bias = self.layer.matrices(), self.options.bias
-        centered = bias == "add" or (
-            bias == "update" and all(matrices[name].bias is not None for name in names)
-        )
+        have_biases = all(matrices[name].bias is not None for name in names)
+        can_have_biases = all(self.layer.can_have_bias(name) for name in names)
+        centered = {"add": can_have_biases, "update": have_biases, "keep": False}[bias]
         return self.metric(TAPS[names[0]], centered)
 
     def stacked(self, *names: str) -> StackedMatrices:
@@ -186,10 +186,10 @@ def factor(layer: Layer, moments: Moments, options: LatentLLMOptions = DEFAULT) 
 
 
 def queries_and_keys(p: Problem) -> LayerFactors:
-    """Return slots q and k, or joint_qk, or joint_qkv."""
+    """Return slots q and k, or joint_qk, or joint_qkv; of native attention, all its matrices."""
     a, attention = p.layer.attention, p.options.attention
     if a.factors is not None:  # latents of the family, with norms between the factors
-        return {name: p.single(name) for name in a.factors if name != "o"}
+        return {name: p.single(name) for name in a.factors}
     if attention == "joint_qkv":
         return {"joint_qkv": p.stacked("q", "k", "v")}
     # a norm between projection and score excludes a closed form G_i
@@ -202,9 +202,11 @@ def queries_and_keys(p: Problem) -> LayerFactors:
 
 
 def values_and_output(p: Problem) -> LayerFactors:
-    """Return slots v and o, or joint_vo; only o if v is in joint_qkv."""
+    """Return slots v and o, or joint_vo; only o if v is in joint_qkv, none of native attention."""
     a, o = p.layer.attention, p.options
-    if a.factors is not None or o.attention == "joint_qkv":
+    if a.factors is not None:
+        return {}
+    if o.attention == "joint_qkv":
         return {"o": p.single("o")}
     if o.vo != "split":
         # the mean that v loses can only move into the bias of o

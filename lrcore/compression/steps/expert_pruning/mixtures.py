@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....models.architecture import module_at
 from ....models.architectures import architecture_of, decoder_layers, text_config
-from ....models.layers import experts_path, experts_per_token, module_at
+from ....models.layers import experts_path, experts_per_token
 from ....models.mixture_families import EXPERT_COUNTS
 
 

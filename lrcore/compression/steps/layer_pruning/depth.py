@@ -51,10 +51,16 @@ def without_layers(network: PreTrainedModel, dropped: Collection[int]) -> PreTra
     The remaining layers are renumbered, in modules and config. Raises InputError for a family whose
     config cannot describe the result, for example if the type of a layer follows from the position.
     """
+    row = architecture_of(network)
     retained = [i for i in range(len(decoder_layers(network))) if i not in dropped]
+    if row.mixer and not any(row.of_layer(decoder_layers(network)[i]).has_heads for i in retained):
+        raise InputError(
+            "No layer with attention would remain, without which transformers cannot run "
+            f"{with_article(network.config.model_type)} model. Keep a layer with attention."
+        )
     short = clone(network)
     layers = decoder_layers(short)
-    parent, _, name = architecture_of(short).layers.rpartition(".")
+    parent, _, name = row.layers.rpartition(".")
     setattr(short.get_submodule(parent), name, nn.ModuleList(layers[i] for i in retained))
     for index, layer in enumerate(decoder_layers(short)):
         _set_cache_index(layer, index)
