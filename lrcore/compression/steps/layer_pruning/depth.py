@@ -25,7 +25,7 @@ PER_LAYER = (
     "layer_rope_theta",
     "mlp_layer_types",
 )
-LAYER_NUMBERS = ("moe_layers",)  # fields of configs that list layers by number
+LAYER_NUMBERS = ("moe_layers", "attn_layer_indices")  # fields that list layers by number
 # Numbers of layers before those with experts
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers")
 DEPTH_SCALE = "scale_depth"  # MiniCPM divides it by the root of the number of layers
@@ -86,6 +86,9 @@ def _set_cache_index(layer: nn.Module, index: int) -> None:
 def _select_per_layer_fields(config: Any, retained: list[int], total: int) -> None:
     """Reduce the fields of a config that depend on single layers to the retained layers."""
     for field in PER_LAYER:
+        stored = getattr(type(config), config.attribute_map.get(field, field), None)
+        if isinstance(stored, property):  # derived from other fields
+            continue
         if len(getattr(config, field, None) or ()) == total:
             setattr(config, field, [getattr(config, field)[i] for i in retained])
     if hasattr(config, "attention_types"):  # GPT-Neo derives attention_layers from it

@@ -79,9 +79,11 @@ def test_network_with_fewer_experts_loads_as_its_family(family, tmp_path):
     )
     assert close(logits(back), logits(small))
     assert back.num_parameters() == small.num_parameters() < network.num_parameters()
-    first = small(input_ids=TOKENS[:, :20], use_cache=True)
-    remaining_logits = logits(small, TOKENS[:, 20:], past_key_values=first.past_key_values)
-    assert torch.allclose(remaining_logits, logits(small)[:, 20:], atol=1e-4)
+    # transformers continues the states of Jamba by single tokens only
+    start = TOKENS.shape[1] - 1 if family == "jamba" else 20
+    first = small(input_ids=TOKENS[:, :start], use_cache=True)
+    remaining_logits = logits(small, TOKENS[:, start:], past_key_values=first.past_key_values)
+    assert torch.allclose(remaining_logits, logits(small)[:, start:], atol=1e-4)
 
 
 def test_routing_around_experts_is_undone_on_exit():
