@@ -467,7 +467,7 @@ def test_fused_compresses_an_offloaded_model_as_one_in_memory(policy, folder_of,
 @pytest.mark.parametrize(
     ("family", "layer", "expected"),
     [
-        ("lfm3", 0, {"conv.out_proj": 1, "feed_forward.w2": 1}),
+        ("bitnet", 0, {"self_attn.o_proj": 1, "mlp.down_proj": 1}),
         ("granitemoe", 0, {"self_attn.o_proj": 0.5}),
         ("gemma4_unified", 0, {}),  # norms follow attention and MLP
         ("phi4_multimodal", 0, {"self_attn.o_proj": 1, "mlp.down_proj": 1}),  # dropout follows
