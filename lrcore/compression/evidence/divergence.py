@@ -123,11 +123,21 @@ class DensePredictions:
             if error and relative_error(result) <= error:
                 break
             with starting_at(network, index, states, shared[number] if shared else None):
-                logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
-            for window_logits in logits:
-                changed = window_logits.float().log_softmax(-1)
-                result.append(self._divergence(changed, len(result)))
+                result += self._batch_divergences(network, tokens, len(result))
         return torch.stack(result).cpu()
+
+    def _batch_divergences(
+        self, network: PreTrainedModel, tokens: Tensor, first: int
+    ) -> list[Tensor]:
+        """Return the mean KL(dense || network) of each window of a batch, [], float64 each.
+
+        tokens [b, length]: the windows from number `first` on.
+        """
+        logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
+        return [
+            self._divergence(window_logits.float().log_softmax(-1), first + i)
+            for i, window_logits in enumerate(logits)
+        ]
 
 
 def _loss(predicted: Tensor, next_tokens: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def tokens_run(factors: Factorization, recipe: Recipe) -> float:
 
 def _file(factors: Factorization, recipe: Recipe) -> Path:
     windows = select_windows(factors.calibration)
-    probed = probe_key(windows.probing, REFERENCE)
+    probed = probe_key(factors, windows.probing, REFERENCE)
     plans = (allocation_key(recipe), GROWTHS, windows.checking.tolist())
     return cache_file("searches", factors, "error model", FORMAT, *plans, *probed)
 

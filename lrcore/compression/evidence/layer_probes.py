@@ -21,6 +21,12 @@ from ...system.cache import keep_value, read_as
 from ...system.progress import Progress
 from ..solve.factorize import Factorization
 from .divergence import DensePredictions
+from .head_differences import (
+    ROUNDED_KEY,
+    HeadDifferences,
+    multiplies_states,
+    rounds_products,
+)
 from .kind import cache_file
 from .losses import BATCH
 
@@ -122,7 +128,9 @@ class Probing:
     _reached: tuple[int, LayerStream] | None = field(default=None, init=False)
 
     def __call__(self, index: int, progress: Progress) -> LayerProbes:
-        path = cache_file("probes", self.factors, *probe_key(self.tokens, self.shares), index)
+        path = cache_file(
+            "probes", self.factors, *probe_key(self.factors, self.tokens, self.shares), index
+        )
         spectra = self.factors.spectra.items()
         costs = {name: s.cost for (layer, name), s in spectra if layer == index}
         cached = read_as(path, lambda value: LayerProbes.from_dict(value, costs, self.shares))
@@ -166,18 +174,30 @@ class Probing:
         All windows are measured if the error is 0.
         """
         factor = self.factors.layers[index][name]
-        return self.divergences(index, lambda layer: factor.truncate(layer, rank), error)
+        return self.divergences(
+            index, lambda layer: factor.truncate(layer, rank), error, may_round=True
+        )
 
-    def divergences(self, index: int, change: Callable[[Layer], Layer], error: float) -> Tensor:
+    def divergences(
+        self,
+        index: int,
+        change: Callable[[Layer], Layer],
+        error: float,
+        may_round: bool = False,
+    ) -> Tensor:
         """Return the divergences with a changed layer, [windows], float64.
 
         error: the first windows are measured until the relative error is smaller; 0: all windows.
+        may_round: whether layers may run in bfloat16, see head_differences.py.
         """
         network, predictions, _ = self._dense
+        compare = predictions.divergences
+        if may_round and isinstance(predictions, HeadDifferences):
+            compare = predictions.rounded_divergences
         stream = self._stream_at(index)
         with changed_layer(network, index, change):
             hidden = stream.hidden if error == 0.0 else stream.hidden[: self._max_batches]
-            return predictions.divergences(network, index, hidden, error, stream.shared)
+            return compare(network, index, hidden, error, stream.shared)
 
     @cached_property
     def _max_batches(self) -> int:
@@ -188,7 +208,10 @@ class Probing:
     def _dense(self) -> tuple[PreTrainedModel, DensePredictions, float]:
         """A network to truncate, predictions and loss of the dense network; computed once."""
         network = clone(self.model.network)
-        predictions = DensePredictions(clone(network), self.tokens)
+        dense = clone(network)
+        is_rounded = rounds_products(self.factors) and multiplies_states(dense, self.tokens)
+        kind = HeadDifferences if is_rounded else DensePredictions
+        predictions = kind(dense, self.tokens)
         return network, predictions, predictions.mean_loss()
 
     def _stream_at(self, index: int) -> LayerStream:
@@ -236,10 +259,11 @@ def max_windows(factors: Factorization, tokens: Tensor, shares: Shares = SHARES)
     return BATCH * max(batches, 1)
 
 
-def probe_key(tokens: Tensor, shares: Shares = SHARES) -> tuple[Any, ...]:
+def probe_key(factors: Factorization, tokens: Tensor, shares: Shares = SHARES) -> tuple[Any, ...]:
     """Return what the measurements depend on besides the factors; tokens [windows, length]."""
     limits = (DOMINATED, ERROR, WORK_RATIO, MIN_WORK)
-    return FORMAT, shares.first, shares.further, *limits, REFERENCES, tokens.tolist()
+    products = ROUNDED_KEY if rounds_products(factors) else ()
+    return FORMAT, shares.first, shares.further, *limits, REFERENCES, tokens.tolist(), *products
 
 
 def probed_ranks(cost: Cost, shares: tuple[float, ...] = SHARES.all) -> list[int]:

@@ -23,6 +23,7 @@ from ...system.units import Work, map_units
 from ..solve.factorize import Factorization
 from . import joint_probes
 from .curve import loss_curve
+from .head_differences import rounds_products
 from .kind import EvidenceKind, cache_file
 from .layer_probes import (
     SHARES,
@@ -35,6 +36,7 @@ from .layer_probes import (
 )
 from .probe_windows import mean_and_error, select_windows, window_costs
 
+ROUNDED_TIME = 0.5  # of a probe with products in bfloat16, in that of the layers in float32
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending
 
 
@@ -89,7 +91,8 @@ def tokens_run(factors: Factorization, recipe: Recipe) -> float:
 def probing_tokens(factors: Factorization, shares: Shares = SHARES) -> float:
     """Return how many tokens must run through the complete network to probe all slots.
 
-    A probe runs the layers from the probed slot on. 0 if all probes are cached.
+    A probe runs the layers from the probed slot on; one with products in bfloat16 counts as half of
+    it. 0 if all probes are cached.
     """
     missing = _missing_layers(factors, shares)
     layers = len(factors.layers)
@@ -100,12 +103,12 @@ def probing_tokens(factors: Factorization, shares: Shares = SHARES) -> float:
     )
     windows = select_windows(factors.calibration).probing
     tokens = windows[: max_windows(factors, windows, shares)].numel()
-    return tokens * sum(passes)
+    return tokens * sum(passes) * (ROUNDED_TIME if rounds_products(factors) else 1.0)
 
 
 def _missing_layers(factors: Factorization, shares: Shares = SHARES) -> set[int]:
     """Return the layers without cached probes."""
-    parts = probe_key(select_windows(factors.calibration).probing, shares)
+    parts = probe_key(factors, select_windows(factors.calibration).probing, shares)
     files: dict[int, Path] = {
         layer: cache_file("probes", factors, *parts, layer) for layer in range(len(factors.layers))
     }

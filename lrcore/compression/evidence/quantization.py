@@ -223,7 +223,7 @@ def _bytes(module: nn.Module) -> int:
 
 def _file(factors: Factorization, index: int) -> Path:
     windows = select_windows(factors.calibration).probing
-    key = (FORMAT, MEASURED, GROUP, DAMPING, TOKENS, *probe_key(windows))
+    key = (FORMAT, MEASURED, GROUP, DAMPING, TOKENS, *probe_key(factors, windows))
     return cache_file("probes", factors, "quantization", *key, index)
 
 

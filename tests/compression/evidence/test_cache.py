@@ -18,9 +18,11 @@ def test_cache_keys_of_measurements_are_stable() -> None:
         calibration=SimpleNamespace(key="0123abcd"),
         method="svd",
         options=find_method("svd").choose({}),
+        shape=SimpleNamespace(head_parameters=512),
         spectra={(1, "q"): spectrum, (0, "down"): spectrum},
     )
-    path = cache_file("probes", factors, *layer_probes.probe_key(torch.tensor([[3, 1], [4, 1]])), 5)
+    probed = layer_probes.probe_key(factors, torch.tensor([[3, 1], [4, 1]]))
+    path = cache_file("probes", factors, *probed, 5)
     assert path == cache_folder() / "probes" / "9a5b8d24c34a5cffc16f8d01.json"
     budget = allocation_key(Recipe(policy="mix"))
     sizes = (search.STEP, search.ROUNDS, search.WINDOWS, search.LENGTH)
