@@ -86,7 +86,6 @@ ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
 LATENT_MATRICES = ("q_a", "q_b", "kv_a", "kv_b")
 # Projections of a mixer, such as linear attention or Mamba, that read its input
 MIXER_INPUTS = ("in", *(f"in_{part}" for part in ("q", "k", "v", "z", "a", "b", "ba", "f", "g")))
-PARALLEL_INPUT = "mixer_in"  # the same of a mixer beside the attention of a layer
 CLAMPED = "clamped_swiglu"  # gpt-oss; alpha and limit follow: "clamped_swiglu:1.702:7.0"
 
 
@@ -353,10 +352,11 @@ class Layer:
     def can_have_bias(self, name: str) -> bool:
         """Return whether a projection has a bias, or can have one.
 
-        A mixer relies on zeros: it sets its inputs at padding to zero, which a bias would undo.
+        Only those of attention and MLP get one. A mixer sets its inputs at padding to zero, which a
+        bias would undo, and a matrix that was found by structure may be that of a mixer.
         """
-        is_mixer_input = name in MIXER_INPUTS or name == PARALLEL_INPUT
-        return not is_mixer_input or self.matrices()[name].bias is not None
+        is_known = name in ACROSS or name in LATENT_MATRICES
+        return is_known or self.matrices()[name].bias is not None
 
     def projections_named(self, names: Collection[str]) -> list[Projection]:
         """Return the projections with these names, including those of all experts."""

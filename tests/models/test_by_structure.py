@@ -576,3 +576,17 @@ def test_layers_with_different_states_per_call_raise():
     decoder_layers(network)[1].register_forward_hook(differ)
     with pytest.raises(InputError, match=r"cannot be run layer by layer .*the states differ"):
         check_layerwise(network, TOKENS)
+
+
+@pytest.mark.parametrize("family", ["mamba", "lfm3"])
+def test_padding_on_the_left_does_not_reach_the_state(family, folder_of, story_file):
+    model = lrcore.load(str(folder_of(family)))
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=8, seq_len=32, method="fused", ratio=0.3
+    )
+    small = lrcore.compress(model, recipe).network
+    padded = torch.nn.functional.pad(TOKENS, (5, 0), value=2)
+    mask = torch.nn.functional.pad(torch.ones_like(TOKENS), (5, 0))
+    with torch.inference_mode():
+        after = small(input_ids=padded, attention_mask=mask).logits[:, 5:]
+    assert torch.allclose(after, logits(small), atol=1e-5)
