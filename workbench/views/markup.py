@@ -219,8 +219,10 @@ def state_cells(account: dict[str, Any]) -> list[str]:
     """Return the cell with the states of layers that keep no keys and values, if there are any."""
     if "state_bytes" not in account:
         return []
-    states = numbers.megabytes(account["state_bytes"] / 1e6)
-    return [cell(words.allocation.STATES, states, words.allocation.STATES_INFO, EXPERT)]
+    size = account["state_bytes"]  # no method changes it
+    return [
+        cell(words.allocation.STATES, numbers.megabytes(size / 1e6), change(size, size), EXPERT)
+    ]
 
 
 def cache_cells(account: dict[str, Any], context: int) -> list[str]:

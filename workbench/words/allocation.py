@@ -80,7 +80,7 @@ NOTES = "implementation notes"
 # Size and cost
 CONTEXT, TOKENS = "Tokens in the cache", "{} tokens"
 CACHE, LAYER_TIME = "KV cache, {} tokens", "latency per token"
-STATES, STATES_INFO = "states per sequence", "of layers without keys and values"
+STATES = "states per sequence"
 
 # Predicted and measured perplexity
 CHANGE_PREDICTED, ACTUAL = "perplexity change, predicted", "perplexity change, actual"
