@@ -8,10 +8,13 @@ processor time and the peak memory are those of the whole process, imports and l
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 import venv
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,15 +157,31 @@ def follow(command: list[str], folder: Path) -> tuple[float, int]:
     """
     settings = {"PYTHONPATH": str(ROOT)} if command[0] == sys.executable else {}
     settings |= {"LRCORE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    peak = 0
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(
             command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT
         )
-        _, status, usage = os.wait4(process.pid, 0)
+        while not (ended := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            peak = max(peak, peak_memory(process.pid))
+            time.sleep(0.05)
+    assert ended is not None
+    _, status, usage = os.wait4(process.pid, 0)
     if code := os.waitstatus_to_exitcode(status):
         log((folder / "output.txt").read_text()[-2000:])
         raise subprocess.CalledProcessError(code, command)
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    return usage.ru_utime + usage.ru_stime, peak
+
+
+def peak_memory(pid: int) -> int:
+    """Return the peak resident memory of a process in bytes, 0 if it has just ended.
+
+    `ru_maxrss` would include the memory of this process, from which it is forked.
+    """
+    with suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return 1024 * int(found[1]) if found else 0
+    return 0
 
 
 def section(results: dict[str, Any], subject: Subject) -> str:

@@ -69,7 +69,7 @@ _INDEXER = {
 }
 
 _MIXTURE = {**_LLAMA, **_EXPERTS, "moe_intermediate_size": 24}
-_LATENT_MIXTURE = {
+_HYBRID_LATENTS = {
     **{k: v for k, v in _MIXTURE.items() if k != "head_dim"},
     **_LATENTS,
     "num_key_value_heads": 4,
@@ -414,14 +414,14 @@ CONFIGS: dict[str, dict] = {
         "n_groups": 1,
     },
     "kimi_linear": {
-        **_LATENT_MIXTURE,
+        **_HYBRID_LATENTS,
         "layer_types": ["linear_attention", "full_attention"],
         "mlp_layer_types": ["dense", "sparse"],
         "linear_head_dim": 8,
         "linear_num_heads": 4,
     },
     "bailing_hybrid": {
-        **_LATENT_MIXTURE,
+        **_HYBRID_LATENTS,
         "layer_types": ["linear_attention", "full_attention"],
         "mlp_layer_types": ["dense", "sparse"],
         "head_dim": 8,

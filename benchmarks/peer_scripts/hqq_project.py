@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 _, folder, _, out = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-settings = BaseQuantizeConfig(nbits=4, group_size=64)["weight_quant_params"]
+# Groups within rows; by default they extend over the rows of a column.
+settings = BaseQuantizeConfig(nbits=4, group_size=64, axis=1)["weight_quant_params"]
 for module in model.model.layers.modules():
     if isinstance(module, torch.nn.Linear):
         codes, meta = Quantizer.quantize(

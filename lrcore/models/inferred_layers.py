@@ -57,7 +57,9 @@ def stream_factors(stream: LayerStream, index: int) -> dict[str, float]:
             stack.enter_context(module.register_forward_hook(record))
         before = _output(stream, index)
     generator = torch.Generator(before.device).manual_seed(0)
-    noise = torch.randn(before.shape, generator=generator, device=before.device)
+    noise = torch.randn(
+        before.shape, generator=generator, dtype=torch.float32, device=before.device
+    )
     change = (noise * before.float().std()).to(before.dtype)
     factors: dict[str, float] = {}
     for name, module in matrices.items():

@@ -145,7 +145,7 @@ def make_budget(
     if not counted:
         remedy = "Choose another budget: params, all_params, flops or latency."
         if shrinking:
-            remedy = f"Budgets 'kv' and 'both' need one that shrinks it: {', '.join(shrinking)}."
+            remedy = f"For 'kv' and 'both' choose one that shrinks it: {', '.join(shrinking)}."
         raise InputError(f"This method leaves the KV cache of this model as it is. {remedy}")
     dense, smallest = prices.dense_price(counted), prices.smallest_price(counted)
     limit = dense - math.ceil(ratio * base - 1e-9)

@@ -13,6 +13,7 @@ from lrcore.compression.evidence.measure import evidence_of
 from lrcore.layers.account import SizeAndCost
 from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
+from lrcore.models.hybrid_families import HYBRIDS
 from lrcore.models.model_size import count_account
 from lrcore.ranks.policies import POLICIES
 from lrcore.recipes.recipe import BUDGETS, CALIBRATION_MODES, REFIT, ROUNDING
@@ -41,8 +42,9 @@ MULTIPLES = (
     "gemma3n_text",
 )  # the width is a multiple of the number of heads
 # Families with few possible sizes below: sliding windows with twice the key heads, and rotary
-# positions on a third of a head.
-NOT_RANDOM = {"mimo_v2_flash"}
+# positions on a third of a head; and mixers, whose sizes and types of layers have other rules.
+NOT_RANDOM = {"mimo_v2_flash", *HYBRIDS}
+LAYER_KINDS = {"mlp_layer_types": ("dense", "sparse"), "indexer_types": ("full", "shared")}
 SQUARE = ("helium",)  # the width equals that of all heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # types of permutations
@@ -114,6 +116,10 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     if "layer_types" in fields:
         kinds = st.sampled_from(("sliding_attention", "full_attention"))
         fields["layer_types"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
+    for name, kinds in LAYER_KINDS.items():
+        if name in fields:
+            others = st.lists(st.sampled_from(kinds), min_size=layers - 1, max_size=layers - 1)
+            fields[name] = [kinds[0], *draw(others)]
     if family in ("gemma3n_text", "gemma4_text"):
         fields |= draw(layers_that_depend_on_others(family, fields["layer_types"]))
     if "no_rope_layers" in fields:

@@ -29,6 +29,10 @@ AN = {
     "internvl",
     "apertus",
     "exaone",
+    "axk1",
+    "lfm2",
+    "lfm2_moe",
+    "olmo_hybrid",
 }
 OF_A_FEW = {"kind", "UNEVEN"}  # expressions that never begin with a vowel
 
