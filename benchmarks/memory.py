@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -117,17 +118,22 @@ def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[
     if until_quiet:
         threading.Timer(30, process.stdin.close).start()
     while process.poll() is None:
-        try:
-            lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            break
-        for name, value in (line.split(":") for line in lines):
-            if name in peaks:
-                peaks[name] = max(peaks[name], 1024 * int(value.split()[0]))
+        for name, size in process_memory(process.pid).items():
+            peaks[name] = max(peaks[name], size)
         time.sleep(0.01)
     if process.wait() and not until_quiet:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     return peaks
+
+
+def process_memory(pid: int) -> dict[str, int]:
+    """Return VmHWM and RssAnon of a process in bytes, see `follow`; {} if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        values = dict(line.split(":", 1) for line in lines)
+        names = values.keys() & {"VmHWM", "RssAnon"}
+        return {name: 1024 * int(values[name].split()[0]) for name in names}
+    return {}
 
 
 def section(

@@ -8,13 +8,11 @@ processor time and the peak memory are those of the whole process, imports and l
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import venv
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from safetensors.torch import save_file
 import lrcore
 from lrcore.compression.calibration.calibrate import make_calibration_windows
 
+from .memory import process_memory
 from .report import ROOT, log, machine, table, write_section
 from .subjects import REAL_MODEL, Subject, real_subject, reference_text
 
@@ -163,7 +162,8 @@ def follow(command: list[str], folder: Path) -> tuple[float, int]:
             command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT
         )
         while not (ended := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
-            peak = max(peak, peak_memory(process.pid))
+            # `ru_maxrss` would include the memory of this process, from which it is forked
+            peak = max(peak, process_memory(process.pid).get("VmHWM", 0))
             time.sleep(0.05)
     assert ended is not None
     _, status, usage = os.wait4(process.pid, 0)
@@ -171,17 +171,6 @@ def follow(command: list[str], folder: Path) -> tuple[float, int]:
         log((folder / "output.txt").read_text()[-2000:])
         raise subprocess.CalledProcessError(code, command)
     return usage.ru_utime + usage.ru_stime, peak
-
-
-def peak_memory(pid: int) -> int:
-    """Return the peak resident memory of a process in bytes, 0 if it has just ended.
-
-    `ru_maxrss` would include the memory of this process, from which it is forked.
-    """
-    with suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-        return 1024 * int(found[1]) if found else 0
-    return 0
 
 
 def section(results: dict[str, Any], subject: Subject) -> str:
