@@ -26,12 +26,12 @@ from .forms import (
     Matrix,
     Quantized,
     TwoOfFour,
-    extremes,
     groups_of,
     masked,
     quantize,
     two_of_four,
 )
+from .grids import least_squares_grids
 from .linalg import invert_lower_
 
 DAMPING = 0.01  # share of the mean diagonal of H that is added to H
@@ -79,9 +79,10 @@ def gptq(matrix: Matrix, moment: Tensor, bits: int, group: int) -> Matrix:
     """Quantize the stored numbers of a matrix [out, in] by GPTQ.
 
     moment [in, in]: second moment of the input. Each block of a form, for example the numbers
-    beside an identity block, has the moment of the inputs that it multiplies. The grids are the
-    min-max grids of the original numbers, as in `forms.quantize`, so groups may span several rows.
-    Forms without stored numbers, sparse forms and quantized forms are returned unchanged.
+    beside an identity block, has the moment of the inputs that it multiplies. The grids have the
+    least squared error of the original numbers, weighted with the mean squares of their inputs;
+    groups may span several rows. Forms without stored numbers, sparse forms and quantized forms are
+    returned unchanged.
     """
     if not isinstance(matrix, Tensor | Blocks):
         return matrix
@@ -92,7 +93,8 @@ def gptq(matrix: Matrix, moment: Tensor, bits: int, group: int) -> Matrix:
         numbers = numbers if numbers.ndim == 3 else numbers[None]  # [blocks, rows, inputs]
     if not numbers.numel():
         return matrix
-    low, step = extremes(groups_of(numbers, group), bits)
+    squares = moment.diagonal()[inputs.long()].unsqueeze(1).expand_as(numbers)
+    low, step = least_squares_grids(groups_of(numbers, group), groups_of(squares, group), bits)
 
     def spread(values: Tensor) -> Tensor:
         return values.double().repeat_interleave(group)[: numbers.numel()].view_as(numbers)
@@ -121,16 +123,19 @@ def _rounded(
 ) -> Tensor:
     """Return a matrix [out, in] on the grid low + step * code, by GPTQ, float64.
 
-    grid: low and step of each number, [out, in] float64 each.
+    grid: low and step of each number, [out, in] float64 each. The columns of the largest inputs are
+    fixed first, while most other columns can still compensate for their errors.
     """
-    lows, steps = grid
+    order = moment.diagonal().argsort(descending=True, stable=True)
+    lows, steps = (values[:, order] for values in grid)
     units = torch.where(steps > 0, steps, 1)
 
     def value(j: int, remaining: Tensor, _diagonal: Tensor) -> Tensor:
         codes = ((remaining[:, 0] - lows[:, j]) / units[:, j]).round().clamp(0, largest_code)
         return lows[:, j] + steps[:, j] * codes
 
-    return sweep_columns(weight, moment, value)
+    ordered = sweep_columns(weight[:, order], moment[order][:, order], value)
+    return ordered[:, order.argsort()]
 
 
 def second_factor(up: Tensor, before: Tensor, after: Tensor, moment: Tensor | None) -> Tensor:

@@ -21,6 +21,7 @@ from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.evaluation_settings import EvaluationSettings, TaskSettings
 from ..evaluation.tasks import measure_task
+from ..layers.forms import QUANTIZERS_REVISION
 from ..models.load import LoadedModel
 from ..recipes import former_names
 from ..recipes.recipe import Recipe
@@ -91,6 +92,8 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
         settings["refit_key"] = refit_key(any(recipe.trains_layers for recipe in refit))
     if any(recipe.distills for recipe in refit):
         settings["distillation_key"] = distillation_key()
+    if any(step.kind == "quantize" or step.recipe.budget == "bytes" for step in chain):
+        settings["quantizers"] = QUANTIZERS_REVISION
     measured = [_evaluation_key(evaluation) for evaluation in sweep.evaluations]
     measured += [asdict(task) for task in sweep.tasks]
     return cache_key(FORMAT, model.fingerprint, model.dtype, settings, measured, sweep.speed)

@@ -10,7 +10,8 @@ import torch
 from hard_layers import KINDS, hard_layer
 from sixty_digits import DIGITS, exact, lost
 
-from lrcore.layers.forms import dense, extremes, groups_of
+from lrcore.layers.forms import dense, groups_of
+from lrcore.layers.grids import least_squares_grids
 from lrcore.layers.hqq import BETA, GROWTH, STEPS, P, half_quadratic
 from lrcore.layers.obs import DAMPING, gptq, sparsegpt, wanda
 
@@ -76,9 +77,11 @@ def check_loss(results: torch.Tensor, expected, weight: torch.Tensor, h) -> None
 @pytest.mark.parametrize("bits", [2, 4])
 def test_gptq_loss_is_at_most_that_of_optimal_brain_surgeon(problem, bits) -> None:
     weight, moment = problem
+    order = moment.diagonal().argsort(descending=True, stable=True)  # of the columns
+    squares = moment.diagonal().expand_as(weight)
     low, step = (
-        exact(t.double().repeat_interleave(8).view_as(weight))
-        for t in extremes(groups_of(weight, 8), bits)
+        exact(t.double().repeat_interleave(8).view_as(weight)[:, order])
+        for t in least_squares_grids(groups_of(weight, 8), groups_of(squares, 8), bits)
     )
 
     def nearest(j, w, _inverses):
@@ -87,8 +90,9 @@ def test_gptq_loss_is_at_most_that_of_optimal_brain_surgeon(problem, bits) -> No
         codes = [min(max(code, 0), 2**bits - 1) for code in codes]
         return [low[i, j] + step[i, j] * code for i, code in enumerate(codes)]
 
-    expected, h = surgeon(weight, moment, nearest)
-    check_loss(dense(gptq(weight, moment, bits, 8)), expected, weight, h)
+    ordered = weight[:, order]
+    expected, h = surgeon(ordered, moment[order][:, order], nearest)
+    check_loss(dense(gptq(weight, moment, bits, 8))[:, order], expected, ordered, h)
 
 
 def test_sparsegpt_loss_is_at_most_that_of_optimal_brain_surgeon(problem) -> None:
@@ -129,7 +133,7 @@ def hard_groups() -> torch.Tensor:
 
 
 def exact_steps(numbers: list, bits: int):
-    """Return the lowest mean |residual| over the steps of HQQ, from the smallest number."""
+    """Return the lowest squared error over the steps of HQQ, from the smallest number."""
     top = 2**bits - 1
     low, step = min(numbers), (max(numbers) - min(numbers)) / top
     if step == 0:
@@ -138,7 +142,7 @@ def exact_steps(numbers: list, bits: int):
     for number in range(STEPS + 1):
         grid = [step * min(max(mpmath.nint((w - low) / step), 0), top) for w in numbers]
         residuals = [w - low - on for w, on in zip(numbers, grid, strict=True)]
-        best = min(best, mpmath.fsum(abs(r) for r in residuals) / len(residuals))
+        best = min(best, mpmath.fsum(r**2 for r in residuals))
         beta = BETA * mpmath.mpf(GROWTH) ** number
         shrunk = [
             mpmath.sign(r) * max(abs(r) - max(abs(r), 1e-12) ** (mpmath.mpf(P) - 1) / beta, 0)
@@ -158,8 +162,7 @@ def test_hqq_reaches_the_exact_minimum_of_its_steps(bits) -> None:
         numbers = [mpmath.mpf(number_text) for number_text in numbers]
         at, by = mpmath.mpf(float(low[i])), mpmath.mpf(float(step[i]))
         codes = [min(max(mpmath.nint((w - at) / by), 0), 2**bits - 1) if by else 0 for w in numbers]
-        residuals = [abs(w - at - by * code) for w, code in zip(numbers, codes, strict=True)]
+        squares = [(w - at - by * code) ** 2 for w, code in zip(numbers, codes, strict=True)]
         size = max(abs(w) for w in numbers)
-        assert (
-            mpmath.fsum(residuals) / 16 <= (1 + SHARE) * exact_steps(numbers, bits) + 1e-12 * size
-        )
+        smallest = (1 + SHARE) * exact_steps(numbers, bits)
+        assert mpmath.fsum(squares) <= smallest + (1e-12 * size) ** 2

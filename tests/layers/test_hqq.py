@@ -7,7 +7,7 @@ import torch
 
 from lrcore.layers import hqq
 from lrcore.layers.forms import Quantized, dense, quantize
-from lrcore.layers.hqq import BETA, GROWTH, STEPS, TIE, P, half_quadratic
+from lrcore.layers.hqq import BETA, GROWTH, STEPS, P, half_quadratic
 
 
 def slow(numbers: list[float], bits: int) -> tuple[float, float]:
@@ -22,12 +22,12 @@ def slow(numbers: list[float], bits: int) -> tuple[float, float]:
         for w in numbers:
             code = min(max(round((w - low) / step), 0), top)
             residual = w - low - step * code
-            total += abs(residual)
+            total += residual**2
             shrunk = max(
                 abs(residual) - max(abs(residual), 1e-12) ** (P - 1) / (BETA * GROWTH**number), 0.0
             )
             mean += w - math.copysign(shrunk, residual) - step * code
-        if total < smallest * (1 - TIE):
+        if total < smallest:
             best, smallest = low, total
         low = mean / len(numbers)
     return best, step
@@ -45,8 +45,8 @@ def test_grids_equal_those_of_the_loop(bits):
 
 
 def errors(matrix, form):
-    """Return the mean |residual| of each group."""
-    return (matrix - dense(form)).abs().view(-1, form.chunk).mean(1)
+    """Return the mean squared residual of each group."""
+    return (matrix - dense(form)).square().view(-1, form.chunk).mean(1)
 
 
 @pytest.mark.parametrize("scale", [0.02, 5.0])

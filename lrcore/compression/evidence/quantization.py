@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...layers.forms import Quantized
+from ...layers.forms import QUANTIZERS_REVISION, Quantized
 from ...layers.layer import Layer, factor_matrices
 from ...layers.obs import DAMPING
 from ...layers.spectra import Cost, Slot, Spectrum
@@ -223,7 +223,8 @@ def _bytes(module: nn.Module) -> int:
 
 def _file(factors: Factorization, index: int) -> Path:
     windows = select_windows(factors.calibration).probing
-    key = (FORMAT, MEASURED, GROUP, DAMPING, TOKENS, *probe_key(factors, windows))
+    constants = FORMAT, QUANTIZERS_REVISION, MEASURED, GROUP, DAMPING, TOKENS
+    key = (*constants, *probe_key(factors, windows))
     return cache_file("probes", factors, "quantization", *key, index)
 
 
