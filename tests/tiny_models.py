@@ -371,6 +371,12 @@ CONFIGS: dict[str, dict] = {
     | {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {k: v for k, v in _MIXTURE.items() if k != "head_dim"}
     | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
+    "lfm3": {
+        **_LLAMA,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "sliding_window": 6,
+    },
     "granitemoehybrid": {
         **_MAMBA,
         "layer_types": ["linear_attention", "full_attention"],
@@ -407,7 +413,12 @@ CONFIGS: dict[str, dict] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "nemotron_h": {
         **{k: v for k, v in _LLAMA.items() if k != "num_hidden_layers"},
-        "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+        **_EXPERTS,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "moe_latent_size": 16,
         "mamba_num_heads": 8,
         "mamba_head_dim": 8,
         "ssm_state_size": 8,

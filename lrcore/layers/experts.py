@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .layer import MLP, Experts, Layer, clamped_swiglu, clamps_of
+from .layer import MLP, Experts, Layer, gate_function, gated_states
 from .linalg import float64_device
 from .statistics import (
     OUTPUT_CURVATURES,
@@ -79,23 +79,27 @@ class RoutedTokens:
 
 
 def route_tokens(
-    count: int, x: Tensor, expert_indices: Tensor | None = None, weights: Tensor | None = None
+    experts: Experts, x: Tensor, expert_indices: Tensor | None = None, weights: Tensor | None = None
 ) -> RoutedTokens:
     """Return the batch described by the arguments of a family's experts module.
 
     x [n, d]: inputs. expert_indices, weights [n, active]: the experts of each token and the weights
     of their outputs. In families whose router scales the inputs (Llama 4), x [count * n, d] is the
-    only argument: the inputs of each expert, zero for tokens that do not reach it.
+    only argument: the inputs of each expert, zero for tokens that do not reach it. Identities are
+    left out.
     """
+    count = len(experts.mlps)
     if expert_indices is None or weights is None:
         by_expert = x.view(count, -1, x.shape[-1])
         reached = (by_expert != 0).any(dim=-1).T
         first = reached.int().argmax(1)
         inputs = by_expert[first, torch.arange(len(first), device=x.device)]
         return RoutedTokens(inputs, reached, reached.float(), by_expert)
-    zeros = torch.zeros(len(x), count, dtype=torch.float32, device=x.device)
+    columns = count + experts.identities
+    zeros = torch.zeros(len(x), columns, dtype=torch.float32, device=x.device)
     reached = zeros.scatter(1, expert_indices, 1.0) > 0
-    return RoutedTokens(x, reached, zeros.scatter(1, expert_indices, weights.float()))
+    of_outputs = zeros.scatter(1, expert_indices, weights.float())
+    return RoutedTokens(x, reached[:, :count], of_outputs[:, :count])
 
 
 def observe_experts(experts: Experts, accumulator: Accumulator, batch: RoutedTokens) -> None:
@@ -124,11 +128,11 @@ def mlp_hidden_states(mlp: MLP, x: Tensor) -> Tensor:
         p = mlp.matrices()[name]
         return torch.nn.functional.linear(x, p.weight, p.bias)
 
-    if (clamps := clamps_of(mlp.activation)) is not None:
-        return clamped_swiglu(project("gate"), project("up"), *clamps)
-    act = ACT2FN[mlp.activation]
-    out: Tensor = act(project("up")) if mlp.gate is None else act(project("gate")) * project("up")
-    return out
+    act = ACT2FN[gate_function(mlp.activation)]
+    if mlp.gate is None:
+        out: Tensor = act(project("up"))
+        return out
+    return gated_states(mlp.activation, act, project("gate"), project("up"))
 
 
 def expert_weights(layer: Layer, moments: Moments) -> Tensor:

@@ -5,7 +5,7 @@ are stacked along the rows of the query, key and value weights and along the col
 weight. Values hold tensors only; no model is needed.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -86,7 +86,9 @@ ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
 LATENT_MATRICES = ("q_a", "q_b", "kv_a", "kv_b")
 # Projections of a mixer, such as linear attention or Mamba, that read its input
 MIXER_INPUTS = ("in", *(f"in_{part}" for part in ("q", "k", "v", "z", "a", "b", "ba", "f", "g")))
-CLAMPED = "clamped_swiglu"  # gpt-oss; alpha and limit follow: "clamped_swiglu:1.702:7.0"
+# Activations of MLPs whose gates and ups are clamped, followed by their values:
+CLAMPED = "clamped_swiglu"  # alpha and limit, as in gpt-oss: "clamped_swiglu:1.702:7.0"
+LIMITED = "limited"  # function of the gate and limit, as in DeepSeek-V4: "limited:silu:7.0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,10 +287,15 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """The routed experts of a layer, of equal shape. A token passes through `active` experts."""
+    """The routed experts of a layer, of equal shape.
+
+    A token is routed to `active` experts. identities: number of further experts, after `mlps`,
+    whose output is their input.
+    """
 
     mlps: tuple[MLP, ...]
     active: int
+    identities: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -458,22 +465,28 @@ def map_rows(linear: Projection, maps: Tensor, dtype: torch.dtype | None = None)
     return Linear(weight.flatten(0, 1).to(dtype), bias)
 
 
-def clamps_of(activation: str) -> tuple[float, float] | None:
-    """Return alpha and limit of a clamped SwiGLU; None for an activation of transformers."""
-    name, *numbers = activation.split(":")
-    if name != CLAMPED:
-        return None
-    alpha, limit = map(float, numbers)
-    return alpha, limit
+def gate_function(activation: str) -> str:
+    """Return the function of transformers that an activation applies to gates."""
+    name, *values = activation.split(":")
+    return {CLAMPED: "silu", LIMITED: values[0] if values else ""}.get(name, activation)
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """Return `(u + 1) g sigmoid(alpha g)`, [n, d_f], with g and u clamped by `limit`.
+def gated_states(
+    activation: str, function: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor
+) -> Tensor:
+    """Return the hidden states of an MLP with gates g and ups u, [n, d_f]: `function(g) u`.
 
-    g is clamped from above only, u on both sides.
+    CLAMPED and LIMITED clamp g from above and u on both sides. CLAMPED then returns
+    `(u + 1) g sigmoid(alpha g)`. function: see `gate_function`.
     """
+    name, *values = activation.split(":")
+    if name not in (CLAMPED, LIMITED):
+        return function(gate) * up
+    limit = float(values[-1])
     gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+    if name == LIMITED:
+        return function(gate) * up
+    return (up + 1) * gate * torch.sigmoid(float(values[0]) * gate)
 
 
 def key_expansion_products(a: Attention) -> int:

@@ -54,8 +54,8 @@ class Architecture:
         pass only hidden states.
     mixer: paths of the projections by name of a mixer, which takes the place of attention in some
         layers: linear attention, Mamba, a short convolution. It is a native module, too. "o" is its
-        output projection; those named in `MIXER_INPUTS` read its input. No norm follows
-        (`norm_after`). None if all layers have attention.
+        output projection; those named in `MIXER_INPUTS` read its input. None if all layers have
+        attention.
     has_heads: False in the row of a layer that has a mixer, or neither mixer nor attention; see
         `of_layer`.
     kernel: `attn_implementation` of transformers.
@@ -65,7 +65,8 @@ class Architecture:
         `experts` of the MLP.
     router: path of the module that selects the experts.
     expert_width: config field of the routed experts' width; None if it determines other sizes.
-    norm_after: norms of the outputs of attention and MLP before the residual addition.
+    norm_after: norms of the outputs of attention (or mixer) and MLP before the residual addition; a
+        layer that lacks one of them has none.
     has_further_updates: a layer changes the residual stream by more than attention and MLP.
     residual: config field of the factor that scales the outputs of attention and MLP, or a function
         of the config; None for 1.
@@ -151,6 +152,7 @@ class Architecture:
         if not has_mixer and module_at(layer, read) is not None:
             return self
         factors = self.mixer if has_mixer else {}
+        has_norms = all(module_at(layer, path) is not None for path in self.norm_after or ())
         return replace(
             self,
             attention=factors["o"].rpartition(".")[0] if factors else "",
@@ -160,7 +162,7 @@ class Architecture:
             has_heads=False,
             position="none",
             norms=None,
-            norm_after=None,
+            norm_after=self.norm_after if has_norms else None,
             scale=None,
         )
 

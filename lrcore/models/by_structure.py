@@ -12,6 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
+from ..layers.layer import CLAMPED, LIMITED, gate_function, gated_states
 from ..layers.modules.compressed import CompressedExperts
 from ..layers.modules.projections import LowRankLinear, StoredLinear
 from ..system.errors import InputError, with_article
@@ -93,32 +94,46 @@ def _search(network: PreTrainedModel) -> Architecture:
         layer_returns=returns,
         passes=next((name for name in signature.parameters if name.startswith("prev_")), None),
     )
-    return replace(row, **_expert_fields(layers, getattr(config, row.activation, None)))
+    return replace(row, **_expert_fields(layers, config))
 
 
-def _expert_fields(layers: list[nn.Module], activation: str | None) -> dict[str, Any]:
+def _expert_fields(layers: list[nn.Module], config: PretrainedConfig) -> dict[str, Any]:
     """Return the fields of a row that describe routed experts; {} without experts to compress."""
     for layer in layers:
         for path, module in layer.named_modules():
             block, _, name = path.rpartition(".")
-            if name != "experts" or not _can_separate(module, activation):
+            activation = _activation_of(module, config) if name == "experts" else None
+            if activation is None:
                 continue
             for part, router in layer.get_submodule(block).named_modules(prefix=block):
                 if isinstance(getattr(router, "top_k", None), int):
-                    return {"experts": True, "mlp": block, "router": part.removeprefix(".")}
+                    fields = {"mlp": block, "router": part.removeprefix(".")}
+                    return {"experts": True, "activation": activation, **fields}
     return {}
 
 
-def _can_separate(experts: nn.Module, activation: str | None) -> bool:
-    """Return whether experts are separate, or stacked MLPs with gates and this activation."""
+def _activation_of(experts: nn.Module, config: PretrainedConfig) -> str | None:
+    """Return the activation of separate or stacked experts; None if it is unknown."""
     if isinstance(experts, CompressedExperts):
-        return True
-    is_stacked = getattr(experts, "has_gate", False) and not experts.has_post_expert_norm
-    if not is_stacked or activation not in ACT2FN:
-        return False
+        return experts.activation
+    function = str(getattr(config, BY_STRUCTURE.activation, None))
+    if function not in ACT2FN or getattr(experts, "has_post_expert_norm", False):
+        return None
+    if not isinstance(getattr(experts, "gate_up_proj", None), nn.Parameter):
+        is_stacked = isinstance(getattr(experts, "up_proj", None), nn.Parameter)
+        return function if is_stacked and not getattr(experts, "has_gate", True) else None
+    if not hasattr(experts, "has_gate"):  # LongCat-Flash; other modules may have another layout
+        has_identities = any(isinstance(child, nn.Identity) for child in experts.children())
+        return function if has_identities else None
     x = torch.linspace(-1e3, 1e3, 64, dtype=torch.float32)  # large numbers: some families clamp
     gate, up = x.chunk(2) if experts.is_concatenated else (x[::2], x[1::2])
-    return torch.equal(experts._apply_gate(x), ACT2FN[activation](gate) * up)  # type: ignore[operator]
+    alpha, limit = (getattr(config, f"swiglu_{name}", None) for name in ("alpha", "limit"))
+    for activation in (function, f"{LIMITED}:{function}:{limit}", f"{CLAMPED}:{alpha}:{limit}"):
+        if "None" not in activation:
+            states = gated_states(activation, ACT2FN[gate_function(activation)], gate, up)
+            if torch.equal(experts._apply_gate(x), states):  # type: ignore[operator]
+                return activation
+    return None
 
 
 def _shared_paths(layers: list[nn.Module]) -> set[str]:

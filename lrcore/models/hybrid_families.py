@@ -6,6 +6,7 @@ from .architecture import (
     LATENT_ATTENTION,
     LATENT_ATTENTION_NOTE,
     NATIVE_ATTENTION,
+    NATIVE_ATTENTION_NOTE,
     NORMS_AFTER,
     QK_NORM_NOTE,
     Architecture,
@@ -34,10 +35,8 @@ _QWEN3_5: dict[str, Any] = {
     "sequential": None,
 }
 
-_LFM2: dict[str, Any] = {
-    "o": "self_attn.out_proj",
+_LFM: dict[str, Any] = {
     "mixer": {"in": "conv.in_proj", "o": "conv.out_proj"},
-    "norms": ("q_layernorm", "k_layernorm"),
     "mlp": "feed_forward",
     "gate": "feed_forward.w1",
     "up": "feed_forward.w3",
@@ -47,6 +46,12 @@ _LFM2: dict[str, Any] = {
     "last_norm": "model.embedding_norm",
     "sequential": None,
 }
+_LFM2: dict[str, Any] = {
+    **_LFM,
+    "o": "self_attn.out_proj",
+    "norms": ("q_layernorm", "k_layernorm"),
+}
+_CONVOLUTION_NOTE = _MIXER_NOTE.format("A short convolution")
 _MAMBA: dict[str, str] = {"in": "mamba.in_proj", "o": "mamba.out_proj"}
 _MAMBA_NOTE = _MIXER_NOTE.format("Mamba 2")
 _FEED_FORWARD: dict[str, Any] = {
@@ -95,7 +100,14 @@ HYBRIDS: dict[str, Architecture] = {
     "lfm2": Architecture(
         **_LFM2,
         width=None,  # may be adjusted
-        note=f"{_MIXER_NOTE.format('A short convolution')} {QK_NORM_NOTE}",
+        note=f"{_CONVOLUTION_NOTE} {QK_NORM_NOTE}",
+    ),
+    "lfm3": Architecture(
+        **_LFM,
+        **NATIVE_ATTENTION,
+        norm_after=("post_operator_norm", "post_ffn_norm"),
+        note=f"{_CONVOLUTION_NOTE} A gate scales the output of each head, and norms follow mixer, "
+        f"attention and MLP. {NATIVE_ATTENTION_NOTE}",
     ),
     "lfm2_moe": Architecture(
         **_LFM2,
@@ -172,8 +184,12 @@ HYBRIDS: dict[str, Architecture] = {
         block_norms=("norm", "norm"),
         last_norm="model.norm_f",
         sequential=None,
-        note="A layer is either Mamba 2, attention or MLP. The projections of Mamba can be "
-        "low-rank pairs. Layers of experts are not compressed.",
+        experts=True,
+        router="mixer.gate",
+        expert_width="moe_intermediate_size",
+        note="A layer is either Mamba 2, attention, MLP or experts without gates, which may read "
+        "a projection to a smaller width. The projections of Mamba can be low-rank pairs. "
+        f"{_EXPERTS_NOTE}",
     ),
     "kimi_linear": Architecture(
         **LATENT_ATTENTION,

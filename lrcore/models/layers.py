@@ -39,7 +39,14 @@ from ..layers.modules.rotary import stored_table
 from ..system.tensor_files import on_device
 from .architecture import Architecture, module_at
 from .architectures import architecture_of, decoder_layers, text_config
-from .native import gate_rows, head_sizes, native_linear, rows_of, separate_experts
+from .native import (
+    gate_rows,
+    head_sizes,
+    identities_of,
+    native_linear,
+    rows_of,
+    separate_experts,
+)
 from .offload import present
 
 
@@ -172,11 +179,16 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
     activation, active = _activation(network), experts_per_token(layer.get_submodule(row.router))
     if isinstance(native, CompressedExperts):
         read = (
-            {name: read_projection(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
+            {
+                name: read_projection(getattr(mlp, f"{name}_proj"))
+                for name in ("gate", "up", "down")
+                if getattr(mlp, f"{name}_proj") is not None
+            }
             for mlp in native
         )
-        return Experts(tuple(MLP(**parts, activation=activation) for parts in read), active)
-    return Experts(separate_experts(native, activation), active)
+        mlps = tuple(MLP(**parts, activation=activation) for parts in read)
+        return Experts(mlps, active, native.identities)
+    return Experts(separate_experts(native, activation), active, identities_of(native))
 
 
 def experts_per_token(router: nn.Module) -> int:

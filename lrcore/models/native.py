@@ -7,7 +7,7 @@ form pairs of angle zero. Contiguous rows are views, other rows are copies.
 Most families stack gates above ups along the rows of a matrix. gpt-oss has transposed matrices,
 interleaved gates and ups, and biases. transformers describes the layout of stacked experts by
 attributes of the module (`use_experts_implementation`), except for Llama 4, whose matrices are
-transposed.
+transposed, and for LongCat-Flash, some of whose experts have no matrices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from ..layers.layer import MLP, Linear
 from .architecture import Architecture
 from .architectures import architecture_of, text_config
 
-PARTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+PARTS = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
 
 
 @dataclass(frozen=True)
@@ -118,19 +118,27 @@ class ExpertsLayout:
 def layout_of(native: Any) -> ExpertsLayout:
     """Return the layout of a stacked module."""
     if not hasattr(native, "is_transposed"):
-        return ExpertsLayout(transposed=True, concatenated=True, biases=False)
+        is_transposed = native.gate_up_proj.shape[1] == native.down_proj.shape[2]
+        return ExpertsLayout(is_transposed, concatenated=True, biases=False)
     return ExpertsLayout(native.is_transposed, native.is_concatenated, native.has_bias)
 
 
 def separate_experts(native: Any, activation: str) -> tuple[MLP, ...]:
     """Return the experts of a stacked module, as views of its tensors if possible."""
+    parts = {name: leaf for leaf in PARTS if hasattr(native, leaf) for name in PARTS[leaf]}
     return tuple(
         MLP(
-            **{name: _linear(native, leaf, name, number) for leaf in PARTS for name in PARTS[leaf]},
+            **{name: _linear(native, leaf, name, number) for name, leaf in parts.items()},
             activation=activation,
         )
         for number in range(len(native.down_proj))
     )
+
+
+def identities_of(native: Any) -> int:
+    """Return the number of experts of a stacked module whose output is their input."""
+    is_stacked = isinstance(getattr(native, "gate_up_proj", None), Tensor)
+    return len(native.gate_up_proj) - len(native.down_proj) if is_stacked else 0
 
 
 def _linear(native: Any, leaf: str, name: str, number: int) -> Linear:

@@ -222,8 +222,9 @@ class LayerStream:
                 args, kwargs = self.call(index, number)
                 out = self._hidden_of(index, number, layer(hidden, *args, **kwargs))
                 if accumulator.needs:
-                    stream_in = active_stream(self.network, hidden)
-                    stream_out = active_stream(self.network, out)
+                    # several streams of a token, [b, t, streams, d], count as one state
+                    stream_in = active_stream(self.network, hidden).flatten(2)
+                    stream_out = active_stream(self.network, out).flatten(2)
                     before = residual_without(layer, "attention", stream_in)
                     # a layer that was found by structure counts as its attention, unlike a lone MLP
                     without_attention = before if "down" in paths else stream_out
@@ -356,7 +357,7 @@ class LayerStream:
             module = layer.get_submodule(path)
             hook = module.register_forward_pre_hook(
                 lambda _module, args: observe_experts(
-                    experts, accumulator, route_tokens(len(experts.mlps), *args[:3])
+                    experts, accumulator, route_tokens(experts, *args[:3])
                 )
             )
             stack.callback(hook.remove)

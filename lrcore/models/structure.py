@@ -14,7 +14,7 @@ from ..layers.modules.sliced import SlicedLayer
 from ..system.tensor_files import StoredTensor
 from .architecture import module_at
 from .architectures import architecture_of, decoder_layers
-from .layers import expert_modules, projection_paths
+from .layers import expert_modules, experts_path, projection_paths
 from .offload import stored_tensors_of
 
 REPLACING = (CompressedAttention, CompressedMLP, CompressedExperts)
@@ -83,11 +83,19 @@ def compressed_structures(network: PreTrainedModel) -> frozenset[str]:
     dense models.
     """
     row = architecture_of(network)
-    held = {"experts": row.experts, "inferred": row.is_inferred}
+    held = {"experts": _has_experts(network), "inferred": row.is_inferred}
     held["native_attention"] = row.native_attention and not row.is_inferred
     held["mixers"] = row.mixer is not None
     held |= _structures_of_matrices(network) | _structures_of_modules(network)
     return frozenset(name for name, is_held in held.items() if is_held)
+
+
+def _has_experts(network: PreTrainedModel) -> bool:
+    row = architecture_of(network)
+    if not row.experts:
+        return False
+    path = experts_path(row)
+    return any(module_at(layer, path) is not None for layer in decoder_layers(network))
 
 
 def _structures_of_matrices(network: PreTrainedModel) -> dict[str, bool]:

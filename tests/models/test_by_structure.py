@@ -17,6 +17,7 @@ from lrcore.compression.solve import trained_layer
 from lrcore.compression.steps.step_settings import ExpertPruning
 from lrcore.evaluation.cost import measure_cost
 from lrcore.layers.account import SizeAndCost
+from lrcore.layers.experts import mlp_hidden_states
 from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.methods import METHODS, truncate
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
@@ -53,11 +54,13 @@ _LINEAR_ATTENTION = {  # and experts
 CONFIGS = {  # one family of each kind
     "bitnet": _ATTENTION,
     "mamba": {"state_size": 4},
-    "lfm3": {
-        **_ATTENTION,
+    "lara_mini": {
+        **{k: v for k, v in _ATTENTION.items() if k != "intermediate_size"},
+        **_LINEAR_ATTENTION,
         "head_dim": 8,
-        "layer_types": ["conv", "full_attention"],
-        "conv_L_cache": 3,
+        "layer_types": ["linear_attention", "full_attention"],
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
     },
     "granitemoe": {**_ATTENTION, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
@@ -70,7 +73,12 @@ _MAMBA2 = {
 }
 STATES = {  # one family of each kind of state; some have rows
     "mamba": CONFIGS["mamba"],
-    "lfm3": CONFIGS["lfm3"],
+    "lfm3": {
+        **_ATTENTION,
+        "head_dim": 8,
+        "layer_types": ["conv", "full_attention"],
+        "conv_L_cache": 3,
+    },
     "qwen3_next": {
         **_ATTENTION,
         "head_dim": 8,
@@ -129,6 +137,7 @@ UNUSUAL = {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
+        "swiglu_limit": 0.05,
         "indexer_types": ["full", "shared"],
         "index_topk": 16,
         "index_head_dim": 8,
@@ -238,12 +247,30 @@ UNUSUAL = {
     },
 }
 EXPERTS = {
+    "deepseek_v4": {
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "layer_types": ["sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["hash_moe", "moe"],
+        "sliding_window": 16,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "q_lora_rank": 20,
+        "o_groups": 2,
+        "o_lora_rank": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "swiglu_limit": 0.05,
+    },
     "minimax": {**_ATTENTION, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 MATRICES = {  # layer, name of a matrix in it, and number of matrices
     "bitnet": (0, "self_attn.q_proj", 7),
     "mamba": (0, "mixer.in_proj", 3),
-    "lfm3": (0, "conv.in_proj", 5),
+    "lara_mini": (0, "linear_attn.out_proj", 6),
     "granitemoe": (1, "self_attn.o_proj", 4),
 }
 
@@ -353,7 +380,7 @@ def test_layerwise_execution_and_full_rank_give_the_network(family, method):
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        *(("lfm3", method) for method in ("svd", "svd_llm", "kfac_svd", "fused")),
+        *(("lara_mini", method) for method in ("svd", "svd_llm", "kfac_svd", "fused")),
         *(("granitemoe", method) for method in ("kfac_svd", "fused")),
     ],
 )
@@ -399,22 +426,41 @@ def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
         assert torch.allclose(result, expected_logits, atol=1e-5), family
 
 
-@pytest.mark.parametrize("family", ["granitemoe", "minimax"])
-def test_stacked_experts_are_separated(family):
+@pytest.mark.parametrize(
+    ("family", "identities"),
+    [("granitemoe", 0), ("minimax", 0), ("hy_v4", 0), ("longcat_flash", 2), ("deepseek_v4", 0)],
+)
+def test_stacked_experts_are_separated(family, identities):
+    """Those of HY 4 and DeepSeek-V4 clamp gates and ups; some of LongCat-Flash return their
+    input.
+    """
     network = tiny(family)
-    experts = [read_layer(network, index).experts for index in range(2)]
-    assert [(len(e.mlps), e.active) for e in experts] == [(4, 2), (4, 2)]
+    layers = [read_layer(network, index) for index in range(2)]
+    experts = [layer.experts for layer in layers if layer.experts is not None]
+    assert {(len(e.mlps), e.active, e.identities) for e in experts} == {(4, 2, identities)}
     separate = with_separate_experts(network)
     assert torch.allclose(logits(separate), logits(network), atol=1e-5)
     assert architecture_of(separate) == architecture_of(network)
 
 
-@pytest.mark.parametrize("family", ["longcat_flash", "hy_v4"])
-def test_other_experts_stay_dense(family):
-    """Some experts of LongCat-Flash return their input; those of HY 4 clamp gates and ups."""
-    network = tiny(family)
-    assert any("experts" in name for name, _ in network.named_modules())
-    assert not architecture_of(network).experts
+@pytest.mark.parametrize("family", ["hy_v4", "longcat_flash", "deepseek_v4"])
+def test_moments_of_unusual_experts_are_those_of_their_tokens(family):
+    network, needs = tiny(family), METHODS["svd_llm"].needs
+    stream = LayerStream(network, TOKENS)
+    stream.run(0)
+    experts = read_layer(network, 1).experts
+    module = decoder_layers(network)[1].mlp.experts
+    seen = []
+    handle = module.register_forward_pre_hook(lambda _m, args: seen.append(args))
+    moments = stream.run(1, needs)
+    handle.remove()
+    hidden, chosen, weights = seen[0]
+    for number, mlp in enumerate(experts.mlps):
+        tokens, positions = torch.where(chosen == number)
+        states = mlp_hidden_states(mlp, hidden[tokens]) * weights[tokens, positions, None]
+        expected = (states.double().mT @ states.double()) / len(hidden)
+        actual = moments.values[f"mlp_hidden:{number}", "second"]
+        assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-9)
 
 
 def test_pruning_experts_needs_a_row(folder_of, story_file):
@@ -506,7 +552,7 @@ def test_refit_lowers_the_errors_of_the_residual_stream(family, folder_of, story
 def test_layers_without_a_row_can_be_trained_after_the_refit(folder_of, story_file, monkeypatch):
     monkeypatch.setattr(trained_layer, "MIN_STEPS", 8)
     monkeypatch.setattr(trained_layer, "PASSES", 1)
-    model = lrcore.load(str(folder_of("lfm3")))
+    model = lrcore.load(str(folder_of("lara_mini")))
     recipe = lrcore.Recipe(
         model.name, data=str(story_file), samples=16, seq_len=32, method="fused", ratio=0.3
     )
@@ -522,7 +568,7 @@ def test_layers_without_a_row_can_be_trained_after_the_refit(folder_of, story_fi
 
 
 def test_analysis_contains_the_matrices_of_each_layer(folder_of, story_file, tmp_path):
-    model = lrcore.load(str(folder_of("lfm3")))
+    model = lrcore.load(str(folder_of("lara_mini")))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32)
     analysis = lrcore.analyze(model, lrcore.calibrate(model, recipe))
     assert {*analysis.matrices} == {*architecture_of(model.network).factors}
@@ -532,7 +578,7 @@ def test_analysis_contains_the_matrices_of_each_layer(folder_of, story_file, tmp
 
 
 def test_steps_that_need_a_row_raise(folder_of, story_file, tmp_path):
-    model = lrcore.load(str(folder_of("lfm3")))
+    model = lrcore.load(str(folder_of("lara_mini")))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.2)
     for method in ("modegpt", "care", "latentllm"):
         with pytest.raises(InputError, match="Compress them with svd, svd_llm, kfac_svd or fused"):
@@ -567,7 +613,7 @@ def test_models_without_layers_on_tokens_alone_raise(family, reason, tmp_path):
 
 
 def test_layers_with_different_states_per_call_raise():
-    network, calls = tiny("lfm3"), []
+    network, calls = tiny("lara_mini"), []
 
     def differ(_module, _args, out):
         calls.append(0)
@@ -578,7 +624,7 @@ def test_layers_with_different_states_per_call_raise():
         check_layerwise(network, TOKENS)
 
 
-@pytest.mark.parametrize("family", ["mamba", "lfm3"])
+@pytest.mark.parametrize("family", ["mamba", "lara_mini"])
 def test_padding_on_the_left_does_not_reach_the_state(family, folder_of, story_file):
     model = lrcore.load(str(folder_of(family)))
     recipe = lrcore.Recipe(

@@ -8,18 +8,19 @@ import lrcore
 from lrcore import InputError
 from lrcore.layers.modules.projections import LowRankLinear
 from lrcore.methods import METHODS, truncate
-from lrcore.models.architectures import decoder_layers
+from lrcore.models.architectures import decoder_layers, norm_after
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.model_size import count_account, measure
-from lrcore.models.stream import LayerStream
+from lrcore.models.stream import LayerStream, residual_update, stream_after_attention
 
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
 ATTENTION, MLP = ["q", "k", "v", "o"], ["gate", "up", "down"]
 LAYERS = {
     "qwen3_5_text": [["in", "in_z", "in_b", "in_a", "o", *MLP], [*ATTENTION, *MLP]],
     "lfm2": [["in", "o", *MLP], [*ATTENTION, *MLP]],
+    "lfm3": [["in", "o", *MLP], [*ATTENTION, *MLP], [*ATTENTION, *MLP]],
     "falcon_h1": [["mixer_in", "mixer_o", *ATTENTION, *MLP]] * 2,
-    "nemotron_h": [["in", "o"], ["up", "down"], ATTENTION],
+    "nemotron_h": [["in", "o"], ["up", "down"], ATTENTION, []],
 }
 
 
@@ -117,7 +118,7 @@ def test_measured_ranks_include_the_matrices_of_mixers(folder, recipe, tmp_path)
 
 
 def test_offloading_gives_the_same_model(folder, recipe):
-    if folder.name == "nemotron_h":  # loading renames its weights
+    if folder.name in ("lfm3", "nemotron_h"):  # loading renames their weights
         pytest.skip("cannot be offloaded")
     models = [lrcore.load(str(folder), offload=offload) for offload in (False, True)]
     small = [lrcore.compress(model, recipe.with_(method="fused")) for model in models]
@@ -128,3 +129,21 @@ def test_offloading_gives_the_same_model(folder, recipe):
 def test_methods_that_change_the_cache_raise(folder, recipe, fields):
     with pytest.raises(InputError, match=r"Suitable methods.*svd_llm"):
         lrcore.prepare(lrcore.load(str(folder)), recipe.with_(**fields))
+
+
+def test_norms_after_a_mixer_are_those_of_its_layer():
+    """LFM 3 has both in all layers, OLMo Hybrid only in layers with attention."""
+    norms = {}
+    for family in ("lfm3", "olmo_hybrid"):
+        network = tiny(family)
+        layers = decoder_layers(network)[:2]
+        norms[family] = [norm_after(network, layer, "attention") is not None for layer in layers]
+        stream = LayerStream(network, TOKENS)
+        for index, layer in enumerate(layers):
+            before, seen = stream.hidden[0], stream.activations(index, 0)
+            middle = stream_after_attention(network, layer, before, seen.o_out)
+            down = read_layer(network, index).mlp.down
+            gains = residual_update(network, layer, "mlp", seen.down_in @ down.weight.T)
+            assert torch.allclose(middle + gains, seen.out, atol=1e-5)
+            stream.run(index)
+    assert norms == {"lfm3": [True, True], "olmo_hybrid": [False, True]}

@@ -81,7 +81,7 @@ def test_scaled_inputs_are_routed_like_the_family(active):
     network = noisy("llama4_text", CONFIGS["llama4_text"] | {"num_experts_per_tok": active})
     received, made = inputs_of_experts(network)
     mlps = read_layer(network, 1).experts.mlps
-    batch = route_tokens(len(mlps), received)
+    batch = route_tokens(read_layer(network, 1).experts, received)
     assert batch.inputs.shape == (TOKENS.numel(), 32)
     assert batch.reached.sum(1).eq(active).all()
     assert torch.equal(batch.weights, batch.reached.float())

@@ -112,7 +112,7 @@ def test_checkpoint_is_byte_identical_with_and_without_offload(
     assert torch.equal(logits[0], logits[2])
 
 
-RENAMED = ("exaone", "olmo_hybrid", "nemotron_h")
+RENAMED = ("exaone", "olmo_hybrid", "nemotron_h", "lfm3")
 REFUSED = [name for name, row in ARCHITECTURES.items() if row.experts or name in RENAMED]
 
 

@@ -32,6 +32,7 @@ AN = {
     "axk1",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "olmo_hybrid",
 }
 OF_A_FEW = {"kind", "UNEVEN"}  # expressions that never begin with a vowel

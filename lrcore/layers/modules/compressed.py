@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..layer import MLP, Attention, Experts, clamped_swiglu, clamps_of
+from ..layer import MLP, Attention, Experts, gate_function, gated_states
 from .projections import projection_modules
 from .rotary import full_head_tables, in_halves, rotary_tables, rotated
 
@@ -320,48 +320,52 @@ def _window(size: int, queries: int, keys: int, like: Tensor) -> Tensor:
 
 
 class CompressedMLP(nn.Module):
-    """A gated MLP with separate gate and up, for experts and for families that fuse them."""
+    """An MLP with separate matrices, for experts and for families that fuse gate and up."""
 
-    gate_proj: nn.Module
+    gate_proj: nn.Module | None
     up_proj: nn.Module
     down_proj: nn.Module
 
     def __init__(self, activation: str) -> None:
         super().__init__()
         self.activation = activation
-        self.clamps = clamps_of(activation)
-        self.act = ACT2FN["silu" if self.clamps else activation]  # unused if there are clamps
+        self.act = ACT2FN[gate_function(activation)]
+        self.gate_proj = None
 
     @classmethod
     def of(cls, value: MLP) -> "CompressedMLP":
         """Return the module of an MLP value."""
         module = cls(value.activation)
-        assert value.gate is not None
-        parts = {"gate": value.gate, "up": value.up, "down": value.down}
-        for name, projection in projection_modules(parts).items():
+        for name, projection in projection_modules(value.matrices()).items():
             setattr(module, f"{name}_proj", projection)
         return module
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[b, t, d] -> [b, t, d]."""
-        gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
-        clamps = self.clamps
-        inner = self.act(gate) * up if clamps is None else clamped_swiglu(gate, up, *clamps)
+        up = self.up_proj(hidden_states)
+        if self.gate_proj is None:
+            inner = self.act(up)
+        else:
+            inner = gated_states(self.activation, self.act, self.gate_proj(hidden_states), up)
         out: Tensor = self.down_proj(inner)
         return out
 
 
 class CompressedExperts(nn.ModuleList):
-    """Routed experts with separate matrices, in place of a family's stacked matrices."""
+    """Routed experts with separate matrices, in place of a family's stacked matrices.
 
-    def __init__(self, activation: str, count: int) -> None:
+    identities: number of further experts, whose output is their input.
+    """
+
+    def __init__(self, activation: str, count: int, identities: int = 0) -> None:
         super().__init__(CompressedMLP(activation) for _ in range(count))
         self.activation = activation
+        self.identities = identities
 
     @classmethod
     def of(cls, value: Experts) -> "CompressedExperts":
         """Return the module of the experts of a layer."""
-        module = cls(value.mlps[0].activation, len(value.mlps))
+        module = cls(value.mlps[0].activation, len(value.mlps), value.identities)
         for number, mlp in enumerate(value.mlps):
             module[number] = CompressedMLP.of(mlp)
         return module
@@ -388,8 +392,8 @@ class CompressedExperts(nn.ModuleList):
             return out
         for number in top_k_index.unique().tolist():
             tokens, positions = torch.where(top_k_index == number)
-            output = self[number](hidden_states[tokens]) * top_k_weights[
-                tokens, positions
-            ].unsqueeze(-1)
+            inputs = hidden_states[tokens]
+            output = self[number](inputs) if number < len(self) else inputs
+            output = output * top_k_weights[tokens, positions].unsqueeze(-1)
             out.index_add_(0, tokens, output.to(out.dtype))
         return out

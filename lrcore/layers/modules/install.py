@@ -78,7 +78,8 @@ def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
     if isinstance(module, CompressedMLP):
         return {"kind": "mlp", "activation": module.activation}
     if isinstance(module, CompressedExperts):
-        return {"kind": "experts", "activation": module.activation, "count": len(module)}
+        sizes = {"count": len(module), "identities": module.identities}
+        return {"kind": "experts", "activation": module.activation, **sizes}
     if isinstance(module, StreamNorm):
         return {"kind": "norm", "width": module.width, "eps": module.eps}
     if isinstance(module, nn.Embedding):
@@ -193,7 +194,8 @@ def _empty_module(
     if described["kind"] == "mlp":
         return CompressedMLP(described["activation"])
     if described["kind"] == "experts":
-        return CompressedExperts(described["activation"], described["count"])
+        identities = described.get("identities", 0)  # older models have none
+        return CompressedExperts(described["activation"], described["count"], identities)
     if described["kind"] == "norm":
         return StreamNorm(described["width"], described["eps"])
     if described["kind"] == "embedding":

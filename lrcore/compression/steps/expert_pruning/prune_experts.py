@@ -134,7 +134,7 @@ def _observe(stream: LayerStream, index: int, mixture: Mixture) -> _ExpertUsage:
     inputs: list[Tensor] = []
 
     def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        batch = route_tokens(len(experts.mlps), *args[:3])
+        batch = route_tokens(experts, *args[:3])
         x = batch.inputs
         inputs.append(x[:: max(1, len(x) * len(stream.hidden) // SAMPLE)])
         for number, mlp in enumerate(experts.mlps):
