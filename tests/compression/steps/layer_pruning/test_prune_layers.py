@@ -27,8 +27,10 @@ MIXED = {
     "gemma4_text": 1,
 }
 PRUNABLE = [family for family in FAMILIES if family.id != "gemma3n_text"]
-ONLY_ATTENTION = {  # the layer
-    name: 2 if name == "nemotron_h" else 1 for name, row in ARCHITECTURES.items() if row.mixer
+ONLY_ATTENTION = {  # the layer; two layers of LFM 3 have attention
+    name: 2 if name == "nemotron_h" else 1
+    for name, row in ARCHITECTURES.items()
+    if row.mixer and name != "lfm3"
 }
 
 
