@@ -38,7 +38,7 @@ from lrcore.models.by_structure import refusal  # noqa: E402
 # Families whose images the tests read
 PICTURED = (
     *("llava", "vipllava", "llava_next", "smolvlm", "internvl"),
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
 )
 TYPES = ROOT / "docs" / "causal_types.json"  # the causal types of a version of transformers
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"

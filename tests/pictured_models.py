@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_models import DELTA_NET
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 SIDE, PATCH = 16, 8
@@ -23,7 +24,8 @@ _SIGHT = {
 }
 _SIZE = {"height": SIDE, "width": SIDE}
 _CUT = {"size": {"shortest_edge": SIDE}, "crop_size": _SIZE}
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0}
 # The text that stands for an image. Processors of other kinds were not tested.
 MARKUP = {
     **dict.fromkeys(("llava", "vipllava", "llava_next", "smolvlm"), "<image>"),
@@ -84,11 +86,13 @@ def _config(kind: str, vocabulary: int, ids: dict[str, int]) -> dict[str, Any]:
     }
     if kind in QWEN:
         names = ("image", "video", "vision_start", "vision_end")
+        hybrid = DELTA_NET if kind.startswith("qwen3_5") else {}
         return {
             "text_config": text
             | {"model_type": f"{kind}_text", "head_dim": 8, "moe_intermediate_size": 16}
             | {"num_experts": 4, "num_experts_per_tok": 2}
-            | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+            | hybrid
+            | {"rope_parameters": MROPE},
             "vision_config": _qwen_vision(kind),
             **{f"{name}_token_id": i for name, i in zip(names, ids.values(), strict=True)},
         }

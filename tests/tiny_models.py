@@ -83,7 +83,7 @@ _MAMBA = {
     "mamba_d_head": 8,
     "mamba_d_state": 8,
 }
-_DELTA_NET = {
+DELTA_NET = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -355,15 +355,15 @@ CONFIGS: dict[str, dict] = {
     "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
     "qwen3_next": {
         **_MIXTURE,
-        **_DELTA_NET,
+        **DELTA_NET,
         "num_experts": 4,
         "mlp_only_layers": [0],
         "shared_expert_intermediate_size": 40,
     },
-    "qwen3_5_text": {**_LLAMA, **_DELTA_NET},
+    "qwen3_5_text": {**_LLAMA, **DELTA_NET},
     "qwen3_5_moe_text": {
         **_MIXTURE,
-        **_DELTA_NET,
+        **DELTA_NET,
         "num_experts": 4,
         "shared_expert_intermediate_size": 40,
     },
@@ -397,7 +397,7 @@ CONFIGS: dict[str, dict] = {
     },
     "olmo_hybrid": {
         **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
-        **_DELTA_NET,
+        **DELTA_NET,
         "linear_num_value_heads": 2,
     },
     "jamba": {

@@ -411,7 +411,7 @@ MULTIMODAL = dict.fromkeys(
     (
         *("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
         *("internvl", "kimi_k25", "got_ocr2", "moss_transcribe_diarize"),
-        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
     ),
     "model.language_model",
 ) | {"smolvlm": "model.text_model"}

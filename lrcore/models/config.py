@@ -24,6 +24,10 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.utils import logging
 
 from ..system.as_json import json_text
@@ -312,8 +316,14 @@ def experts_options(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[
 
 
 def auto_class(config: PretrainedConfig) -> type[Any]:
-    """Return the Auto class of transformers that builds a network from a config."""
-    if is_causal(config.model_type):
+    """Return the Auto class of transformers that builds a network from a config.
+
+    The causal class of some multimodal families (Qwen3.5) lacks the vision tower.
+    """
+    family = config.model_type
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family)
+    is_complete = causal == MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(family, causal)
+    if causal is not None and (is_complete or family not in MULTIMODAL):
         return cast(type, AutoModelForCausalLM)
     return cast(type, AutoModelForImageTextToText)
 

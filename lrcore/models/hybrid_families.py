@@ -87,8 +87,7 @@ HYBRIDS: dict[str, Architecture] = {
     ),
     "qwen3_5_text": Architecture(
         **_QWEN3_5,
-        note="Also the language model of a qwen3_5, without images; the same for qwen3_5_moe. "
-        f"{_DELTA_NET_NOTE} {_GATED_ATTENTION_NOTE}",
+        note=f"{_DELTA_NET_NOTE} {_GATED_ATTENTION_NOTE}",
     ),
     "qwen3_5_moe_text": Architecture(
         **_QWEN3_5,

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from elsewhere import elsewhere
+from pictured_models import MROPE
 from tiny_models import CONFIGS as FAMILIES
-from tiny_models import copy_tokenizer
+from tiny_models import DELTA_NET, copy_tokenizer
 from transformers import (
     AutoConfig,
     CLIPVisionConfig,
@@ -49,6 +50,10 @@ _CLIP = {
     "image_token_index": 299,
 }
 IMAGE = 299
+_HYBRID = DELTA_NET | {  # a layer with attention remains if one is pruned
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "full_attention"],
+}
 
 CONFIGS = {
     "llava": {"text_config": LlamaConfig(**_TEXT), **_CLIP},
@@ -144,7 +149,8 @@ CONFIGS = {
                 **_TEXT,
                 "model_type": f"{kind}_text",
                 "head_dim": 8,
-                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+                "rope_parameters": MROPE,
+                **(_HYBRID if kind.startswith("qwen3_5") else {}),
                 "num_experts": 4,
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 16,
@@ -172,6 +178,10 @@ CONFIGS = {
                 "intermediate_size": 32,
                 "out_hidden_size": 32,
                 "deepstack_visual_indexes": [0],
+            },
+            **{
+                kind: {"hidden_size": 24, "intermediate_size": 32, "out_hidden_size": 32}
+                for kind in ("qwen3_5", "qwen3_5_moe")
             },
         }.items()
     },
