@@ -311,4 +311,5 @@ METHOD = Method(
     adds_biases=True,
     forms=FORMS,
     copies=5,
+    low_rank_copies=1,
 )

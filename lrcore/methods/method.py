@@ -48,6 +48,8 @@ class Method:
     copies: the number of matrices of the size of the widest second moment that `factor` has in
     memory at the same time, a measured lower bound
     (tests/compression/calibration/test_working_memory.py).
+    low_rank_copies: the same number for a layer without components, of which all matrices become
+    low-rank pairs; None for `copies`.
     auto_by_budget: the values of options that are "auto", by kind of budget, {budget: {option:
     value}}.
     auto_for_first_forms: the values of options that are "auto" if only the first form of each part
@@ -72,6 +74,7 @@ class Method:
     auto_by_budget: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     auto_for_first_forms: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
+    low_rank_copies: int | None = None
     diagonals: frozenset[str] = frozenset()
     same_factors_as: str = ""
     nests: bool = False
@@ -82,6 +85,13 @@ class Method:
         as the gate.
         """
         return frozenset(matrix for slot in self.components for matrix in self.matrices_of(slot))
+
+    @property
+    def solves_all_matrices(self) -> bool:
+        """Return whether the method also solves the matrices of latents, of mixers, and of layers
+        that were found by structure, which have other names than those that it covers.
+        """
+        return "o" in (*self.components, *self.forms)
 
     @property
     def solves_experts(self) -> bool:

@@ -373,11 +373,16 @@ def layer_needs(shapes: Layer, needs: Iterable[Need]) -> frozenset[Need]:
     needs = frozenset(needs)
     if shapes.experts is not None:
         needs = expert_needs(needs, len(shapes.experts.mlps))
-    if shapes.attention.factors is not None:
-        statistics = (statistic for tap, statistic in needs if tap == "attn_in")
-        taps = LATENT_TAPS | (shapes.attention.factors.keys() - TAPS.keys())
-        needs |= {(tap, statistic) for statistic in statistics for tap in taps}
-    return needs
+    statistics = {statistic for tap, statistic in needs if tap == "attn_in"}
+    return needs | {(tap, name) for name in statistics for tap in further_taps(shapes)}
+
+
+def further_taps(shapes: Layer) -> frozenset[str]:
+    """Return the taps that are collected together with "attn_in": those of latents, of mixers, and
+    of matrices that were found by structure.
+    """
+    factors = shapes.attention.factors
+    return frozenset() if factors is None else LATENT_TAPS | (factors.keys() - TAPS.keys())
 
 
 def residual_without(layer: nn.Module, component: str, hidden: Tensor) -> Tensor:

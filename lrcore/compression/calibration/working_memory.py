@@ -7,12 +7,12 @@ from transformers import PreTrainedModel
 
 from ...layers.experts import OF_EXPERTS, expert_tap
 from ...layers.layer import Layer, LowRank, Projection, Stored
-from ...layers.statistics import LATENT_TAPS, SECOND, TAPS, Need
+from ...layers.statistics import SECOND, Need
 from ...models.architectures import decoder_layers, text_config
 from ...models.layers import layer_shapes
 from ...models.load import LoadedModel
 from ...models.read_ahead import bytes_at_once
-from ...models.stream import BATCH, reader_of
+from ...models.stream import BATCH, further_taps, reader_of
 from ...system.hardware import hardware
 from ...system.memory import megabytes, raise_unless_free
 
@@ -68,10 +68,7 @@ def tap_widths(layer: Layer, taps: Collection[str]) -> dict[str, int]:
 
 def _iterate_tap_widths(layer: Layer, taps: Collection[str]) -> Iterator[tuple[str, int]]:
     a, names = layer.attention, layer.matrices()
-    further: Collection[str] = ()
-    if "attn_in" in taps and a.factors is not None:
-        further = LATENT_TAPS | (a.factors.keys() - TAPS.keys())
-    for tap in {*taps, *further}:
+    for tap in {*taps, *(further_taps(layer) if "attn_in" in taps else ())}:
         reader = reader_of(tap, names)
         if tap == "weighted_values":
             yield tap, a.n_q * a.n_kv * a.v_size

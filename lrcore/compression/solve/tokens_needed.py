@@ -5,16 +5,16 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from ...layers.statistics import COMMON_TAPS, LATENT_TAPS, SECOND, TAPS
+from ...layers.statistics import COMMON_TAPS, SECOND, TAPS
 from ...methods import find_method
 from ...models.architectures import decoder_layers
 from ...models.layers import layer_shapes
+from ...models.stream import further_taps
 from ...recipes.recipe import Recipe
 from ..calibration.working_memory import tap_widths
 from .compress_layers import requests_refit
 from .factorize import method_options
 
-_SOLVED_TAPS = COMMON_TAPS | LATENT_TAPS
 _widths: WeakKeyDictionary[PreTrainedModel, Mapping[str, int]] = WeakKeyDictionary()
 
 
@@ -35,6 +35,8 @@ def tokens_needed(network: PreTrainedModel, recipe: Recipe) -> int:
     if requests_refit(recipe):
         taps |= {TAPS[matrix] for matrix in row.covers if matrix in TAPS}
     widths = _widths_of(network)
+    if row.solves_all_matrices and "attn_in" in taps:
+        taps |= widths.keys() - COMMON_TAPS
     return max((widths.get(tap, 0) for tap in taps), default=0)
 
 
@@ -43,8 +45,10 @@ def _widths_of(network: PreTrainedModel) -> Mapping[str, int]:
     if network not in _widths:
         largest: dict[str, int] = {}
         for index in range(len(decoder_layers(network))):
-            widths = tap_widths(layer_shapes(network, index), _SOLVED_TAPS)
-            for tap in widths.keys() & _SOLVED_TAPS:  # without the taps of single experts
+            layer = layer_shapes(network, index)
+            widths = tap_widths(layer, COMMON_TAPS)
+            # without the taps of single experts
+            for tap in widths.keys() & (COMMON_TAPS | further_taps(layer)):
                 largest[tap] = max(largest.get(tap, 0), widths[tap])
         _widths[network] = largest
     return _widths[network]

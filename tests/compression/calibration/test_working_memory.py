@@ -4,14 +4,16 @@ from functools import partial
 
 import pytest
 import torch
+from tiny_models import copy_tokenizer
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import lrcore
 from lrcore.compression.calibration import working_memory
 from lrcore.compression.calibration.calibrate import all_needs
 from lrcore.compression.calibration.working_memory import calibration_memory
 from lrcore.compression.solve.factor_memory import factor_memory
+from lrcore.compression.solve.tokens_needed import tokens_needed
 from lrcore.methods import METHODS
 from lrcore.system import memory
 from lrcore.system.errors import ResourceError
@@ -23,6 +25,13 @@ MAX_RATIO, MIN_RATIO = 1.5, 0.6  # bounds of estimated / measured bytes
 # Methods with estimates that are only lower bounds: they decompose attention heads or parts of
 # moments.
 LOWER_BOUNDS_ONLY = ("a3", "clover", "care", "mha2mla", "transmla")
+_NARROW = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2}
+BY_STRUCTURE = {  # families without a row; the input of a matrix is 512 wide
+    "diffllama": _NARROW | {"intermediate_size": 512, "num_attention_heads": 4},
+    "mamba2": _NARROW
+    | {"num_heads": 32, "head_dim": 16, "expand": 8, "state_size": 8}
+    | {"n_groups": 1, "chunk_size": 16},
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +92,25 @@ def test_peak_memory_of_factorization_matches_the_estimate(wide, name):
     assert need < MAX_RATIO * (peak_bytes - factor_bytes)
     if name not in LOWER_BOUNDS_ONLY:
         assert need > MIN_RATIO * (peak_bytes - factor_bytes)
+
+
+@pytest.mark.parametrize("name", ["svd", "svd_llm", "kfac_svd", "fused"])
+@pytest.mark.parametrize("family", ["diffllama", "mamba2"])
+def test_peak_memory_of_matrices_found_by_structure_matches_the_estimate(
+    family, name, tiny_llama, story_file, tmp_path
+):
+    config = AutoConfig.for_model(family, **BY_STRUCTURE[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    copy_tokenizer(tiny_llama, tmp_path)
+    model, row = lrcore.load(str(tmp_path)), METHODS[name]
+    recipe = lrcore.Recipe(data=str(story_file), samples=WINDOWS, seq_len=LENGTH, method=name)
+    calibration = lrcore.calibrate(model, recipe)
+    lrcore.factorize(model, calibration, name)
+    made, peak_bytes = peak(lambda: lrcore.factorize(model, calibration, name))
+    peak_bytes -= sum(sum(memory_of(factors).values()) for factors in made.layers)
+    need = factor_memory(model.network, row, row.choose({})).total
+    assert MIN_RATIO * peak_bytes < need < MAX_RATIO * peak_bytes
+    assert tokens_needed(model.network, recipe) == (0 if name == "svd" else 512)
 
 
 def test_methods_that_read_wider_moments_have_larger_estimates(wide):
