@@ -43,7 +43,10 @@ _COMPRESSED_FORMATS = (
     "mxfp8-quantized",
     "mixed-precision",
 )
+_GPTQ_FORMATS = ("gptq", "gptq_v2")  # others are ordered for a kernel
 _PACKED_BITS = (2, 4, 8)  # widths of codes that divide the 32 bits of an integer evenly
+# Matrices of Conv1D by model_type: transformers stores [in, out], quantizers store [out, in].
+_TRANSPOSED = {"gpt2": re.compile(r"(^|\.)h\.\d+\.")}
 _CODE_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _QUANT_STATE = re.compile(r"\.quant_state\.bitsandbytes__(nf4|fp4)$")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
@@ -95,6 +98,14 @@ class _Matrix:
     shape: tuple[int, ...]
     bits: int
     decode: Callable[[Parts], Tensor]
+
+    def transposed(self) -> "_Matrix":
+        """Return the matrix with rows and columns exchanged."""
+
+        def decode(parts: Parts) -> Tensor:
+            return self.decode(parts).mT.contiguous()
+
+        return _Matrix(self.shape[::-1], self.bits, decode)
 
 
 @dataclass(frozen=True)
@@ -157,8 +168,12 @@ def _unread_format(described: Mapping[str, Any]) -> str:
         widths = [weights.get("num_bits") for weights in _weights(described)]
         if "pack-quantized" in formats and (unread := [n for n in widths if n not in _PACKED_BITS]):
             return f"{method} with {unread[0]} bits"
-    if method == "gptq" and described.get("bits") not in _PACKED_BITS:
-        return f"{method} with {described.get('bits')} bits"
+    if method == "gptq":
+        layout = described.get("checkpoint_format") or "gptq"
+        if layout not in _GPTQ_FORMATS:
+            return f"{method} in the format {layout}"
+        if described.get("bits") not in _PACKED_BITS:
+            return f"{method} with {described.get('bits')} bits"
     if method == "awq":
         layout = described.get("version") or described.get("format") or "gemm"
         if str(layout).lower() != "gemm" or described.get("bits", 4) != codes.AWQ_BITS:
@@ -196,7 +211,9 @@ def dequantized_tensors(
 
     The note is "" if no matrix is quantized. Raises InputError for codes without scales.
     """
-    described = quantization_of(read_json(folder / "config.json"))
+    config = read_json(folder / "config.json")
+    described = quantization_of(config)
+    transposed = _TRANSPOSED.get(str(config.get("model_type")))
     tensors: dict[str, StoredTensor] = dict(stored)
     if not described:
         return tensors, ""
@@ -208,6 +225,8 @@ def dequantized_tensors(
                 matrix = kind.read(parts, described) if parts else None
             if matrix is not None:
                 stem = name.removesuffix(kind.codes)
+                if transposed is not None and transposed.search(name):
+                    matrix = matrix.transposed()
                 for suffix in parts:
                     tensors.pop(stem + suffix)
                 tensors[stem + kind.name] = Dequantized(

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.models import codes
@@ -310,6 +311,29 @@ def test_matrices_are_dequantized_loaded_and_offloaded(kind, quantized, tmp_path
     assert f"Note: {model.note}." in (exported / "README.md").read_text(encoding="utf-8")
 
 
+PARTS = {"mlp.c_fc.weight": "up", "mlp.c_proj.weight": "down", "attn.c_proj.weight": "o"}
+
+
+@pytest.mark.parametrize("kind", ["gptq", "llm.int8"])
+def test_matrices_of_conv1d_are_stored_transposed(kind, tiny_llama, tmp_path):
+    folder = family_folder("gpt2", tiny_llama, tmp_path / "gpt2")
+    pack, description, _ = KINDS[kind]
+    stored, expected = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        part = PARTS.get(name.partition(".h.1.")[2])
+        if part is None:
+            stored[name] = tensor
+        else:
+            codes_of, expected[part] = pack(name.removesuffix(".weight"), tensor.T)
+            stored |= codes_of
+    write_weights(folder, stored)
+    write_config(folder, quantization_config=description)
+    for offload in (False, True):
+        matrices = read_layer(lrcore.load(str(folder), offload=offload).network, 1).matrices()
+        for part, matrix in expected.items():
+            torch.testing.assert_close(matrices[part].weight, matrix, rtol=1e-6, atol=1e-7)
+
+
 def quantization_of_folder(folder):
     return quantization_of(read_json(folder / "config.json"))["quant_method"]
 
@@ -414,6 +438,7 @@ def test_missing_quantization_config_raises(kind, offload, quantized):
         {"quant_method": "aqlm"},
         {"quant_method": "bitnet"},
         {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
         compressed("pack-quantized", 3),
         compressed("marlin-24", 4),
