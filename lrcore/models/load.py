@@ -178,6 +178,11 @@ def model_folder(name: str, revision: str | None = None, dtype: str = "float32")
     A GGUF file, or a LoRA adapter with its base model, is converted to a folder in the cache.
     dtype: of the converted weights, as in `load_model`. Raises InputError as `load_model` does.
     """
+    return _model_folder(name, revision, dtype, ())
+
+
+def _model_folder(name: str, revision: str | None, dtype: str, adapters: tuple[Path, ...]) -> Path:
+    """Return the folder of a model. adapters: the adapters that it is the base of."""
     try:
         path = locate(name, revision)
     except OSError as error:  # for example, the name is too long for a file name
@@ -187,18 +192,25 @@ def model_folder(name: str, revision: str | None = None, dtype: str = "float32")
         return path
     stored = resolve_dtype(dtype)
     if path.is_dir():
-        return _merged(path, dtype, stored)
+        return _merged(path, dtype, stored, adapters)
     return dequantized(path, dtype, PACKAGED[name].about if name in PACKAGED else "")
 
 
-def _merged(folder: Path, dtype: str, stored: torch.dtype | str) -> Path:
+def _merged(
+    folder: Path, dtype: str, stored: torch.dtype | str, adapters: tuple[Path, ...]
+) -> Path:
     """Return the folder of a LoRA adapter merged into its base, in float32 or float64.
 
-    stored: dtype of the result, or "auto" for the dtype of the base.
+    stored: dtype of the result, or "auto" for the dtype of the base. adapters: see `_model_folder`.
     """
     name, revision = adapter_base(folder)
+    if folder.resolve() in adapters:
+        raise InputError(
+            f"'{folder}' is a LoRA adapter that is its own base. Correct base_model_name_or_path "
+            "in adapter_config.json."
+        )
     try:
-        base = model_folder(name, revision, dtype)
+        base = _model_folder(name, revision, dtype, (*adapters, folder.resolve()))
         digest = fingerprint(base, weight_files(base))
     except InputError as error:
         raise InputError(

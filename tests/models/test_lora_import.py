@@ -1,6 +1,7 @@
 """LoRA adapters as models: merged into their base through PEFT."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -103,6 +104,14 @@ def test_adapters_that_cannot_be_merged_raise(values, reason, adapter):
     with pytest.raises(lrcore.InputError, match=reason) as refused:
         lrcore.load(changed(adapter[0], **values))
     assert "\n" not in str(refused.value)
+
+
+def test_adapters_that_are_bases_of_each_other_raise(adapter, tmp_path):
+    first, second = adapter[0], shutil.copytree(adapter[0], tmp_path / "second")
+    changed(first, base_model_name_or_path=str(second))
+    changed(second, base_model_name_or_path=str(first))
+    with pytest.raises(lrcore.InputError, match="is its own base"):
+        lrcore.load(first)
 
 
 def test_pickled_weights_raise(adapter):
