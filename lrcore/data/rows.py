@@ -121,8 +121,8 @@ def _is_null_row(row: object, fields: tuple[str, ...] | None) -> bool:
 def _fields_with_text(row: object, where: str, field: str) -> tuple[str, ...]:
     if not isinstance(row, dict):
         raise InputError(
-            f"{where}: a row is a JSON {type(row).__name__}. Each row must be an object with named "
-            "fields or a string."
+            f"{where}: a row is of type {type(row).__name__}. Each row must be a string, or an "
+            "object with named fields."
         )
     if field and field not in row:
         raise unknown(f"field of {where}", field, map(str, row))

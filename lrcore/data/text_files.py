@@ -7,11 +7,12 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from ..system.as_json import json_text
-from ..system.errors import InputError, shown
+from ..system.errors import InputError, quoted, shown
 from ..system.files import write_text
 from ..system.memory import free_memory, raise_unless_free
 from ..system.path_access import place_of
@@ -194,20 +195,33 @@ def _text(path: Path) -> list[str]:
 def _csv(path: Path) -> list[Any]:
     """Return the rows of a table with a header; empty cells are null.
 
-    The delimiter is the most frequent of comma, semicolon and tab in the first line.
+    The delimiter is the most frequent of comma, semicolon, tab and bar in the first line. Raises
+    InputError for duplicate names and for rows with more cells than the header.
     """
     text = _content(path)
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    delimiter = max(",;\t|", key=text.partition("\n")[0].count)
     csv.field_size_limit(MAX_ROW)
     try:
-        table = csv.DictReader(
-            io.StringIO(text, newline=""), restkey="", delimiter=delimiter, strict=True
-        )
-        return [{name: value or None for name, value in row.items()} for row in table]
+        table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        header, *rows = [row for row in table if row] or [[]]
     except csv.Error as error:
         raise InputError(
             f"'{path.name}' is not a valid table: {error}. Repair the file."
         ) from error
+    if duplicate := next((name for name in header if name and header.count(name) > 1), ""):
+        raise InputError(
+            f"'{path.name}': {quoted(duplicate)} occurs twice in the header. Rename a column."
+        )
+    for number, row in enumerate(rows, start=1):
+        if any(row[len(header) :]):
+            raise InputError(
+                f"'{path.name}', row {number} has {len(row)} cells, but the header has "
+                f"{len(header)}. Quote cells that contain {quoted(delimiter)}."
+            )
+    return [
+        {name: cell or None for name, cell in zip_longest(header, row[: len(header)])}
+        for row in rows
+    ]
 
 
 def _json_lines(path: Path) -> list[Any]:

@@ -177,6 +177,8 @@ def test_a_missing_file_is_reported_as_a_file(tmp_path):
         ("a.csv", "a,b", ["has no rows"]),
         ("a.csv", "a,b\nx,y\n", ["Fields: a (str), b (str)", "as in data.jsonl#content"]),
         ("a.csv", 'text\n"open\n', ["is not a valid table", "unexpected end of data"]),
+        ("a.csv", "text,text\na,b\n", ["'text' occurs twice"]),
+        ("a.csv", "id,text\n1,Yes\n2,Well, no\n", ["row 2 has 3 cells", "header has 2", "Quote"]),
         ("a.jsonl.gz", b"no gzip", ["is not a complete gzip file"]),
         (
             "a.jsonl.gz",
@@ -190,7 +192,7 @@ def test_a_missing_file_is_reported_as_a_file(tmp_path):
         ("a.jsonl", '{"text": "a"}\n{"text": ', ["line 2 of", "not valid JSON"]),
         ("a.json", '{"text": "a"}', ["a JSON dict, not a list of rows"]),
         ("a.json", "[]", ["has no rows"]),
-        ("a.json", "[1, 2]", ["a row is a JSON int"]),
+        ("a.json", "[1, 2]", ["a row is of type int"]),
         (
             "a.jsonl",
             '{"a": "x", "b": "y", "n": 3}',
@@ -221,6 +223,7 @@ CSV = 'content,n,other\n"One\ntwo",1,x\nThree,2,y\n'
         ("a.json", json.dumps(ROWS)),
         ("a.csv", CSV),
         ("a.csv", CSV.replace(",", ";")),
+        ("a.csv", CSV.replace(",", "|")),
         ("a.tsv", CSV.replace(",", "\t")),
         ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
         ("A.NDJSON.GZ", gzip.compress(LINES.encode(), mtime=0)),

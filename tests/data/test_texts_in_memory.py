@@ -136,7 +136,7 @@ def test_a_model_is_calibrated_and_evaluated_on_written_texts(tiny_llama, tmp_pa
     ("texts", "name", "reason"),
     [
         ([], "a.jsonl", "texts has no rows"),
-        ([1, 2], "a.jsonl", "texts: a row is a JSON int"),
+        ([1, 2], "a.jsonl", "texts: a row is of type int"),
         (TEXTS, "a.txt", "Enter a name with .jsonl"),
     ],
 )
