@@ -181,7 +181,8 @@ def _load(
         if Path(name).is_dir():
             raise InputError(
                 f"Cannot load the folder {subject}: {reason}. All files must have the same format: "
-                ".txt or .md, .jsonl, .csv or .parquet. Name a single file of another format."
+                ".txt or .md, .jsonl, .csv or .parquet. Enter FOLDER, FOLDER:config or "
+                "FOLDER:config:split, or name a single file."
             ) from error
         raise InputError(
             f"Cannot load the hub data set {subject}: {reason}. Enter {_FORM}. {_OFFLINE_HINT}"
