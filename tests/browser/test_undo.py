@@ -6,6 +6,13 @@ from .test_selection import click_bar
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 FOLD = "#expert-allocation > button.label-wrap"
+# Records the texts of all messages. Gradio adds "(2)" to a message that it shows twice.
+RECORD_MESSAGES = """() => {
+  window.messages = new Set();
+  const read = () => document.querySelectorAll('.toast-body')
+    .forEach((message) => window.messages.add(message.innerText));
+  new MutationObserver(read).observe(document.body, {subtree: true, childList: true});
+}"""
 
 
 def plan_keys(workbench) -> set[str]:
@@ -80,6 +87,23 @@ def test_a_new_method_and_the_ranks_that_it_removes_are_undone_and_redone(open_p
         workbench.evaluate("document.activeElement.blur()")
         workbench.page.keyboard.press("Control+Shift+Z")
     becomes(workbench, changed, "the changes are not redone")
+    workbench.until_idle()
+
+
+def test_a_new_method_says_once_that_manual_ranks_are_put_aside(open_page):
+    workbench = open_page("?tab=Allocation&ratio=0.3")
+    click_bar(workbench, 2, "qk")
+    workbench.locator("#bars .handle").press("ArrowDown")
+    recorded(workbench)
+    workbench.evaluate(RECORD_MESSAGES)
+    workbench.choose("field-method", "modegpt")
+    messages = workbench.until(
+        lambda: workbench.evaluate("[...window.messages]"), "no message is shown"
+    )
+    workbench.answered()
+    messages = workbench.evaluate("[...window.messages]")
+    assert [text for text in messages if "manual ranks" in text] == messages
+    assert not any("(2)" in text for text in messages)
     workbench.until_idle()
 
 

@@ -34,6 +34,9 @@ QUIET: dict[str, Any] = {
 MAX_MESSAGE = 1000  # characters; a message may repeat user input
 MESSAGE_SECONDS = 15  # time to read two sentences twice
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+# For a list whose listener compares the choice with the previous one: Gradio's page may report one
+# choice twice at once. The second event waits for the first, and then finds nothing to do.
+IN_TURN = LIVE | {"concurrency_limit": 1}
 # For a slider that moves: the answer is the response to the request. Gradio's queue would send it
 # through a stream, which would be opened and closed for each move.
 MOVING = LIVE | {"queue": False}

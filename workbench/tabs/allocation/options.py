@@ -11,7 +11,7 @@ import lrcore
 
 from ... import words
 from ...state.keys import BYTES, PROBED
-from ...widgets.events import LIVE, PRESSED, EventValues, bind, listen, warn
+from ...widgets.events import IN_TURN, LIVE, PRESSED, EventValues, bind, listen, warn
 from ...widgets.fields import Field, field_group, group_value
 from ...widgets.page import Page
 
@@ -70,9 +70,9 @@ def wire(page: Page, parts: OptionSets) -> None:
     settings = [form["options"], form["rank_overrides"], choice]
     former = gr.State({})  # settings by method
     inputs, outputs = [form["method"], former, *settings], [former, form["component_ratios"]]
-    form["method"].input(bind(choose_method), inputs, [*outputs, *settings], **LIVE)
+    form["method"].input(bind(choose_method), inputs, [*outputs, *settings], **IN_TURN)
     form["policy"].input(
-        bind(choose_policy), [form["policy"], choice], [form["policy_options"], choice], **LIVE
+        bind(choose_policy), [form["policy"], choice], [form["policy_options"], choice], **IN_TURN
     )
     chosen = [form["policy"], form["policy_options"], choice]
     form["budget"].select(bind(choose_budget), choice, chosen, **LIVE)
