@@ -42,6 +42,11 @@ MAX_STAGES = 60  # per record; a sweep has several stages per run
 RECENT_UNITS = 8  # units whose time predicts the remaining time
 
 
+def state_label(state: str) -> str:
+    """Return a state as text for readers. Stored records spell one state differently."""
+    return "canceled" if state == "cancelled" else state
+
+
 @dataclass
 class Stage:
     """A stage of a job, updated while the job runs.
@@ -172,8 +177,7 @@ class JobRecord:
         is_stopped = state == "cancelled" and self.stage
         position = f" at {self.stage} {self.done}/{self.total}" if is_stopped else ""
         self.error, self.ended, self.part = strip_paths(error), time.time(), ""
-        label = "canceled" if state == "cancelled" else state
-        self.add_log(f"{label}{position}{': ' + error if error else ''}")
+        self.add_log(f"{state_label(state)}{position}{': ' + error if error else ''}")
 
     def eta(self) -> float | None:
         """Return the remaining seconds of the stage, from the time of its last units.

@@ -5,7 +5,7 @@ from html import escape
 
 from .. import words
 from ..state.job_queue import JobQueue
-from ..state.job_record import ENDED, JobRecord, Stage
+from ..state.job_record import ENDED, JobRecord, Stage, state_label
 from .markup import button, note
 
 WIDTH, HEIGHT = 240, 44  # of a loss curve, in units that the page scales
@@ -106,7 +106,7 @@ def result(job: JobRecord) -> str:
         if job.outcome:
             return f"{job.outcome} · {words.compress.DONE_IN.format(seconds)}"
         return words.compress.DONE.format(seconds)
-    return job.error or job.state
+    return job.error or state_label(job.state)
 
 
 def status_actions(job: JobRecord) -> str:
