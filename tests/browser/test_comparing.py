@@ -76,7 +76,7 @@ def test_runs_of_a_sweep_are_compared(workbench):
     )
     assert "samples" not in differences  # equal in both
     workbench.until(
-        lambda: any(t["name"] == "best so far" for t in workbench.plot("scatter")["traces"]),
+        lambda: any(t["name"] == "Pareto front" for t in workbench.plot("scatter")["traces"]),
         "no front is drawn",
     )
 
@@ -187,7 +187,7 @@ def test_measured_speed_is_an_axis_of_the_chart_and_part_of_the_titles(workbench
     )
     workbench.until(
         lambda: (
-            {"dense", "a3 · uniform", "svd · uniform", "best so far"}
+            {"dense", "a3 · uniform", "svd · uniform", "Pareto front"}
             <= {trace["name"] for trace in workbench.plot("scatter")["traces"]}
         ),
         "the Pareto front over time is missing",

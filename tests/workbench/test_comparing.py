@@ -140,7 +140,7 @@ def test_the_chart_has_a_panel_for_each_base_model_and_lines_for_each_policy():
     assert traces[1]["y"] == pytest.approx([math.log(2), math.log(4 / 3)])
     assert traces[1]["text"] == ["0%", "0%"]
     assert traces[1]["error_y"]["array"] == [0.01, 0]
-    rings = [trace["x"] for trace in figure["data"] if trace["name"] == "chosen"]
+    rings = [trace["x"] for trace in figure["data"] if trace["name"] == "selected"]
     assert rings == [[], [2.0]]
     assert [figure["layout"][axis]["type"] for axis in ("yaxis", "yaxis2")] == ["log", "log"]
     assert "demo-opt" in figure["layout"]["annotations"][0]["text"]
@@ -375,6 +375,8 @@ def test_dominated_runs_are_named_with_a_run_that_dominates():
     assert message == (
         "Not dominated in size and perplexity: a, d. b is dominated by a. c is dominated by a."
     )
+    front = chart.conclusion([dense, *(point(str(i), i / 2, 9 - i) for i in range(6))])
+    assert front == "Not dominated in size and perplexity: 0, 1, 2, 3 and 2 more."
     many = chart.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
     assert many.endswith("3 is dominated by a. 3 more are dominated.")
     named = [point(f"{name} · tiny", x, y) for name, x, y in (("a", 2, 3), ("b", 3, 4))]

@@ -147,7 +147,7 @@ def test_runs_are_listed_compared_and_drawn(store):
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
     assert words.compare_and_runs.SELECT_TWO in hint
     figure, caption = runs.draw_chart(store, [run.id], measured, "size (MB)")
-    assert [t["name"] for t in json.loads(figure)["data"]] == ["chosen", "dense", "a3 · uniform"]
+    assert [t["name"] for t in json.loads(figure)["data"]] == ["selected", "dense", "a3 · uniform"]
     file = json.loads(runs.save_table(store, [run.id], measured, click(form="CSV")))
     assert file["name"] == "comparison.csv"
     assert "first" in file["text"]

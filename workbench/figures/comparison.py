@@ -219,7 +219,7 @@ def ring(panel: Panel, chosen: Sequence[str]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "chosen",
+        "name": "selected",
         "x": [point.x for point in chosen_points],
         "y": panel.heights(chosen_points),
         "marker": {"size": 19, "symbol": "circle-open", "color": CUT, "line": {"width": 2.5}},
@@ -240,7 +240,7 @@ def front(panel: Panel) -> list[dict[str, Any]]:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "best so far",
+            "name": "Pareto front",
             "x": [point.x for point in best],
             "y": panel.heights(best),
             "line": {"color": GHOST, "width": 7},

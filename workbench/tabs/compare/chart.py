@@ -160,7 +160,10 @@ def conclusion(points: Sequence[Point], model: str = "") -> str:
         if better is not None
     ]
     front = [run.name.removesuffix(ending) for run, better in pairs if better is None]
-    sentences = text.FRONT.format(", ".join(front[:MOST_NAMED])) if front else ""
+    named = ", ".join(front[:MOST_NAMED])
+    if len(front) > MOST_NAMED:
+        named += text.AND_MORE.format(len(front) - MOST_NAMED)
+    sentences = text.FRONT.format(named) if front else ""
     sentences += "".join(text.DOMINATED.format(*pair) for pair in dominated[:MOST_NAMED])
     unnamed = len(dominated) - MOST_NAMED
     return sentences + (text.MORE_DOMINATED.format(unnamed) if unnamed > 0 else "")
