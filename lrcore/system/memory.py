@@ -61,8 +61,8 @@ def raise_unless_free(need: int, subject: str, remedy: str, free: int | None) ->
 
 
 def megabytes(count: float) -> str:
-    """Return bytes as text, such as "1.5 MB"."""
-    return f"{count / 1e6:,.1f} MB"
+    """Return bytes as text, such as "1.5 MB" or "14.50 GB"."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def group_limits(groups: Path = OWN_GROUPS, mount: Path = MOUNT) -> Iterator[tuple[int, int]]:

@@ -114,7 +114,7 @@ def test_a_parquet_file_with_more_text_than_memory_is_refused_before_reading(tmp
     repeated = pyarrow.DictionaryArray.from_arrays(numbers, ["a" * 10**6])
     pyarrow.parquet.write_table(pyarrow.table({"text": repeated}), path)
     assert path.stat().st_size < 100_000
-    assert "'rows.parquet' take 4,000.6 MB of memory; 1,000.0 MB are free" in short_of_memory(path)
+    assert "'rows.parquet' take 4.00 GB of memory; 1.00 GB are free" in short_of_memory(path)
     monkeypatch.setattr(parquet, "free_memory", lambda: 10**5)
     table = pyarrow.table({"text": ["a" * 10**6]})
     pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=False)

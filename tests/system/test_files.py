@@ -260,7 +260,7 @@ def test_a_full_disk_is_reported_with_the_free_space_and_files_are_unchanged(
             (draft / "weights" if folder else draft).write_text("ha")
             raise error
 
-    with pytest.raises(InputError, match=r"disk is full \([\d,.]+ MB are free in '") as refusal:
+    with pytest.raises(InputError, match=r"disk is full \([\d,.]+ [MG]B are free in '") as refusal:
         fill()
     assert f"'{path}' cannot be written" in str(refusal.value)
     assert list(tmp_path.iterdir()) == [path]
@@ -274,7 +274,7 @@ def test_a_full_disk_is_reported_if_a_parent_folder_cannot_be_created(tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", full)
-        with pytest.raises(ResourceError, match=r"disk is full \([\d,.]+ MB are free in '"):
+        with pytest.raises(ResourceError, match=r"disk is full \([\d,.]+ [MG]B are free in '"):
             write_text(tmp_path / "sweep" / "cells" / "1.json", "{}")
     assert list(tmp_path.iterdir()) == []
 
