@@ -75,7 +75,7 @@ def page(title: str, *parts: Part, introduction: str = "") -> str:
     from jinja2 import Environment  # takes 0.2 s, and only reports need it
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["text"] = format_value
+    environment.filters |= {"text": format_value, "tick": tick_label}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(title=title, parts=parts, introduction=introduction)
 
@@ -152,6 +152,14 @@ def scatter(
     y = Axis([p.y for p in points] or [1.0], 328, 18, log_y)
     colors = dict(zip(dict.fromkeys(p.series for p in points), cycle(COLORS), strict=False))
     return Figure(title, points, x_name, y_name, x, y, pareto(points), colors)
+
+
+def tick_label(value: float) -> str:
+    """Return a value of an axis as text, such as "2.5" or "12 M" for millions."""
+    for prefix, size in (("G", 1e9), ("M", 1e6)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {prefix}"
+    return f"{value:.4g}"
 
 
 class Axis:

@@ -58,6 +58,13 @@ def test_figures_with_one_point_or_none_are_valid():
     assert "<svg" not in empty
 
 
+def test_large_values_on_an_axis_have_no_exponents():
+    points = [Point("a", "x", 3e6, 1), Point("b", "x", 1.2e7, 2)]
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", page("A", scatter("B", points, "size", "y")))
+    assert {"4 M", "12 M"} <= set(labels)
+    assert not any("e+" in label for label in labels)
+
+
 def test_a_page_is_complete_and_loads_no_external_resources(tmp_path):
     text = page(
         "A <b>",
