@@ -26,8 +26,10 @@ from workbench.state.job_record import JobRecord
 from workbench.state.store import Store
 from workbench.tabs.compare import chart, chart_files, chosen_runs, comparison_table, metrics
 from workbench.tabs.compare import runs as runs_handlers
+from workbench.tabs.runs.runs_table import select_linked
 from workbench.views import answer_markup, run_text
 from workbench.widgets.evaluation_controls import read_settings
+from workbench.widgets.form import input_values
 
 PROTOCOL = {"source": "stories/test", "windows": 2, "seq_len": 8}
 DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
@@ -201,19 +203,22 @@ def test_a_click_on_a_point_adds_or_removes_its_run():
     assert runs_handlers.toggle_clicked(store, [], click(custom=None))["__type__"] == "update"
 
 
-def test_the_newest_run_is_compared_unless_the_address_selects_runs(tmp_path):
+def test_the_newest_run_of_the_model_is_compared_unless_the_address_selects_runs():
     made = [make_run(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
+    made.append(make_run("another model's", lrcore.Recipe("demo-opt")))
     made_by_id = {run.id: run for run in made}
     store = SimpleNamespace(
         runs=SimpleNamespace(all=lambda: made, ids=lambda: [*made_by_id], get=made_by_id.get),
         runs_by_id=lambda ids: [made_by_id[run_id] for run_id in ids or [] if run_id in made_by_id],
     )
-    linked = {"runs": "old,gone,middle"}
-    assert chosen_runs.list_runs(store, {}, [], None)[0]["value"] == ["new"]
-    assert chosen_runs.list_runs(store, linked, [], None)[0]["value"] == ["old", "middle"]
-    assert "value" not in chosen_runs.list_runs(store, linked, ["middle"], None)[0]
-    assert chosen_runs.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
-    assert "value" not in chosen_runs.add_newest(store, ["new"])[0]
+    form = input_values(lrcore.Recipe())
+    assert chosen_runs.list_runs(store, [], None, *form)[0]["value"] == ["new"]
+    other = chosen_runs.list_runs(store, [], None, *input_values(lrcore.Recipe("demo-moe")))
+    assert "value" not in other[0]
+    assert "value" not in chosen_runs.list_runs(store, ["middle"], None, *form)[0]
+    assert select_linked(store, {"runs": "old,gone,middle"})["value"] == ["old", "middle"]
+    assert chosen_runs.add_newest(store, ["old"])[0]["value"] == ["another model's", "old"]
+    assert "value" not in chosen_runs.add_newest(store, ["another model's"])[0]
 
 
 def test_the_default_name_of_a_run_contains_the_model():

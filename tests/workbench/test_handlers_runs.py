@@ -129,12 +129,12 @@ def test_pruning_and_slicing_have_a_preview(store, recipe):
     assert (fields[0]["value"], fields[0]["high"]) == (2, 2)
 
 
-def test_runs_are_listed_compared_and_drawn(store):
-    (run,) = store.runs.all()
-    chosen, protocol = chosen_runs.list_runs(store, {}, [], None)
+def test_runs_are_listed_compared_and_drawn(store, recipe):
+    (run,), form = store.runs.all(), input_values(recipe)
+    chosen, protocol = chosen_runs.list_runs(store, [], None, *form)
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
-    relisted = chosen_runs.list_runs(store, {}, [run.id], measured)
+    relisted = chosen_runs.list_runs(store, [run.id], measured, *form)
     # the current selection must not be overwritten
     assert not [part for part in relisted if "value" in part]
     headline, cards, _, hint = runs.draw_runs(store, [run.id], measured)
@@ -346,6 +346,17 @@ def test_a_finished_job_describes_and_links_its_run(store):
     gone = JobRecord(record.job, state="done", result=["gone"])
     with pytest.raises(lrcore.InputError, match="deleted"):
         polling.runs_of_job(SimpleNamespace(jobs={gone.id: gone}, runs_by_id=lambda _: []), gone.id)
+
+
+def test_the_finished_job_of_a_deleted_run_offers_to_open_no_run(store, recipe):
+    (run,), form = store.runs.all(), input_values(recipe)
+    assert any("data-action='open'" in str(part) for part in polling.state(store, form))
+    store.discard(run.id)
+    shown = "".join(map(str, polling.state(store, form)))
+    store.runs.restore(run.id)
+    assert "data-action='forget'" in shown  # the job is still listed
+    assert "data-action='open'" not in shown
+    assert "data-action='compare'" not in shown
 
 
 def test_a_loss_curve_is_drawn_with_its_first_and_last_loss():

@@ -66,7 +66,7 @@ def test_form_fields_are_not_inputs_of_listeners(page):
 def test_a_run_of_a_different_model_does_not_complete_the_step(tmp_path, monkeypatch):
     store, values = Store(tmp_path), input_values(lrcore.Recipe("demo-llama"))
     for model, is_done in (("demo-opt", False), ("demo-llama", True)):
-        run = SimpleNamespace(recipe=lrcore.Recipe(model), account=None)
+        run = SimpleNamespace(id=model, recipe=lrcore.Recipe(model), account=None)
         monkeypatch.setattr(store.runs, "all", lambda run=run: [run])
         assert json.loads(polling.state(store, values)[-1])[2] is is_done
 

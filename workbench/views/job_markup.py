@@ -1,6 +1,6 @@
 """HTML of the status bar and of the list of jobs."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from html import escape
 
 from .. import words
@@ -51,10 +51,12 @@ def steps(job: JobRecord) -> str:
     return " · ".join(escape(part) for part in parts if part)
 
 
-def status_bar(jobs: JobQueue, browser: Hashable = None) -> str:
+def status_bar(
+    jobs: JobQueue, browser: Hashable = None, runs: Collection[str] | None = None
+) -> str:
     """Return the active job of a browser, or the result of its last job.
 
-    browser: as `JobRecord.client`; None for the jobs of all browsers.
+    browser: as `JobRecord.client`; None for the jobs of all browsers. runs: as in `run_buttons`.
     """
     waiting = jobs.waiting()
     active = [job for job in waiting if job.concerns(browser)]
@@ -78,7 +80,7 @@ def status_bar(jobs: JobQueue, browser: Hashable = None) -> str:
     return (
         f"<div class='status-bar {last.state}' data-job-id='{last.id}'><span class='dot'></span>"
         f"<b>{escape(last.title)}</b><span class='ending'>{escape(result(last))}</span>"
-        f"{status_actions(last)}</div>"
+        f"{status_actions(last, runs)}</div>"
     )
 
 
@@ -109,37 +111,47 @@ def result(job: JobRecord) -> str:
     return job.error or state_label(job.state)
 
 
-def status_actions(job: JobRecord) -> str:
-    """Return the buttons of the status bar for a job that has ended."""
+def status_actions(job: JobRecord, runs: Collection[str] | None = None) -> str:
+    """Return the buttons of the status bar for a job that has ended. runs: as in `run_buttons`."""
     if job.state == "failed":
         return button(words.compress.DISMISS, "read", job=job.id)
-    return run_buttons(job)
+    return run_buttons(job, runs)
 
 
-def run_buttons(job: JobRecord) -> str:
-    """Return buttons for the runs that a job made or measured."""
-    if job.state != "done" or not job.result:
+def run_buttons(job: JobRecord, runs: Collection[str] | None = None) -> str:
+    """Return buttons for the runs that a job made or measured, except for deleted runs.
+
+    runs: ids of the runs that exist; None if no run was deleted.
+    """
+    existing = [run for run in job.result if runs is None or run in runs]
+    if job.state != "done" or not existing:
         return ""
-    single = len(job.result) == 1
+    single = len(existing) == 1
     open_button = button(words.compress.OPEN, "open", job=job.id) if single else ""
     return open_button + button(words.compress.COMPARE, "compare", job=job.id)
 
 
-def job_list(jobs: JobQueue) -> str:
-    """Return running and queued jobs, then jobs that have ended, newest first."""
+def job_list(jobs: JobQueue, runs: Collection[str] | None = None) -> str:
+    """Return running and queued jobs, then jobs that have ended, newest first.
+
+    runs: as in `run_buttons`.
+    """
     waiting = jobs.waiting()
     ended = sorted(
         (job for job in jobs.all() if job.state in ENDED and job.is_stored),
         key=_end,
         reverse=True,
     )[:ENDED_ROWS]
-    rows = "".join(job_row(job, position) for position, job in enumerate(waiting))
-    rows += "".join(job_row(job, 0) for job in ended)
+    rows = "".join(job_row(job, position, runs) for position, job in enumerate(waiting))
+    rows += "".join(job_row(job, 0, runs) for job in ended)
     return f"<div class='jobs'>{rows}</div>" if rows else note(words.compress.NO_JOBS)
 
 
-def job_row(job: JobRecord, position: int) -> str:
-    """Return a row of the list. position: number of jobs before a queued job."""
+def job_row(job: JobRecord, position: int, runs: Collection[str] | None = None) -> str:
+    """Return a row of the list.
+
+    position: number of jobs before a queued job. runs: as in `run_buttons`.
+    """
     if job.state == "running":
         state = (steps(job) or "starting") + finished_stages(job.stages)
         actions = progress(job) + cancel_button(job)
@@ -147,7 +159,7 @@ def job_row(job: JobRecord, position: int) -> str:
         state = words.compress.QUEUE_POSITION.format(position)
         actions = cancel_button(job)
     else:
-        state, actions = escape(result(job)), ended_actions(job)
+        state, actions = escape(result(job)), ended_actions(job, runs)
     lines = "\n".join(escape(line) for line in job.log[-LOG_LINES:])
     times = stage_table(job.stages) if job.state in ENDED else ""
     label = words.compress.TIMES_AND_LOG if times else words.compress.LOG
@@ -195,10 +207,10 @@ def cancel_button(job: JobRecord) -> str:
     return button(words.compress.CANCEL, "cancel", job=job.id, pressed=words.compress.CANCELING)
 
 
-def ended_actions(job: JobRecord) -> str:
-    """Return the buttons of a job that has ended."""
+def ended_actions(job: JobRecord, runs: Collection[str] | None = None) -> str:
+    """Return the buttons of a job that has ended. runs: as in `run_buttons`."""
     start_again = button(words.compress.START_AGAIN, "again", job=job.id)
-    actions = [run_buttons(job)] if job.state == "done" else [start_again]
+    actions = [run_buttons(job, runs)] if job.state == "done" else [start_again]
     is_measured_sweep = job.kind == "sweep" and job.result and getattr(job.job, "evaluation", None)
     if is_measured_sweep or (job.kind == "table" and job.state == "done"):
         actions += [

@@ -109,9 +109,8 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
     factored = recipe is not None and store.peek_factors(recipe) is not None
     browser = present_browser()
     waiting = [job for job in store.jobs.waiting() if job.concerns(browser)]
-    has_run = recipe is not None and any(
-        run.recipe.model == recipe.model for run in store.runs.all()
-    )
+    runs = store.runs.all()
+    has_run = recipe is not None and any(run.recipe.model == recipe.model for run in runs)
     has_run = has_run and not any(job.is_stored for job in waiting)
     stale = (
         ""
@@ -120,9 +119,10 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         if waiting
         else words.spectra.STALE
     )
+    run_ids = {run.id for run in runs}
     return [
-        job_markup.status_bar(store.jobs, browser),
-        job_markup.job_list(store.jobs),
+        job_markup.status_bar(store.jobs, browser, run_ids),
+        job_markup.job_list(store.jobs, run_ids),
         markup.note(stale, "stale"),
         model_note(store, recipe),
         calibration_text.text_note(store, recipe),
@@ -241,7 +241,10 @@ def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
 
 
 def runs_of_job(store: Store, job_id: str) -> list[str]:
-    """Return the existing runs of a job. Raises InputError if there are none."""
+    """Return the existing runs of a job.
+
+    Raises InputError if all of them were deleted since the last poll of the page.
+    """
     record = store.jobs.get(job_id)
     run_ids = [] if record is None else [run.id for run in store.runs_by_id(record.result)]
     if not run_ids:

@@ -12,25 +12,19 @@ from lrcore.runs.runs import Run
 from ... import words
 from ...state.store import Store
 from ...widgets.chosen import names, with_new
-from ...widgets.form import differences, read_recipe
-from ...widgets.page import MAX_RUNS
+from ...widgets.form import differences, read_recipe, try_recipe
 
 
-def list_runs(
-    store: Store, query: Mapping[str, str], ids: list[str], protocol: str | None
-) -> tuple[Any, Any]:
+def list_runs(store: Store, ids: list[str], protocol: str | None, *values: Any) -> tuple[Any, Any]:
     """Return the lists of runs and of protocols; selected runs stay selected.
 
-    A page without selected runs starts with the runs in the address, otherwise with the newest run.
+    If no run is selected, the newest run of the form's model is. values: of the form.
     """
-    runs = store.runs.all()[::-1]
+    runs, recipe = store.runs.all()[::-1], try_recipe(values)
     existing = {run.id for run in runs}
-    in_address = str((query or {}).get("runs", "")).split(",")[:MAX_RUNS]
-    candidates = (
-        [run_id for run_id in run_ids or [] if run_id in existing] for run_ids in (ids, in_address)
-    )
-    selected = next(filter(None, candidates), [run.id for run in runs[:1]])
-    return run_and_protocol_lists(runs, selected, ids, protocol)
+    selected = [run_id for run_id in ids or [] if run_id in existing]
+    of_model = [run.id for run in runs if recipe is None or run.recipe.model == recipe.model]
+    return run_and_protocol_lists(runs, selected or of_model[:1], ids, protocol)
 
 
 def add_newest(store: Store, ids: list[str]) -> tuple[Any, Any]:

@@ -82,7 +82,7 @@ def wire(
     choice = [page.chosen, parts.protocol]
     page.chosen.change(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     listed = bind(list_runs, store)
-    listen([page.opened, stamp], listed, [page.address, *choice], choice, **DRAWN)
+    listen([stamp], listed, [*choice, *page.form.inputs], choice, **DRAWN)
     # the step after Compress compares the run that was made there
     page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
     changed = together([page.chosen.change, parts.protocol.change, stamp])

@@ -12,7 +12,7 @@ from ... import words
 from ...base.assets import SharedScript, script
 from ...state.store import Store
 from ...widgets import selection
-from ...widgets.chosen import choose
+from ...widgets.chosen import choose, chosen
 from ...widgets.components import when_visible_script
 from ...widgets.events import DRAWN, PRESSED, QUIET, EventValues, bind, listen
 from ...widgets.page import MAX_RUNS, Page
@@ -84,8 +84,10 @@ def wire(page: Page, store: Store, table: gr.HTML) -> None:
 
 
 def wire_link(page: Page, store: Store, title: str) -> None:
-    """Select the slot in the address, and open its tab and its run, in the tab of this title."""
-    outputs = [page.selected, page.selection_mark, page.opened_run, page.tabs]
+    """Select the slot and the runs in the address, and open its tab and its run, in the tab of
+    this title.
+    """
+    outputs = [page.selected, page.selection_mark, page.opened_run, page.tabs, page.chosen]
     opened = bind(open_address, store, title, page.titles)
     listen([page.opened], opened, page.address, outputs, **QUIET)
 
@@ -117,10 +119,20 @@ def select_runs(store: Store, event: gr.EventData) -> Any:
 def open_address(
     store: Store, title: str, titles: Sequence[str], query: Mapping[str, str]
 ) -> tuple[Any, ...]:
-    """Return the selected slot, its mark, the open run and the open tab of an address."""
+    """Return the selected slot, its mark, the open run, the open tab and the selected runs of an
+    address.
+    """
     slot, mark, tab = selection.open_linked(titles, query)
     run_id, tab_of_run = open_linked(store, title, titles, query)
-    return slot, mark, run_id, tab if tab_of_run == gr.skip() else tab_of_run
+    opened_tab = tab if tab_of_run == gr.skip() else tab_of_run
+    return slot, mark, run_id, opened_tab, select_linked(store, query)
+
+
+def select_linked(store: Store, query: Mapping[str, str]) -> Any:
+    """Select the runs of an address ?runs=<id>,<id>; deleted runs are left out."""
+    ids = str((query or {}).get("runs", "")).split(",")[:MAX_RUNS]
+    existing = [run.id for run in store.runs_by_id(list(filter(None, ids)))]
+    return chosen(store, existing) if existing else gr.skip()
 
 
 def open_linked(
