@@ -22,7 +22,7 @@ from ..layers.linalg import (
     symmetric,
 )
 from ..layers.spectra import condition_number, effective_rank, energy_rank, stable_rank
-from ..layers.statistics import TAPS, Moments, is_finite
+from ..layers.statistics import COMMON_TAPS, MEAN, SECOND, TAPS, Moments, is_finite
 from ..methods import COMPONENTS, MATRICES
 from ..methods.factors import pooled
 from ..methods.grams import head_gram, output_gram
@@ -37,7 +37,7 @@ from ..system.notebooks import frame, html_table, measures_figure
 from ..system.path_access import expanded
 from ..system.progress import Progress, silent
 from ..system.threads import at_once
-from .calibration.calibrate import Calibration
+from .calibration.calibrate import Calibration, add_statistics
 from .calibration.moment_files import is_kept, layer_file
 from .calibration.working_memory import extent, input_width
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["raw", "aware"]
 METADATA = ("block_influence", "protocol", "layers", "components")  # fields in a file's metadata
+NEEDS = frozenset({("attn_in", MEAN), *((tap, SECOND) for tap in COMMON_TAPS)})
 FORMAT = 1  # of the cached files; increase it when the meaning of the contents changes
 
 
@@ -225,6 +226,7 @@ def analyze(
         progress("analyze", index, total)
         values = cached_values(model, folder, index)
         if values is None:
+            calibration = add_statistics(model, calibration, NEEDS, progress)
             values = layer_values(model, calibration, index)
             with draft_of(layer_file(folder, index)) as draft:
                 save_file(values, draft)

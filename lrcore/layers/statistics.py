@@ -25,7 +25,7 @@ Statistics of a tap:
   second     E[x x^T], not centered
   mean       E[x]
   abs        E|x|
-  square     E[x^2], the diagonal of second
+  square     E[x^2], the diagonal of second; collected with every second
   sample     at most SAMPLE of the activations [l, n], one per block of equally many tokens, in
              the model's dtype
   influence  Block Influence, 1 - E cos(x_in, x_out) (ShortGPT; MoDeGPT eq. 11 and B.11); only of
@@ -38,10 +38,11 @@ Statistics of a tap:
 
 Statistics of gradients (`GRADIENTS`) belong to a matrix instead of a tap; calibration/gradients.py
 collects and describes them. Products are computed in the model's dtype, at least float32, and
-accumulated in float64. Rows are centered before the product if their mean is requested.
+accumulated in float64. Rows are centered before they are multiplied or squared if their mean is
+requested.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,7 +55,7 @@ from .linalg import sum_float64, to_float64
 
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
-SECOND = "second"
+SECOND, SQUARE, MEAN = "second", "square", "mean"
 BLOCK_INFLUENCE: Need = ("block", "influence")
 BLOCK_ANGLE: Need = ("block", "angle")
 SAMPLED_CURVATURE, TEXT_CURVATURE = "sampled_curvature", "text_curvature"
@@ -110,6 +111,16 @@ def activation_needs(needs: Iterable[Need]) -> frozenset[Need]:
     Statistics of gradients and cross moments are left out.
     """
     return frozenset(need for need in needs if need[1] not in {*GRADIENTS, CROSS})
+
+
+def missing_needs(needs: Iterable[Need], collected: Collection[Need]) -> frozenset[Need]:
+    """Return the needs that are not collected. The squares of a tap come with its second moment."""
+    return frozenset(
+        (tap, statistic)
+        for tap, statistic in needs
+        if (tap, statistic) not in collected
+        and (statistic != SQUARE or (tap, SECOND) not in collected)
+    )
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -350,12 +361,13 @@ def _sum(statistic: str, x: Tensor, scale: Tensor | None) -> Tensor:
     row.
 
     A block of BLOCK rows fits in the processor's cache and is summed in the dtype of x. The sums of
-    the blocks are added in float64.
+    the blocks are added in float64. Another device sums all rows at once: each block would start
+    several kernels.
     """
-    total = to_float64(x.new_zeros(x.shape[-1]))
-    for start in range(0, len(x), BLOCK):
-        rows = STATISTICS[statistic](x[start : start + BLOCK])
-        total += to_float64(_added(rows, None if scale is None else scale[start : start + BLOCK]))
+    total, size = to_float64(x.new_zeros(x.shape[-1])), BLOCK if x.device.type == "cpu" else len(x)
+    for start in range(0, len(x), max(size, 1)):
+        rows = STATISTICS[statistic](x[start : start + size])
+        total += to_float64(_added(rows, None if scale is None else scale[start : start + size]))
     return total
 
 
@@ -402,19 +414,27 @@ class Accumulator:
         precise = at_least_float32(x)
         scale = None if weights is None else weights.to(precise.dtype).unsqueeze(-1)
         sums = {name for name in STATISTICS if (tap, name) in self.needs}
-        if (tap, SECOND) in self.needs:
-            second = self._seconds.setdefault((tap, SECOND), SecondMomentSum())
-            if "mean" in sums:
-                rows, total, root = centered(precise, scale)
-                second.add(rows, root)
-                self._add((tap, "mean"), total)
-                sums.remove("mean")
-            else:
-                second.add(precise if scale is None else precise * scale.sqrt())
+        if not self.needs.isdisjoint({(tap, SECOND), (tap, SQUARE)}):
+            self._observe_products(tap, precise, scale)
+            sums -= {SQUARE, MEAN}
         for name in sums:
             self._add((tap, name), _sum(name, precise, scale))
         if (tap, "sample") in self.needs:
             self._samples[tap, "sample"].add(x)
+
+    def _observe_products(self, tap: str, x: Tensor, scale: Tensor | None) -> None:
+        """Add the squares of rows [m, n], their products if needed, and their sum if needed."""
+        root = None
+        if (tap, MEAN) in self.needs:
+            rows, total, root = centered(x, scale)
+            self._add((tap, MEAN), total)
+        else:
+            rows = x if scale is None else x * scale.sqrt()
+        if (tap, SECOND) in self.needs:
+            self._seconds.setdefault((tap, SECOND), SecondMomentSum()).add(rows, root)
+        # not the diagonal of the products, so that the squares are the same without them
+        squares = _sum(SQUARE, rows, None)
+        self._add((tap, SQUARE), squares if root is None else squares + root**2)
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch of the layer's input and output [..., d], and count the tokens.
@@ -455,8 +475,6 @@ class Accumulator:
         means = {need: total / self._tokens for need, total in self._sums.items()}
         for (tap, statistic), second in self._seconds.items():
             means[tap, statistic] = second.total().div_(self._tokens)
-            # stored separately, so that a reader of the squares need not load the matrix
-            means.setdefault((tap, "square"), means[tap, statistic].diagonal().clone())
         samples = {
             need: sample.rows for need, sample in self._samples.items() if not sample.is_empty
         }

@@ -77,7 +77,7 @@ class A3Options:
 
 
 NEEDS = frozenset(
-    {("attn_in", "second"), ("attn_in", "mean"), ("attn_out", "second"), ("mlp_hidden", "second")},
+    {("attn_in", "second"), ("attn_in", "mean"), ("attn_out", "second"), ("mlp_hidden", "square")},
 )
 
 
@@ -294,7 +294,6 @@ METHOD = Method(
     factor=EachExpert(factor),
     components=COMPONENTS,
     needs=NEEDS,
-    diagonals=frozenset({"mlp_hidden"}),
     shrinks_kv=True,
     holds=COMPONENT_MATRICES,
     options=A3Options,

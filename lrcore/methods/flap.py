@@ -24,7 +24,7 @@ from .heads import GroupOrder
 from .method import MATRICES, Method
 
 NEEDS = frozenset(
-    (tap, statistic) for tap in ("attn_out", "mlp_hidden") for statistic in ("second", "mean")
+    {("attn_out", "second"), ("attn_out", "mean"), ("mlp_hidden", "square"), ("mlp_hidden", "mean")}
 )
 
 
@@ -132,7 +132,7 @@ METHOD = Method(
     factor=EachExpert(factor),
     components=("heads", "mlp"),
     needs=NEEDS,
-    diagonals=frozenset({"attn_out", "mlp_hidden"}),
+    diagonal_blocks=frozenset({"attn_out"}),
     shrinks_kv=True,
     holds={"heads": MATRICES[:4], "mlp": MATRICES[4:]},
     options=FlapOptions,

@@ -92,5 +92,5 @@ METHOD = Method(
     extra_needs={
         ("scores", kind): frozenset((name, kind) for name in MATRICES) for kind in OF_GRADIENTS
     }
-    | {("scores", "wanda"): frozenset((TAPS[name], "second") for name in ("o", "down"))},
+    | {("scores", "wanda"): frozenset((TAPS[name], "square") for name in ("o", "down"))},
 )

@@ -35,7 +35,8 @@ class Method:
     measurements of these factors are shared.
     nests: whether the pair of rank r is the first part of the pair of each higher rank, with option
     stored=pairs if there is one. Then checkpoints can be nested.
-    diagonals: the taps of which `factor` reads only the diagonal of the second moment.
+    diagonal_blocks: the taps of whose second moment `factor` reads only the blocks of single heads,
+    which few tokens determine. A method that reads only the diagonal needs statistic "square".
     shrinks_kv: whether at least one slot caches fewer numbers at a lower rank.
     holds: the matrices of each slot, with any options, that is not named after a single matrix.
     options: the frozen dataclass of the options, described by the metadata of its fields.
@@ -75,7 +76,7 @@ class Method:
     auto_for_first_forms: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
     low_rank_copies: int | None = None
-    diagonals: frozenset[str] = frozenset()
+    diagonal_blocks: frozenset[str] = frozenset()
     same_factors_as: str = ""
     nests: bool = False
 

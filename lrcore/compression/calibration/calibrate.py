@@ -1,11 +1,12 @@
 """Calibration: the moments of each layer on a text, cached on disk.
 
-A pass over the windows of the text, layer by layer, collects the moments that all methods need.
-The cache key covers everything that the moments depend on.
+A pass over the windows of the text, layer by layer, collects the moments that all methods need, or
+those of a single method. The cache key covers everything that the moments depend on; each set of
+moments has its own folder, and a set that contains all moments of another one serves it, too.
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,8 +19,18 @@ from ...data.held_out import file_and_split
 from ...layers.experts import COUNTS, OF_EXPERTS, expert_tap
 from ...layers.image_tokens import highest_token, text_of
 from ...layers.linalg import float64_device
-from ...layers.statistics import STREAM_TAPS, Moments, Need, activation_needs
-from ...methods import METHODS
+from ...layers.statistics import (
+    COMMON_TAPS,
+    MEAN,
+    SECOND,
+    SQUARE,
+    STREAM_TAPS,
+    Moments,
+    Need,
+    activation_needs,
+    missing_needs,
+)
+from ...methods import METHODS, find_method
 from ...models.architectures import decoder_layers, residual_multiplier, text_config
 from ...models.hub import DEMO_MODELS, locate
 from ...models.images import load_images, text_encoder
@@ -43,13 +54,35 @@ MIN_UNSEEN, MAX_UNSEEN = 16, 64
 FORMAT = 6  # of the cached files; increase it when the meaning of the contents changes
 SHORT_TEXT = 100_000  # characters that a preview tokenizes, in a few hundredths of a second
 CHARACTERS_PER_TOKEN = 16  # more than the tokens of any language have on average
+_INFLUENCES = frozenset((part, "influence") for part in STREAM_TAPS)
 
 
 def all_needs() -> frozenset[Need]:
     """Return the union of the statistics that the methods need, and the influences for policies."""
-    return frozenset((part, "influence") for part in STREAM_TAPS).union(
-        *(activation_needs(method.needs) for method in METHODS.values())
-    )
+    needs = _INFLUENCES.union(*(activation_needs(method.needs) for method in METHODS.values()))
+    return needs - {(tap, SQUARE) for tap, statistic in needs if statistic == SECOND}
+
+
+def method_needs(recipe: Recipe) -> frozenset[Need]:
+    """Return the statistics that a recipe's method reads.
+
+    Without those that only its options read, which `factorize` adds. Raises InputError for an
+    unknown method or option.
+    """
+    row = find_method(recipe.method)
+    reads = row.reads(row.choose(row.resolve_auto(recipe.options, recipe.budget)))
+    return reads - missing_needs(reads, all_needs())
+
+
+def _with_common_needs(needs: Iterable[Need]) -> frozenset[Need]:
+    """Return the needs with those of the policies: influences, and squares for the outliers.
+
+    A mean that `all_needs` has is added, too: sums with and without it are rounded differently.
+    """
+    needs = _INFLUENCES.union(needs, ((tap, SQUARE) for tap in COMMON_TAPS))
+    means = {(tap, MEAN) for tap, statistic in needs if statistic in (SECOND, SQUARE)}
+    needs |= means & all_needs()
+    return needs - {(tap, SQUARE) for tap, statistic in needs if statistic == SECOND}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +95,8 @@ class Calibration:
     m = 2 n limited to MIN_UNSEEN .. MAX_UNSEEN and to the length of the text. Token ids beyond the
     vocabulary are patches of images (see lrcore/layers/image_tokens.py).
 
-    extra: folder of the statistics that `add_statistics` collected. gradients: folders of the
+    needs: the collected statistics. extra: folders of those that `add_statistics` collected,
+    which are not in `folder`. gradients: folders of the
     statistics that calibration/gradients.py collected. locks: keep these folders in the cache.
     recollections: by folder, the function that collects a damaged file again.
     """
@@ -74,7 +108,8 @@ class Calibration:
     device: str = "cpu"
     tokens: Any = field(default=None, repr=False)
     unseen_tokens: Any = field(default=None, repr=False)
-    extra: Path | None = None
+    needs: frozenset[Need] = field(default_factory=all_needs, repr=False)
+    extra: tuple[Path, ...] = ()
     gradients: tuple[Path, ...] = ()
     locks: tuple[Lock | None, ...] = field(default=(), repr=False)
     recollections: Mapping[Path, Recollection] = field(default_factory=dict, repr=False)
@@ -84,10 +119,9 @@ class Calibration:
 
         A damaged file is collected again; raises InputError if the model was deleted meanwhile.
         """
-        moments = self._read(self.folder, layer)
-        if self.extra is not None:
-            extra = self._read(self.extra, layer)
-            moments = Moments(_chained(extra.values, moments.values), moments.tokens)
+        parts = [self._read(folder, layer) for folder in (self.folder, *self.extra)]
+        values = _chained(*(part.values for part in parts))
+        moments = Moments(values, parts[0].tokens)
         return self.with_gradient_statistics(moments, layer)
 
     def with_gradient_statistics(self, moments: Moments, layer: int) -> Moments:
@@ -214,11 +248,20 @@ def _is_local_text(name: str) -> bool:
 # --- collecting moments ---
 
 
-def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:
-    """Collect the moments that each method needs from the dense model; instant if cached.
+def calibrate(
+    model: LoadedModel,
+    recipe: Recipe,
+    progress: Progress | None = None,
+    needs: Collection[Need] | None = None,
+) -> Calibration:
+    """Collect moments of the dense model; instant if they are cached.
 
-    The cache key covers model files, window tokens, dtype, needs and file format. Cached layers are
-    not collected again, so a canceled or killed pass continues at the layer it reached.
+    needs: (tap, statistic) pairs, such as those of a single method (`method_needs`); None collects
+    the moments of all methods. Influences of the layers and squares of the inputs are always
+    collected.
+
+    The cache key covers model files, window tokens, dtype and file format. Cached layers are not
+    collected again, so a canceled or killed pass continues at the layer it reached.
 
     Raises InputError as `make_calibration_windows` does, and ResourceError if the hidden states of
     the windows and the sums of a layer need more memory than is free on the model's device.
@@ -228,13 +271,14 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     texts = data.load_texts(recipe.data, role="calibration")
     encoder = text_encoder(model, texts.images)
     windows = _make_windows(model, recipe, texts, encoder)
-    needs = all_needs()
     dtype, multiplier = str(model.network.dtype), residual_multiplier(model.network)
     # Files written before the key covered the residual multiplier are valid for a multiplier of 1.
-    parts = (FORMAT, model.fingerprint, windows.key, dtype, sorted(needs))
+    parts = (FORMAT, model.fingerprint, windows.key, dtype, sorted(all_needs()))
     key = cache_key(*parts, *([] if multiplier == 1 else [multiplier]))
-    folder = cache_folder() / "moments" / key
     layers = len(decoder_layers(model.network))
+    requested = _with_common_needs(all_needs() if needs is None else needs)
+    collected = _collected_needs(key, layers, requested)
+    folder = _moments_folder(key, collected)
     protocol = windows.protocol | {
         "windows": len(windows.tokens),
         "tokens": windows.tokens.numel(),
@@ -245,7 +289,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     unseen_tokens = data.begin_with(unseen_tokens, data.bos_token(model.tokenizer, recipe.bos))
     load_images(encoder, unseen_tokens)
     locks = (hold(folder),)
-    recollection = _collect_into(model, windows.tokens, needs, folder, progress)
+    recollection = _collect_into(model, windows.tokens, collected, folder, progress)
     return Calibration(
         folder,
         key,
@@ -254,9 +298,35 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         str(float64_device(model.network.device)),
         windows.tokens,
         unseen_tokens,
+        collected,
         locks=locks,
         recollections={folder: recollection},
     )
+
+
+def _collected_needs(key: str, layers: int, needs: frozenset[Need]) -> frozenset[Need]:
+    """Return a cached set of statistics that contains `needs`, or `needs` if there is none."""
+    for candidate in (*_sets_of_needs(), needs):
+        folder = _moments_folder(key, candidate)
+        if not missing_needs(needs, candidate) and _is_complete(folder, layers):
+            return candidate
+    return needs
+
+
+def _sets_of_needs() -> Iterator[frozenset[Need]]:
+    """Yield the statistics of all methods, and those of each method."""
+    yield all_needs()
+    for method in METHODS.values():
+        yield _with_common_needs(activation_needs(method.needs))
+
+
+def _is_complete(folder: Path, layers: int) -> bool:
+    return all(is_kept(folder, layer) for layer in range(layers))
+
+
+def _moments_folder(key: str, needs: frozenset[Need]) -> Path:
+    name = key if needs == all_needs() else cache_key(key, sorted(needs))
+    return cache_folder() / "moments" / name
 
 
 def _collect_into(
@@ -282,18 +352,20 @@ def add_statistics(
     needs: frozenset[Need],
     progress: Progress | None = None,
 ) -> Calibration:
-    """Return the calibration with more statistics of its windows, for options that need them.
+    """Return the calibration with further statistics of its windows.
 
-    Returns the calibration itself if `needs` is empty.
+    Returns the calibration itself if it has them all.
     """
+    needs = missing_needs(needs, calibration.needs)
     if not needs:
         return calibration
-    folder = _extra_folder(calibration, needs)
+    folder = _moments_folder(calibration.key, needs)
     lock = hold(folder)
     recollection = _collect_into(model, calibration.tokens, needs, folder, progress or silent)
     return replace(
         calibration,
-        extra=folder,
+        needs=calibration.needs | needs,
+        extra=(*calibration.extra, folder),
         locks=(*calibration.locks, lock),
         recollections={**calibration.recollections, folder: recollection},
     )
@@ -301,14 +373,8 @@ def add_statistics(
 
 def statistics_tokens(calibration: Calibration, needs: frozenset[Need]) -> float:
     """Return how many tokens `add_statistics` runs through the model; 0 if the result is cached."""
-    folder = _extra_folder(calibration, needs)
-    if all(is_kept(folder, layer) for layer in range(calibration.layers)):
-        return 0.0
-    return float(calibration.tokens.numel())
-
-
-def _extra_folder(calibration: Calibration, needs: frozenset[Need]) -> Path:
-    return cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
+    folder = _moments_folder(calibration.key, missing_needs(needs, calibration.needs))
+    return 0.0 if _is_complete(folder, calibration.layers) else float(calibration.tokens.numel())
 
 
 def _chained(*parts: Mapping[Need, Tensor]) -> Mapping[Need, Tensor]:

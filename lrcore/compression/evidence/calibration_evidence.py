@@ -31,8 +31,8 @@ def measure_angles(
     disk.
     """
     calibration = add_statistics(model, factors.calibration, ANGLE_NEEDS, progress)
-    assert calibration.extra is not None  # the needs are not empty
-    return [float(file.read(BLOCK_ANGLE)) for file in calibration.files(calibration.extra)]
+    layers = range(calibration.layers)
+    return [float(calibration.moments(layer).values[BLOCK_ANGLE]) for layer in layers]
 
 
 ANGLES = EvidenceKind(

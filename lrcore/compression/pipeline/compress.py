@@ -26,7 +26,7 @@ from ...recipes.targets import TARGETS
 from ...system.as_json import json_text
 from ...system.errors import InputError
 from ...system.progress import Progress, silent
-from ..calibration.calibrate import Calibration, calibrate
+from ..calibration.calibrate import Calibration, calibrate, method_needs
 from ..evidence.measure import evidence_key, measure_evidence
 from ..solve.allocate import check_budget
 from ..solve.compress_layers import compress_layers, has_refit
@@ -148,7 +148,7 @@ def _prepare(
 ) -> Factorization:
     """Return the result of `prepare` with these options of the method."""
     with _timed(seconds, "calibrate"):
-        calibration = calibrate(model, recipe, progress)
+        calibration = calibrate(model, recipe, progress, method_needs(recipe))
     with _timed(seconds, "factorize"):
         factors = factorize(model, calibration, recipe.method, progress, options)
     with _timed(seconds, "measure"):

@@ -89,7 +89,7 @@ def factorize(
     reader = row.gradient_user(chosen)
     calibration = with_gradients(model, calibration, row.gradients(chosen), progress, reader)
     total = len(decoder_layers(model.network))
-    extended = _add_option_statistics(row, chosen, model, calibration, progress)
+    extended = _add_missing_statistics(row, chosen, model, calibration, progress)
     outliers = read_outliers(calibration.folder, total)
     task = _FactorTask(model, extended, method, chosen, counts_outliers=not outliers)
     work = Work("factorize", task)
@@ -124,11 +124,11 @@ def factorize(
     return Factorization(method, all_factors, evidence, calibration, shape_of(model), chosen)
 
 
-def _add_option_statistics(
+def _add_missing_statistics(
     method: Method, options: Any, model: LoadedModel, calibration: Calibration, progress: Progress
 ) -> Calibration:
-    """Return the calibration with the statistics that only these options of a method read."""
-    needs = method.reads(options) - method.needs
+    """Return the calibration with all statistics that a method reads with these options."""
+    needs = method.reads(options)
     if not has_attended_keys(model.network):
         needs -= {ATTENDED_KEYS}
     return add_statistics(model, calibration, needs, progress)

@@ -31,7 +31,8 @@ def tokens_needed(network: PreTrainedModel, recipe: Recipe) -> int:
     """
     row = find_method(recipe.method)
     options = row.choose(method_options(recipe))
-    taps = {tap for tap, statistic in row.reads(options) if statistic == SECOND} - row.diagonals
+    taps = {tap for tap, statistic in row.reads(options) if statistic == SECOND}
+    taps -= row.diagonal_blocks
     if requests_refit(recipe):
         taps |= {TAPS[matrix] for matrix in row.covers if matrix in TAPS}
     widths = _widths_of(network)

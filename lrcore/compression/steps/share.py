@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ...layers.layer import Layer, LowRank
 from ...layers.linalg import whitened_svd
-from ...layers.statistics import TAPS
+from ...layers.statistics import COMMON_TAPS, SECOND, TAPS
 from ...models.architectures import architecture_of, decoder_layers
 from ...models.layers import clone, projection_paths, read_exact, read_layer, write_layer
 from ...models.load import LoadedModel
@@ -52,7 +52,7 @@ def share_bases(
     """
     chosen, report = Sharing(group), progress or silent
     check_can_share(model)
-    calibration = calibrate(model, recipe, progress)
+    calibration = calibrate(model, recipe, progress, [(tap, SECOND) for tap in COMMON_TAPS])
     network = share_network(model, calibration, recipe.ratio, chosen.group, report)
     name = f"{model.name} shared by {group} {recipe.ratio:.0%}"
     identity = ["shared", group, recipe.ratio, calibration.key]

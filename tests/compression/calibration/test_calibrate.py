@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.compression.calibration.calibrate import all_needs
-from lrcore.layers.statistics import Accumulator
+from lrcore.compression.calibration.calibrate import all_needs, method_needs
+from lrcore.layers.statistics import Accumulator, activation_needs, missing_needs
+from lrcore.methods import METHODS
 from lrcore.models.architectures import architecture_of, decoder_layers
 from lrcore.models.stream import LayerStream
 from lrcore.system.errors import Cancelled
@@ -117,10 +118,63 @@ def test_cancelled_calibration_resumes_after_the_last_layer(
 
 
 def test_one_pass_collects_the_needs_of_all_methods() -> None:
-    from lrcore.layers.statistics import activation_needs
-    from lrcore.methods import METHODS
+    needs = [activation_needs(method.needs) for method in METHODS.values()]
+    assert not any(missing_needs(method_needs, all_needs()) for method_needs in needs)
 
-    assert all(activation_needs(method.needs) <= all_needs() for method in METHODS.values())
+
+@pytest.mark.parametrize("method", ["flap", "a3", "svd_llm", "modegpt", "svd", "latentllm"])
+def test_pass_for_a_method_collects_only_its_statistics_with_equal_results(
+    model, recipe, method, monkeypatch, tmp_path
+) -> None:
+    complete = lrcore.calibrate(model, recipe)
+    needs = method_needs(recipe.with_(method=method))
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    calibration = lrcore.calibrate(model, recipe, needs=needs)
+    moments = calibration.moments(1)
+    seconds = {need for need in moments.values if need[1] == "second"}
+    assert seconds == {need for need in needs if need[1] == "second"}
+    assert not missing_needs(needs, moments.values.keys())
+    expected = complete.moments(1).values
+    assert all(torch.equal(value, expected[need]) for need, value in moments.values.items())
+    assert calibration.key == complete.key
+    assert calibration.influence == complete.influence
+    for layer, values in enumerate(lrcore.factorize(model, calibration, method).layers):
+        of_all = lrcore.factorize(model, complete, method).layers[layer]
+        assert all(torch.equal(values[name].values, of_all[name].values) for name in values)
+
+
+@pytest.mark.parametrize("collected", [None, "a3"])
+def test_a_cached_set_with_all_statistics_of_a_request_serves_it(
+    tiny_llama, recipe, monkeypatch, tmp_path, collected
+) -> None:
+    model = lrcore.load(str(tiny_llama))
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    needs = None if collected is None else method_needs(recipe.with_(method=collected))
+    first = lrcore.calibrate(model, recipe, needs=needs)
+    monkeypatch.setattr(LayerStream, "run", lambda *_: pytest.fail("the cache was not used"))
+    poorer = method_needs(recipe.with_(method="care"))  # second of attn_in, which a3 reads as well
+    assert lrcore.calibrate(model, recipe, needs=poorer).folder == first.folder
+
+
+def test_a_method_that_reads_more_than_was_collected_collects_the_rest(
+    tiny_llama, recipe, monkeypatch, tmp_path
+) -> None:
+    model = lrcore.load(str(tiny_llama))
+    complete = lrcore.calibrate(model, recipe)
+    expected = lrcore.factorize(model, complete, "svd_llm").layers[2]
+    analyzed = lrcore.analyze(model, complete).spectra
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    needs = method_needs(recipe.with_(method="flap"))
+    calibration = lrcore.calibrate(model, recipe, needs=needs)
+    factors = lrcore.factorize(model, calibration, "svd_llm").layers[2]
+    for name, factor in factors.items():
+        assert torch.allclose(factor.values, expected[name].values, rtol=1e-5, atol=1e-7)
+    spectra = lrcore.analyze(model, calibration).spectra
+    for key, values in spectra.items():
+        assert torch.allclose(values, analyzed[key], rtol=1e-5, atol=1e-6)
+    richer = lrcore.calibrate(model, recipe, needs=method_needs(recipe.with_(method="svd_llm")))
+    assert richer.folder != calibration.folder
+    assert not missing_needs(richer.needs, richer.moments(0).values.keys())
 
 
 def test_windows_longer_than_the_context_raise(tiny_llama, recipe) -> None:

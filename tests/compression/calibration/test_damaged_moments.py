@@ -123,7 +123,7 @@ def test_damaged_extra_statistics_and_gradients_are_collected_again(recipe, mode
     calibration = add_statistics(model, lrcore.calibrate(model, recipe), ANGLE_NEEDS)
     calibration = with_gradients(model, calibration, ("fisher", "slope"))
     right = all_statistics(calibration)
-    folders = (calibration.extra, *calibration.gradients)
+    folders = (*calibration.extra, *calibration.gradients)
     files = [layer_file(folder, LAYER) for folder in folders]
     content = [file.read_bytes() for file in files]
     changes = (".".join(BLOCK_ANGLE), "q.fisher", "down.slope")
