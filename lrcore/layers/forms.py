@@ -209,9 +209,12 @@ class Quantized:
     def matrix(self) -> "Tensor | Form":
         """The dequantized matrix [out, in], or form."""
         count = math.prod(self.whole)
-        codes = unpack(self.codes, self.bits, count)
-        low, step = (t.repeat_interleave(self.chunk)[:count] for t in (self.low, self.step))
-        numbers = (low + step * codes.to(self.low.dtype)).view(*self.whole)
+        groups = unpack(self.codes, self.bits, count).to(self.low.dtype)
+        if count % self.chunk:
+            groups = torch.nn.functional.pad(groups, (0, -count % self.chunk))
+        # in place: a decoder computes this matrix for every token
+        groups = groups.view(-1, self.chunk).mul_(self.step[:, None]).add_(self.low[:, None])
+        numbers = groups.flatten()[:count].view(*self.whole)
         if self.inner == "dense":
             return numbers
         orders = (self.order,) if self.order.numel() else ()
@@ -268,8 +271,7 @@ class _WithMask:
     @property
     def matrix(self) -> Tensor:
         """The matrix [out, in] with zeros."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=self.mask.device)
-        mask = (self.mask[..., None] >> shifts & 1).flatten(1)[:, : self.shape[1]].bool()
+        mask = _split(self.mask, 1).flatten(1)[:, : self.shape[1]].bool()
         return self.values.new_zeros(*self.shape).masked_scatter(mask, self.values)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -353,15 +355,24 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the first `count` codes uint8 [count] of packed bytes, uint8 [bytes]."""
-    planes = PLANES.get(bits, (8,))
-    codes, start, shift = torch.zeros_like(packed[:1]).expand(count), 0, 0
-    for width in planes:
-        length = -(-count * width // 8)
-        shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
-        plane = packed[start : start + length, None] >> shifts & 2**width - 1
-        codes = codes | plane.flatten()[:count] << shift
-        start, shift = start + length, shift + width
+    first, *others = PLANES.get(bits, (8,))
+    start = -(-count * first // 8)
+    codes, shift = _split(packed[:start], first).flatten()[:count], first
+    for width in others:
+        end = start + -(-count * width // 8)
+        codes = codes | _split(packed[start:end], width).flatten()[:count] << shift
+        start, shift = end, shift + width
     return codes
+
+
+def _split(packed: Tensor, width: int) -> Tensor:
+    """Return the codes of `width` bits in bytes, lowest first: [...] -> [..., 8 / width] uint8."""
+    if width == 8:
+        return packed.unsqueeze(-1)
+    mask, last = 2**width - 1, 8 - width
+    # a shift by a tensor of shifts takes three times as long
+    codes = [(packed >> shift if shift else packed) & mask for shift in range(0, last, width)]
+    return torch.stack([*codes, packed >> last], -1)
 
 
 def quantize(
