@@ -158,6 +158,7 @@ def allocate(
     """
     import lrcore
 
+    _say_slower(recipe)
     with sharing.workers(recipe.device):
         model = load_dense(recipe)
         factors = lrcore.prepare(model, recipe, progress=progress)
@@ -207,6 +208,7 @@ def compress(
     tracker = make_tracker(trackio)
     import lrcore
 
+    _say_slower(recipe)
     with sharing.workers(recipe.device):
         model = load_dense(recipe)
         if ratios is None:
@@ -229,6 +231,14 @@ def compress(
         print_table(report.get("bounds", ()))
         print_table(report.get("cuts", ()))
     note(as_json, recipe, small.account, small.history[-1].about_calibration)
+
+
+def _say_slower(recipe: Recipe) -> None:
+    """Print why decoding takes longer than with the dense model, before any work."""
+    from ..compression.slower_decoding import slower_decoding
+
+    if reason := slower_decoding(recipe):
+        say(f"note: {reason}")
 
 
 def missing_prediction(plan: "RankPlan") -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lrcore
+from lrcore.compression.slower_decoding import slower_decoding
 from lrcore.ranks.plan import RankPlan
 
 from .. import words
@@ -188,9 +189,12 @@ def plan_name(recipe: lrcore.Recipe) -> str:
 
 
 def status_message(store: Store, recipe: lrcore.Recipe, plan: RankPlan) -> str:
-    """Return sentences: why compression may not use these ranks, and the cost of the target."""
+    """Return sentences: why compression may not use these ranks, the cost of the target, and why
+    decoding takes longer.
+    """
     status = words.allocation.plan_status(plan, recipe.policy, store.is_draft(recipe))
-    return f"{status} {target_message(store, recipe, plan)}".strip()
+    sentences = status, target_message(store, recipe, plan), slower_decoding(recipe)
+    return " ".join(filter(None, sentences))
 
 
 def target_message(store: Store, recipe: lrcore.Recipe, plan: RankPlan) -> str:
