@@ -119,15 +119,15 @@ class Device(TorchFunctionMode):
     """Mode in which tensors of the simulated device can be created and used; a nested mode serves
     another thread while the first one waits.
 
-    float64: whether the device supports it, unlike Apple's. waits: number of waits for the device
-    by operation.
+    float64: whether the device supports it, unlike Apple's. waits, kernels: by operation, how often
+    it waited for the device, and how often it ran there without being a view.
     """
 
     current: "Device | None" = None
 
     def __init__(self, float64: bool = True) -> None:
         super().__init__()
-        self.float64, self.waits = float64, Counter[str]()
+        self.float64, self.waits, self.kernels = float64, Counter[str](), Counter[str]()
 
     def __enter__(self):
         self.outer, Device.current = Device.current, self
@@ -180,6 +180,8 @@ def _run(func, args, kwargs):
         return tensors[0]
     if away and (name in WAITS or not is_on_device):
         mode.waits[name] += 1
+    if (away or is_on_device) and not func.is_view:
+        mode.kernels[name] += 1
     out = func(*tree_map(_to_cpu, args), **tree_map(_to_cpu, kwargs))
     if "out" in kwargs and away:
         (filled,) = tree_flatten(kwargs["out"])[0]

@@ -23,19 +23,22 @@ def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
     moment times the number of tokens, which cancels in the ratio to the mean. The shares are in
     [0, 1] and descending; zeros for a layer of zeros.
     """
-    scales = {name: moments.square(TAPS[name]).clamp_min(0).sqrt() for name in layer.matrices()}
-    total, count = 0.0, 0
-    for name, projection in layer.matrices().items():
+    matrices = layer.matrices()
+    scales = {name: moments.square(TAPS[name]).clamp_min(0).sqrt() for name in matrices}
+    # sums stay on the device until the end: a GPU would wait for each number that is read
+    device = next((projection.weight.device for projection in matrices.values()), None)
+    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
+    for name, projection in matrices.items():
         for rows in projection.weight.split(BLOCK):
-            total += float(rows.abs().sum(0, dtype=torch.float64) @ scales[name])
+            total += rows.abs().sum(0, dtype=torch.float64) @ scales[name]
             count += rows.numel()
-    if total == 0:
+    if not total:
         return (0.0,) * THRESHOLDS
-    below = torch.zeros(THRESHOLDS, dtype=torch.float64)
-    for name, projection in layer.matrices().items():
+    below = total.new_zeros(THRESHOLDS)
+    for name, projection in matrices.items():
         scale = (scales[name] * (count / total)).float()
         for rows in projection.weight.split(BLOCK):
-            below += torch.histc(rows.abs().float() * scale, THRESHOLDS, 0, THRESHOLDS).cpu()
+            below += torch.histc(rows.abs().float() * scale, THRESHOLDS, 0, THRESHOLDS)
     return tuple((1 - below.cumsum(0) / count).clamp_min(0).tolist())
 
 
