@@ -12,6 +12,7 @@ from .subjects import Subject, subjects
 RATIOS = (0.2, 0.4)
 CHANGES = {
     "svd": "weights=fisher",
+    "compot": "atoms=3 rounds=0 dictionary=least_squares",
     "a3": "qk=q_only qk=k_only qk=weights scores=abs scores=wanda scores=random ov=inputs "
     "ov=overall mlp=abs mlp=wanda mlp=taylor",
     "latentllm": "preconditioner=covariance preconditioner=diag_hessian preconditioner=diag_l1 "

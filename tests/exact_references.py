@@ -72,6 +72,10 @@ def kfac_svd(e: Exact, options: Any) -> dict[str, Objective]:
     }
 
 
+def compot(e: Exact, options: Any) -> dict[str, Objective]:
+    return {}  # an alternation, see test_compot.py
+
+
 def aa_svd(e: Exact, options: Any) -> dict[str, Objective]:
     """Return the objective of `W + anchor W E[(x - x') x'^T] (E[x' x'^T] + ridge)^-1` and its best
     approximation on x'.
@@ -190,6 +194,7 @@ REFERENCES: dict[str, Reference] = {
         kfac_svd,
         aa_svd,
         bolaco,
+        compot,
         a3,
         clover,
         modegpt,

@@ -21,6 +21,7 @@ VARIANTS = {
         {"outputs": "curvature", "damping": 0.0, "stored": "pivots"},
     ],
     "kfac_svd": [{"stored": "pivots"}],
+    "compot": [{"atoms": 3, "dictionary": "least_squares", "rounds": 2}],
     "care": [
         {"whitening": "root", "shrinkage": 0.0},
         {"whitening": "identity"},

@@ -3,7 +3,8 @@
 A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. Identity blocks and zeros are not
 stored, and `parameters` counts the stored numbers. Permutations are int32 and not counted; neither
 are the indices of retained rotary pairs. A quantized weight counts as one number at any number of
-bits. A sparse entry counts as two: value and index.
+bits. A sparse entry counts as two: value and index. The positions of sparse codes
+count as numbers of sixteen bits.
 """
 
 import math
@@ -271,8 +272,8 @@ class _WithMask:
     @property
     def matrix(self) -> Tensor:
         """The matrix [out, in] with zeros."""
-        mask = _split(self.mask, 1).flatten(1)[:, : self.shape[1]].bool()
-        return self.values.new_zeros(*self.shape).masked_scatter(mask, self.values)
+        zeros = self.values.new_zeros(*self.shape)
+        return zeros.masked_scatter(_unpacked(self.mask, self.shape[1]), self.values)
 
     def apply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -299,8 +300,33 @@ class Masked(_WithMask):
         return self.mask.shape[0], self.columns
 
 
+@dataclass(frozen=True, eq=False)
+class SparseCodes(_WithMask):
+    """Sparse combinations of the rows of a dictionary, [rows, atoms] (COMPOT).
+
+    values [k]: the nonzero numbers, column by column. mask uint8 [atoms, 2 ceil(rows / 16)]: their
+    positions, a bit per number of a column. Sixteen bits of the mask count as a number.
+    """
+
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.mask.shape[0]
+
+    @property
+    def parameters(self) -> int:
+        return self.values.numel() + self.mask.numel() // 2
+
+    @property
+    def matrix(self) -> Tensor:
+        """The matrix [rows, atoms] with zeros."""
+        zeros = self.values.new_zeros(len(self.mask), self.rows)
+        return zeros.masked_scatter(_unpacked(self.mask, self.rows), self.values).mT
+
+
 Blocks = IdentityColumns | IdentityRows | BlockDiagonal | PassedRows
-Form = Blocks | Sparse | TwoOfFour | Masked | Quantized
+Form = Blocks | Sparse | TwoOfFour | Masked | SparseCodes | Quantized
 Matrix = Tensor | Form
 FORMS: dict[str, type[Form]] = {
     "identity_columns": IdentityColumns,
@@ -310,6 +336,7 @@ FORMS: dict[str, type[Form]] = {
     "sparse": Sparse,
     "two_of_four": TwoOfFour,
     "masked": Masked,
+    "sparse_codes": SparseCodes,
     "quantised": Quantized,
 }
 
@@ -387,7 +414,7 @@ def quantize(
     chunk: numbers per group. grid(groups [n, chunk], bits) returns low [n] and step [n]. Forms
     without stored numbers, sparse forms and quantized forms are returned unchanged.
     """
-    if isinstance(matrix, Quantized | Sparse | TwoOfFour | Masked):
+    if isinstance(matrix, Quantized | Sparse | _WithMask):
         return matrix
     kind = "dense" if isinstance(matrix, Tensor) else kind_of(matrix)
     parts = {"": matrix} if isinstance(matrix, Tensor) else tensors_of(matrix)
@@ -418,6 +445,19 @@ def masked(matrix: Tensor, mask: Tensor) -> Masked:
     numbers.
     """
     return Masked(matrix[mask], _mask(mask), matrix.shape[1])
+
+
+def sparse_codes(matrix: Tensor, mask: Tensor) -> SparseCodes:
+    """Return the sparse form of codes [rows, atoms], given a bool mask [rows, atoms] of nonzero
+    numbers.
+    """
+    words = torch.nn.functional.pad(mask.mT, (0, -len(mask) % 16))
+    return SparseCodes(matrix.mT[mask.mT], _mask(words), len(matrix))
+
+
+def _unpacked(mask: Tensor, columns: int) -> Tensor:
+    """Return the bool mask [rows, columns] of bits that `_mask` packed."""
+    return _split(mask, 1).flatten(1)[:, :columns].bool()
 
 
 def _mask(mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .forms import Form, Matrix, Sparse, count, dense, tensors_of
+from .forms import Form, Matrix, Sparse, SparseCodes, count, dense, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -541,5 +541,7 @@ def factor_matrices(projection: Projection) -> list[Matrix]:
 
 
 def multiplied_numbers(matrix: Matrix) -> int:
-    """Return how many numbers of a matrix multiply the input; sparse indices do not count."""
-    return matrix.values.numel() if isinstance(matrix, Sparse) else count(matrix)
+    """Return how many numbers of a matrix multiply the input; positions of sparse entries do not
+    count.
+    """
+    return matrix.values.numel() if isinstance(matrix, Sparse | SparseCodes) else count(matrix)

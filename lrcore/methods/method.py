@@ -117,7 +117,7 @@ class Method:
             return by_name[slot]
         if self.covers <= KEYS_AND_VALUES:
             return targets.LATENT_VALUES if slot == "v" else targets.LATENT_KEYS
-        if getattr(options, "sparse", 0):
+        if getattr(options, "sparse", 0) or getattr(options, "atoms", 0):
             return targets.SPARSE
         return targets.QUANTIZED if getattr(options, "bits", 0) else targets.PAIRS
 

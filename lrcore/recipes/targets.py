@@ -11,7 +11,7 @@ from ..system.errors import InputError
 
 # Structures of slots below full rank
 PAIRS = "low-rank pairs"
-SPARSE = "pairs with a sparse term"
+SPARSE = "pairs with a sparse term or factor"
 QUANTIZED = "quantized pairs"
 NARROWER_HEADS = "narrower heads"
 FEWER_HEADS = "fewer heads"

@@ -15,6 +15,8 @@ CASES = [
     ("tiny_opt", "fused", {}, {}),
     ("tiny_llama", "svd", {}, {}),
     ("tiny_opt", "svd_llm", {}, {}),
+    ("tiny_llama_bias", "compot", {}, {}),
+    ("tiny_opt", "compot", {"atoms": 3}, {}),
     ("tiny_llama", "care", {}, {"budget": "kv"}),
     ("tiny_llama_bias", "care", {"joint": True}, {"budget": "kv"}),
     ("tiny_llama", "care", {"group": 1}, {"budget": "kv"}),

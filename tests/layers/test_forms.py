@@ -1,5 +1,7 @@
 """Stored forms of matrices and the modules that hold them."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,9 +13,11 @@ from lrcore.layers.forms import (
     PassedRows,
     Quantized,
     Sparse,
+    SparseCodes,
     count,
     dense,
     quantize,
+    sparse_codes,
     tensors_of,
 )
 from lrcore.layers.layer import Linear, LowRank
@@ -46,6 +50,7 @@ FORMS = {
     "passed_rows": PassedRows(randn(3, 4), torch.tensor([2, 1, 4, 0, 3]).int(), 2),
     "passed_rows_left": PassedRows(randn(3, 2), torch.tensor([4, 3, 2]).int(), 2),
     "sparse": Sparse(randn(5), torch.tensor([0, 7, 8, 20, 34]).int(), (5, 7)),
+    "sparse_codes": sparse_codes(randn(18, 7), randn(18, 7) > 1),
 }
 FORMS |= {
     f"quantized_{bits}_{name}": quantize(FORMS[name], bits, 4)
@@ -67,6 +72,13 @@ def spelled_out(form) -> Tensor:
         matrix = torch.zeros(form.shape, dtype=form.values.dtype)
         for value, at in zip(form.values, form.index, strict=True):
             matrix[at // form.shape[1], at % form.shape[1]] = value
+        return matrix
+    if isinstance(form, SparseCodes):
+        matrix, values = torch.zeros(form.shape, dtype=form.values.dtype), form.values.tolist()
+        for atom, row in product(range(form.shape[1]), range(form.shape[0])):
+            if form.mask[atom, row // 8] >> row % 8 & 1:
+                matrix[row, atom] = values.pop(0)
+        assert not values
         return matrix
     if isinstance(form, BlockDiagonal):
         return torch.block_diag(*form.blocks)
@@ -98,10 +110,18 @@ def test_form_applies_its_dense_matrix(name):
     assert torch.allclose(dense(form), matrix, atol=1e-14)
     assert torch.allclose(form.apply(x), x @ matrix.mT, atol=1e-12)
     assert count(form) <= matrix.numel()
-    if not isinstance(form, Sparse | Quantized):
+    if not isinstance(form, Sparse | SparseCodes | Quantized):
         assert count(form) == sum(
             t.numel() for t in tensors_of(form).values() if t.is_floating_point()
         )
+
+
+def test_values_and_positions_of_sparse_codes_are_counted():
+    """A column of 18 numbers has 32 bits for positions, as many as two numbers of sixteen bits."""
+    mask = randn(18, 7) > 1
+    form = sparse_codes(randn(18, 7).bfloat16(), mask)
+    assert count(form) == int(mask.sum()) + 7 * 2
+    assert 2 * count(form) == form.values.nbytes + form.mask.nbytes
 
 
 def test_identity_block_is_not_counted():

@@ -57,7 +57,7 @@ def test_truncate_makes_no_large_decompositions(
     case, factors = solve(method, kind)
     allowed = set().union(*(PROBLEMS_PER_RANK.get(option, set()) for option in method[1].items()))
     for name, factor in factors.items():
-        if name in allowed:
+        if name in allowed or method[0] == "compot":  # alternates at each rank
             continue
         ranks = factor.cost.ranks()
         for rank in {ranks[len(ranks) // 3], ranks[-2]}:

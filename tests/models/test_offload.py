@@ -24,6 +24,7 @@ from tests.tiny_models import tiny
 VARIED = {
     "svd": {},
     "svd_llm": {"calibration_mode": "sequential"},
+    "compot": {},
     "a3": {},
     "modegpt": {},
     "fused": {},

@@ -180,6 +180,9 @@ def check_budget(recipe: Recipe) -> None:
         "training would undo the quantization of a layer. Choose refit on.": recipe.trains,
         "the method's options quantize its factors or keep sparse entries. Remove the options bits "
         "and sparse.": bool(getattr(options, "bits", 0) or getattr(options, "sparse", 0)),
+        "the sparse codes of method compot would keep their precision. Choose another method.": (
+            recipe.method == "compot"
+        ),
     }
     for reason, applies in conflicts.items():
         if applies:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...layers.forms import Masked, Sparse, TwoOfFour
+from ...layers.forms import Masked, Sparse, SparseCodes, TwoOfFour
 from ...layers.linalg import sum_float64
 from ...layers.modules.projections import StoredLinear
 from ...models.architectures import decoder_layers
@@ -37,7 +37,8 @@ BETAS = (0.9, 0.95)
 RATES = (0.03, 0.01, 0.003)
 REVISION = 2  # part of `training_key`: increase it if the training yields other weights
 MAX_TOKENS = 2**16  # per pass, evenly spaced batches
-FIXED = (Sparse, TwoOfFour, Masked)  # forms whose numbers are not trained, like quantized ones
+# Forms whose numbers are not trained, like quantized ones
+FIXED = (Sparse, SparseCodes, TwoOfFour, Masked)
 
 
 @dataclass(frozen=True, eq=False)
