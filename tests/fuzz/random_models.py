@@ -41,12 +41,16 @@ MULTIPLES = (
     "gemma3_text",
     "gemma3n_text",
 )  # the width is a multiple of the number of heads
-# Families with few possible sizes below: sliding windows with twice the key heads, and rotary
-# positions on a third of a head; and mixers, whose sizes and types of layers have other rules.
-NOT_RANDOM = {"mimo_v2_flash", *HYBRIDS}
+# A family with few possible sizes below: sliding windows with twice the key heads, and rotary
+# positions on a third of a head
+NOT_RANDOM = {"mimo_v2_flash"}
 LAYER_KINDS = {"mlp_layer_types": ("dense", "sparse"), "indexer_types": ("full", "shared")}
 SQUARE = ("helium",)  # the width equals that of all heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
+# Sizes of hybrids
+MIXED_WIDTHS = ("shared_intermediate_size", "shared_expert_intermediate_size", "mamba_d_state")
+LINEAR_SIZES = {"linear_key_head_dim", "linear_value_head_dim"}
+UNTIED = ("nemotron_h", "kimi_linear", "bailing_hybrid")  # transformers ties no weights of these
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # types of permutations
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
 
@@ -82,9 +86,43 @@ def layers_that_depend_on_others(draw: st.DrawFn, family: str, kinds: list[str])
 
 
 @st.composite
+def hybrid_fields(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """Draw the layers of a hybrid, and the sizes of its MLPs, experts and linear attention.
+
+    The width and the heads are those of the tiny model: the sizes of a mixer depend on them.
+    """
+    fields = dict(CONFIGS[family])
+    layers = draw(st.integers(2, 4))
+    if "num_hidden_layers" in fields:
+        fields["num_hidden_layers"] = layers
+    for name in sorted({"layer_types", "layers_block_type", "mlp_layer_types"} & fields.keys()):
+        kinds, others = fields[name], st.sampled_from(fields[name])
+        further = draw(st.lists(others, min_size=layers - 2, max_size=layers - 2))
+        # transformers has no cache without a layer of attention
+        fields[name] = draw(st.permutations([*kinds[:1], *kinds[-1:], *further]))
+    for name in sorted({"attn_layer_offset", "expert_layer_offset"} & fields.keys()):
+        fields[name] = draw(st.integers(0, 1))
+    if "attn_layer_indices" in fields:
+        indices = st.integers(0, layers - 1)
+        fields["attn_layer_indices"] = draw(st.lists(indices, min_size=1, unique=True))
+    for name in sorted({*INNER, *MIXED_WIDTHS} & fields.keys()):
+        fields[name] = draw(st.integers(4, 64))
+    for name in sorted(LINEAR_SIZES & fields.keys()):
+        fields[name] = 4 * draw(st.integers(1, 4))
+    if "linear_num_key_heads" in fields:
+        heads = fields["linear_num_key_heads"] = draw(st.integers(1, 3))
+        # OLMo Hybrid has as many heads of values
+        times = 1 if family == "olmo_hybrid" else draw(st.integers(1, 2))
+        fields["linear_num_value_heads"] = times * heads
+    return fields | {"tie_word_embeddings": family not in UNTIED and draw(st.booleans())}
+
+
+@st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """Draw a family and the fields of its config."""
     family = draw(st.sampled_from(sorted(ARCHITECTURES.keys() - NOT_RANDOM)))
+    if family in HYBRIDS:
+        return family, draw(hybrid_fields(family))
     fields = dict(CONFIGS[family])
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     # a size for which halved `partial_rotary_factor` parts are integers

@@ -17,6 +17,7 @@ from lrcore.compression.calibration.calibrate import all_needs
 from lrcore.compression.calibration.collect import missing_layers
 from lrcore.compression.evidence import latency
 from lrcore.models.architectures import architecture_of
+from lrcore.models.hybrid_families import HYBRIDS
 
 Counts = collections.Counter[str]
 
@@ -90,8 +91,9 @@ def check_model(
             assert not (workspace / "stock").exists()
             return
         stock_logits = logits(lrcore.load(workspace / "stock", dtype="auto"))
-        # multiplying out rounds once more
-        tolerance = 0.05 if recipe.dtype == "bfloat16" else 1e-3
+        # multiplying out rounds once more, and linear attention adds up the rounding of all tokens
+        rounding = 0.1 if family in HYBRIDS else 0.05
+        tolerance = rounding if recipe.dtype == "bfloat16" else 1e-3
         assert torch.allclose(
             stock_logits.double(),
             small_logits.double(),
