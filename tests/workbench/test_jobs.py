@@ -103,6 +103,7 @@ def test_waiting_and_running_jobs_can_be_canceled(bench):
     second, third = (jobs.submit(Steps(n)) for n in (1, 2))
     jobs.cancel(second.id)
     assert second.state == "cancelled"
+    assert job_markup.result(second) == "canceled"
     jobs.cancel(first.id)
     gate.set()
     assert wait_for_job(jobs, first).state == "cancelled"
