@@ -100,7 +100,7 @@ def log_ticks(low: float, high: float, most: int = 8) -> dict[str, Any]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
     if sum(low <= tick <= high for tick in ticks) > most:
-        return {"dtick": 1}
+        ticks = [10.0**power for power in powers]
     return labeled_ticks(ticks)
 
 

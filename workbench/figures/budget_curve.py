@@ -19,7 +19,7 @@ HOVER = (
 MIN_RISE, MAX_RISE = 1e-4, 10.0  # limits of the axis: relative increase in perplexity
 DENSE = "rgb(128,133,143)"  # visible on white and near-black
 MAX_RATIO = 0.95  # highest ratio of the axis
-HEIGHT = 150  # pixels
+HEIGHT = 200  # pixels
 MAX_NAMED = 3  # curves of other methods in the legend
 MOST_SIZES = 6  # ticks of an axis of sizes
 
