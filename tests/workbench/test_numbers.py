@@ -61,6 +61,7 @@ def test_only_numbers_py_formats_counts_percentages_and_perplexities():
         (numbers.percent(-0.5, 0), "−50%"),
         (numbers.percent(float("nan")), "–"),
         (numbers.relative_change(-0.0123, 2), "−1.23%"),
+        (numbers.relative_change(240.2581), "+24\u202f026%"),
         (numbers.megabytes(17.12), "17.1 MB"),
         (numbers.megabytes(2500), "2.5 GB"),
         (numbers.with_prefix(9.83e6), "9.83 M"),

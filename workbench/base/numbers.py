@@ -66,8 +66,9 @@ def size_left(ratio: float) -> str:
 
 
 def relative_change(change: float, digits: int = 1) -> str:
-    """Format a relative change as percent, with its sign."""
-    return f"{change:+.{digits}%}".replace("-", MINUS)
+    """Format a relative change as percent, with its sign; from 1000 % on, without decimals."""
+    digits = 0 if abs(change) >= 10 else digits
+    return f"{change:+,.{digits}%}".replace(",", THIN).replace("-", MINUS)
 
 
 def speed(tokens_per_second: float) -> str:
