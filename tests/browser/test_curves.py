@@ -164,7 +164,7 @@ def test_a_policy_measures_on_request_and_stops_when_another_is_chosen(workbench
     workbench.choose("field-policy", "fisher")
     summary = workbench.locator("#size-and-cost")
     summary.locator(".ask button", has_text="Run (").wait_for()
-    assert "uniform, not chosen" in [trace["name"] for trace in workbench.plot("bars")["traces"]]
+    assert "ranks of uniform" in [trace["name"] for trace in workbench.plot("bars")["traces"]]
     assert not workbench.evaluate("tests.busy()")
     workbench.click("#size-and-cost .ask button")
     workbench.until(

@@ -79,7 +79,7 @@ def test_selecting_a_policy_queues_no_job_and_shows_the_estimated_time(store, re
     assert store.jobs.waiting() == []
     bars, summary, key = draw_bars(store, chosen)
     assert bars["opacity"] < 1
-    assert bars["name"] == "softmax, not chosen"
+    assert bars["name"] == "ranks of softmax"
     assert "Run (about 5 s)" in summary
     assert f"{policy} assigns ranks from measurements of this model" in summary
     assert key == ""

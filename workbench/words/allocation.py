@@ -138,6 +138,7 @@ BARS = "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({})."
 CUT = (
     "No measurement supports so low a rank; the policy probed measures the loss of each component."
 )
+RANKS_OF = "ranks of {}"
 UNIFORM_BARS = "These are uniform ranks."
 BITS_PLAN = "Components: {}; {} of {} are below full rank."
 COMPONENTS_IN, COMPONENTS_PLAIN = "{} in {} bits", "{} not quantized"

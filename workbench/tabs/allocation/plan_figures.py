@@ -24,7 +24,7 @@ from ...widgets.form import TEMPERATURES, try_recipe
 def plan_bars(view: PlanView) -> str:
     """Return the figure of a plan's ranks in front of the reference plan, with the caption."""
     if view.missing_evidence is not None:
-        name = f"{view.displayed_recipe.policy}, not chosen"
+        name = words.allocation.RANKS_OF.format(view.displayed_recipe.policy)
         figure = bars(view.plan, view.uniform, displayed_name=name)
     else:
         overrides = view.recipe.rank_overrides
