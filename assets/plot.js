@@ -300,6 +300,8 @@ function makeHandle() {
 
 const CONFIG = {
   displaylogo: false,
+  // A touch screen has no pointer that hovers, and Plotly would always show the buttons there.
+  displayModeBar: window.matchMedia('(hover: hover)').matches && 'hover',
   showSendToCloud: false,
   responsive: true,
   modeBarButtonsToRemove: ['toImage', 'lasso2d', 'select2d', 'autoScale2d'],

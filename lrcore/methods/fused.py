@@ -283,7 +283,7 @@ def mlp_elimination(layer: Layer, moments: Moments, shrinkage: bool = True) -> N
 
 METHOD = Method(
     name="fused",
-    paper="ours",
+    paper="developed in this project",
     summary="Narrows or factorizes each component, and refits layers on the compressed ones.",
     notes="QK: centered keys without rotary, complete pairs with rotary, both with partial rotary. "
     "OV: map on the head outputs, output projection refit across heads. MLP: elimination of "
