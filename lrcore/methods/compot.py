@@ -160,5 +160,4 @@ METHOD = Method(
     needs=frozenset((tap, "second") for tap in COMMON_TAPS),
     shrinks_kv=False,
     options=CompotOptions,
-    copies=4,
 )
