@@ -24,7 +24,7 @@ def test_latent_keys_and_stored_forms_make_decoding_slower(fields, work):
 
 def test_other_methods_have_no_such_notice():
     slower = {name for name in METHODS if slower_decoding(lrcore.Recipe(method=name))}
-    assert slower == {"care", "mha2mla", "transmla"}
+    assert slower == {"care", "compot", "mha2mla", "transmla"}
 
 
 def test_command_says_so_before_its_work(tiny_llama, story_file, tmp_path, capsys):
