@@ -142,7 +142,9 @@ def test_a_cached_file_with_invalid_content_is_recomputed(released, kind, at, qu
     for path in before:
         damages = DAMAGES[path.suffix]
         path.write_bytes(damages[at % len(damages)])
-    (CACHED | {"moments": prepares("uniform")})[kind]()  # also writes the related files
+    CACHED[kind]()
+    if kind == "moments":
+        prepares("uniform")()  # reads these moments, and writes the related file
     for path, held in files(released / "cache" / kind).items():
         if path.suffix == ".safetensors":
             assert_nearly_equal(load(before[path]), load(held))

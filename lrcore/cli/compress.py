@@ -158,9 +158,9 @@ def allocate(
     """
     import lrcore
 
-    _say_slower(recipe)
     with sharing.workers(recipe.device):
         model = load_dense(recipe)
+        _say_slower(recipe)
         factors = lrcore.prepare(model, recipe, progress=progress)
 
     from ..compression.evidence.measure import with_cached_probes
@@ -208,9 +208,9 @@ def compress(
     tracker = make_tracker(trackio)
     import lrcore
 
-    _say_slower(recipe)
     with sharing.workers(recipe.device):
         model = load_dense(recipe)
+        _say_slower(recipe)
         if ratios is None:
             made: Any = lrcore.compress(model, recipe, progress=progress, bounds=further.bounds)
             small, cuts = made, {}
@@ -234,7 +234,7 @@ def compress(
 
 
 def _say_slower(recipe: Recipe) -> None:
-    """Print why decoding takes longer than with the dense model, before any work."""
+    """Print why decoding takes longer than with the dense model, before the work."""
     from ..compression.slower_decoding import slower_decoding
 
     if reason := slower_decoding(recipe):

@@ -9,16 +9,21 @@ MIN_WEIGHT = 1e-12  # of a number, as a share of the mean weight
 AT_ONCE = 2**15  # groups; a complete matrix of a large model would need too much memory in float64
 
 
-def least_squares_grids(groups: Tensor, weights: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def least_squares_grids(
+    groups: Tensor, bits: int, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return low [n] and step [n] of the grids of groups [n, size], with 2^bits points each.
 
     The points are low + step * code, code in 0 ... 2^bits - 1. weights [n, size], >= 0: of the
-    squared errors. From each of the RANGES, two steps alternate: each number takes its nearest
-    code, and low and step are the weighted regression of the numbers on the codes. Both lower the
-    error, and the best result is returned: no group is worse than between its extremes.
+    squared errors; None for equal ones. From each of the RANGES, two steps alternate: each number
+    takes its nearest code, and low and step are the weighted regression of the numbers on the
+    codes. Both lower the error, and the best result is returned: no group is worse than between its
+    extremes.
 
     Computed in float64; the results have the dtype of the groups.
     """
+    if weights is None:
+        weights = torch.ones_like(groups)
     weights = weights + (MIN_WEIGHT * weights.mean() or 1.0)  # equal ones if all are zero
     parts = zip(groups.split(AT_ONCE), weights.split(AT_ONCE), strict=True)
     grids = [_best_grid(part.double(), share.double(), 2**bits - 1) for part, share in parts]

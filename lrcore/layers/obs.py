@@ -94,7 +94,7 @@ def gptq(matrix: Matrix, moment: Tensor, bits: int, group: int) -> Matrix:
     if not numbers.numel():
         return matrix
     squares = moment.diagonal()[inputs.long()].unsqueeze(1).expand_as(numbers)
-    low, step = least_squares_grids(groups_of(numbers, group), groups_of(squares, group), bits)
+    low, step = least_squares_grids(groups_of(numbers, group), bits, groups_of(squares, group))
 
     def spread(values: Tensor) -> Tensor:
         return values.double().repeat_interleave(group)[: numbers.numel()].view_as(numbers)

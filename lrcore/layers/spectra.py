@@ -29,6 +29,7 @@ class Cost:
     idle_per_rank, idle_fixed, idle_dense: numbers per rank, fixed and at full rank that do not
     multiply an input: biases and indices of sparse entries. Negative if some numbers multiply
     several inputs: each query head multiplies the rows of the values (`as_latent`).
+    positions_per_rank: numbers per rank that are sixteen bits of positions, in two bytes.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full rank.
     per_cached: multiply-adds per rank that a step spends on each token in the cache: with the
     column of each query head, for the expansion of a latent of keys, or for weighting a latent of
@@ -60,6 +61,7 @@ class Cost:
     idle_per_rank: int = 0
     idle_fixed: int = 0
     idle_dense: int = 0
+    positions_per_rank: int = 0
     copies: int = 1
     active: int = 1
 
@@ -85,7 +87,10 @@ class Cost:
 
     def times(self, copies: int, active: int) -> "Cost":
         """Return the cost of several copies of a slot; a token passes through `active` of them."""
-        names = ("per_rank", "dense", "fixed", "idle_per_rank", "idle_fixed", "idle_dense")
+        names = (
+            *("per_rank", "dense", "fixed", "positions_per_rank"),
+            *("idle_per_rank", "idle_fixed", "idle_dense"),
+        )
         scaled: dict[str, int] = {name: copies * getattr(self, name) for name in names}
         curve = tuple(copies * number for number in self.curve)
         return replace(self, **scaled, curve=curve, copies=copies, active=active)  # type: ignore[arg-type]
@@ -116,8 +121,11 @@ class Cost:
 
         Permutations and the padding of quantized weights to bytes are not counted.
         """
-        if rank >= self.full or not self.bits:
-            return self.parameters(rank) * itemsize
+        if rank >= self.full:
+            return self.dense * itemsize
+        if not self.bits:
+            positions = self.positions_per_rank * rank
+            return (self.parameters(rank) - positions) * itemsize + positions * 2
         quantized = self.parameters(rank) - self.fixed
         return (
             self.fixed * itemsize

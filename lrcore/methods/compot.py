@@ -118,7 +118,7 @@ def largest_in_rows(m: Tensor, entries: int) -> tuple[Tensor, Tensor]:
 
 
 def coded_cost(layer: Layer, name: str, atoms: int) -> Cost:
-    """Return the cost of dictionary and codes; positions count as numbers of sixteen bits.
+    """Return the cost of dictionary and codes; sixteen bits of positions count as a number.
 
     A rank is a nonzero number in each row of the codes, and `atoms` atoms with the positions of
     their numbers. Ranks with more atoms than columns of `W L` are as large as the dense matrix.
@@ -129,7 +129,13 @@ def coded_cost(layer: Layer, name: str, atoms: int) -> Cost:
     ranks = range(1, cost.full)
     curve = (r * per_rank if r * atoms <= cost.full else cost.dense for r in ranks)
     idle = cost.idle_per_rank + positions
-    return replace(cost, per_rank=per_rank, curve=tuple(curve), idle_per_rank=idle)
+    return replace(
+        cost,
+        per_rank=per_rank,
+        curve=tuple(curve),
+        idle_per_rank=idle,
+        positions_per_rank=positions,
+    )
 
 
 def factor(layer: Layer, moments: Moments, options: CompotOptions = DEFAULT) -> LayerFactors:

@@ -99,7 +99,8 @@ def hybrid_fields(draw: st.DrawFn, family: str) -> dict[str, Any]:
         kinds, others = fields[name], st.sampled_from(fields[name])
         further = draw(st.lists(others, min_size=layers - 2, max_size=layers - 2))
         # transformers has no cache without a layer of attention
-        fields[name] = draw(st.permutations([*kinds[:1], *kinds[-1:], *further]))
+        second = "full_attention" if "full_attention" in kinds else kinds[-1]
+        fields[name] = draw(st.permutations([kinds[0], second, *further]))
     for name in sorted({"attn_layer_offset", "expert_layer_offset"} & fields.keys()):
         fields[name] = draw(st.integers(0, 1))
     if "attn_layer_indices" in fields:
@@ -203,7 +204,11 @@ def counted(model: lrcore.LoadedModel, context: int) -> dict[str, Any]:
     the account of a plan.
     """
     account = count_account(model.network, context)
-    orders = sum(buffer.nbytes for buffer in model.network.buffers() if buffer.dtype in ORDERS)
+    orders = sum(
+        buffer.nbytes
+        for name, buffer in model.network.named_buffers()
+        if buffer.dtype in ORDERS and "mask" not in name
+    )
     return replace(account, bytes=account.bytes - orders).to_dict()
 
 

@@ -81,7 +81,7 @@ def test_gptq_loss_is_at_most_that_of_optimal_brain_surgeon(problem, bits) -> No
     squares = moment.diagonal().expand_as(weight)
     low, step = (
         exact(t.double().repeat_interleave(8).view_as(weight)[:, order])
-        for t in least_squares_grids(groups_of(weight, 8), groups_of(squares, 8), bits)
+        for t in least_squares_grids(groups_of(weight, 8), bits, groups_of(squares, 8))
     )
 
     def nearest(j, w, _inverses):

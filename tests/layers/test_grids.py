@@ -51,7 +51,7 @@ def random_groups():
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_errors_equal_those_of_the_loop_and_are_below_those_between_the_extremes(bits):
     groups, weights = random_groups()
-    low, step = least_squares_grids(groups, weights, bits)
+    low, step = least_squares_grids(groups, bits, weights)
     plain_low, plain_step = extremes(groups, bits)
     for i, (numbers, shares) in enumerate(zip(groups.tolist(), weights.tolist(), strict=True)):
         made = error(numbers, shares, float(low[i]), float(step[i]), bits)
@@ -63,7 +63,7 @@ def test_errors_equal_those_of_the_loop_and_are_below_those_between_the_extremes
 def test_heavy_numbers_have_smaller_errors():
     numbers = torch.linspace(0, 1, 64, dtype=torch.float64)[None]
     weights = torch.where(numbers < 0.25, 1.0, 1e-6)
-    low, step = least_squares_grids(numbers, weights, 2)
+    low, step = least_squares_grids(numbers, 2, weights)
     codes = ((numbers - low) / step).round().clamp(0, 3)
     errors = (numbers - low - step * codes).abs()
     assert errors[numbers < 0.25].max() < 0.08  # a quarter of the step between the extremes
@@ -73,16 +73,17 @@ def test_even_grids_and_zero_weights():
     codes = torch.randint(0, 16, (6, 32), generator=torch.Generator().manual_seed(1))
     codes[:, 0], codes[:, 1] = 0, 15
     groups = (codes.double() - 5) * 0.25
-    low, step = least_squares_grids(groups, torch.zeros_like(groups), 4)
+    low, step = least_squares_grids(groups, 4, torch.zeros_like(groups))
     assert torch.allclose(low, groups.amin(1), atol=1e-12)
     assert torch.allclose(step, torch.full_like(step, 0.25), atol=1e-12)
+    assert torch.allclose(least_squares_grids(groups, 4)[1], step, atol=1e-12)
 
 
 def test_groups_are_independent_of_the_batch_size(monkeypatch):
     groups, weights = (tensor.float() for tensor in random_groups())
-    low, step = least_squares_grids(groups, weights, 4)
+    low, step = least_squares_grids(groups, 4, weights)
     monkeypatch.setattr(grids, "AT_ONCE", 5)
-    in_parts = least_squares_grids(groups, weights, 4)
+    in_parts = least_squares_grids(groups, 4, weights)
     assert torch.equal(in_parts[0], low)
     assert torch.equal(in_parts[1], step)
     assert low.dtype == torch.float32

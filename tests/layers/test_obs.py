@@ -134,12 +134,12 @@ def test_pruner_zero_keeps_the_two_largest_scores():
 def weighted_grids(weight, moment, bits, group):
     """Return low and step of the groups, each column weighted with its second moment."""
     squares = moment.diagonal().expand_as(weight)
-    return least_squares_grids(groups_of(weight, group), groups_of(squares, group), bits)
+    return least_squares_grids(groups_of(weight, group), bits, groups_of(squares, group))
 
 
 def nearest(matrix, bits, group):
     """Return a matrix rounded to the nearest points of the grids with the least squared error."""
-    return quantize(matrix, bits, group, lambda g, b: least_squares_grids(g, torch.ones_like(g), b))
+    return quantize(matrix, bits, group, least_squares_grids)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])

@@ -123,7 +123,8 @@ def test_the_server_is_busy_during_a_measurement_or_with_a_waiting_job(tmp_path,
     assert polling.is_busy(store)
 
 
-def test_the_queue_of_an_idle_server_is_checked_rarely(page):
+def test_the_queue_of_an_idle_server_is_checked_rarely(tmp_path):
+    page = build_app(Store(tmp_path))  # no event has reached it
     assert page._queue.sleep_when_free >= 0.02
     assert page._queue.progress_update_sleep_when_free >= 1
     tracked_progress = {event.show_progress for event in page.fns.values() if event.tracks_progress}
