@@ -51,13 +51,13 @@ STEPS: dict[str, Any] = {
     "prune-layers": {"prune-layers": {"layers": [1, 2, 3], "criterion": "loss"}},
     "slice": {"slice": _RATIOS},
     "share": {"share": _RATIOS},
-    "quantize": {"quantize": {"bits": [8, 4, 3, 2]}},
+    "quantize": {"quantize": {"bits": [8, 4, 3, 2], "quantizer": "hqq"}},
     "sparsify 2:4": {"sparsify": {"criterion": ["sparsegpt", "wanda", "pruner_zero"]}},
     "a3 → lora": [{"compress": {"method": "a3", **_RATIOS}}, {"heal": _LORA}],
     "svd_llm → lora": [{"compress": {"method": "svd_llm", **_RATIOS}}, {"heal": _LORA}],
     "fused → quantize 4": [
         {"compress": {"method": "fused", "policy": "probed", **_RATIOS}},
-        {"quantize": {"bits": 4}},
+        {"quantize": {"bits": 4, "quantizer": "hqq"}},
     ],
 }
 

@@ -103,7 +103,7 @@ def _summary(base: str, parameters: int, history: Sequence[Step]) -> str:
     if quantized := last_step(history, Quantized):
         sentences.append(
             f"The matrices of its decoder layers are quantized to {quantized.bits} bits in groups "
-            f"of {quantized.group} ({quantized.method.upper()})."
+            f"of {quantized.group} (quantizer {quantized.method})."
         )
     if sparse := last_step(history, Sparsified):
         sentences.append(

@@ -139,8 +139,8 @@ def quantize(
 ) -> None:
     """Quantize the weights of a model to 8, 4, 3 or 2 bits.
 
-    By HQQ without data, or by GPTQ with a calibration text. The result is for `evaluate`, `compare`
-    and `export`.
+    Without data, or by GPTQ with a calibration text. The result is for `evaluate`, `compare` and
+    `export`.
     """
     _check(out)
     progress.waits_for("load")

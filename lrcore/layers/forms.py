@@ -356,7 +356,7 @@ def groups_of(numbers: Tensor, chunk: int) -> Tensor:
     return torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
 
 
-QUANTIZERS_REVISION = 2  # part of cache keys: increase it if HQQ or GPTQ yield other numbers
+QUANTIZERS_REVISION = 2  # part of cache keys: increase it if a quantizer yields other numbers
 # Widths of the bit planes that a code is split into, by number of bits: 3 bits as 2 and 1.
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}
 

@@ -17,6 +17,7 @@ RECIPE_FIELDS = {
 BUDGETS = {"total": "all_params"}
 OPTION_VALUES = {"qk": {"centred": "centered"}}  # by name of a method's option
 STEP_KINDS = {"shorten": "prune-layers", "quantise": "quantize"}
+STEP_DEFAULTS = {"quantise": {"quantizer": "hqq"}}  # of steps under their former names
 STEP_FIELDS = {
     "prune-layers": {"by": "criterion"},
     "prune-experts": {"by": "criterion"},
@@ -70,15 +71,16 @@ def former_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_step(kind: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return kind and settings of a step of a sweep under their present names.
+    """Return kind and settings of a step of a sweep under their present names, with the defaults of
+    its former name.
 
     A kind may have underscores in place of hyphens. Raises InputError for a field that is given
     under both names.
     """
-    kind = kind.replace("_", "-")
-    kind = STEP_KINDS.get(kind, kind)
+    written = kind.replace("_", "-")
+    kind = STEP_KINDS.get(written, written)
     fields = STEP_FIELDS.get(kind) or (RECIPE_FIELDS if kind == "compress" else {})
-    return kind, _renamed(settings, fields)
+    return kind, STEP_DEFAULTS.get(written, {}) | _renamed(settings, fields)
 
 
 def former_step(kind: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

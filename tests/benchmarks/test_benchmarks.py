@@ -202,8 +202,8 @@ def test_steps_without_ranks_are_points_of_the_figure(
     subject = Subject("tiny", recipe, "stories", 2, 16)
     record, saved = {}, []
     pareto.measure_steps(subject, record, 3.0, lambda: saved.append(1))
-    assert list(record) == ["slice 10%", "hqq 8 bit", "hqq 4 bit"]
-    eight, four = record["hqq 8 bit"], record["hqq 4 bit"]
+    assert list(record) == ["slice 10%", "nearest 8 bit", "nearest 4 bit"]
+    eight, four = record["nearest 8 bit"], record["nearest 4 bit"]
     assert four["megabytes"] < eight["megabytes"]
     assert four["milliseconds"] > 0
     assert four["series"] == "quantize"

@@ -40,13 +40,13 @@ def test_shared_first_steps_of_cells_are_computed_once(chains, counted, tmp_path
     assert [(row.method, row.ratio, row.then) for row in rows] == [
         ("dense", 0.0, None),
         ("svd", 0.2, None),
-        ("svd", 0.2, "hqq 8 bit (group=16)"),
-        ("svd", 0.2, "hqq 4 bit (group=16)"),
-        ("svd", 0.2, f"{HEALED} > hqq 8 bit (group=16)"),
+        ("svd", 0.2, "nearest 8 bit (group=16)"),
+        ("svd", 0.2, "nearest 4 bit (group=16)"),
+        ("svd", 0.2, f"{HEALED} > nearest 8 bit (group=16)"),
         ("svd", 0.4, None),
-        ("svd", 0.4, "hqq 8 bit (group=16)"),
-        ("svd", 0.4, "hqq 4 bit (group=16)"),
-        ("svd", 0.4, f"{HEALED} > hqq 8 bit (group=16)"),
+        ("svd", 0.4, "nearest 8 bit (group=16)"),
+        ("svd", 0.4, "nearest 4 bit (group=16)"),
+        ("svd", 0.4, f"{HEALED} > nearest 8 bit (group=16)"),
         ("prune-layers 1", None, f"svd uniform 20% > {HEALED}"),
         ("prune-layers 1", None, f"svd uniform 40% > {HEALED}"),
         ("slice", 0.3, None),
@@ -63,7 +63,7 @@ def test_shared_first_steps_of_cells_are_computed_once(chains, counted, tmp_path
     assert lrcore.run_sweep(model, chains, tmp_path) == rows
     assert counted["evaluate"] == 12
     series = {point.series for point in points(rows, "parameters")}
-    assert {"svd", "svd > hqq 8 bit (group=16)", "svd > hqq 4 bit (group=16)"} <= series
+    assert {"svd", "svd > nearest 8 bit (group=16)", "svd > nearest 4 bit (group=16)"} <= series
     assert rows[4].title == f"svd uniform 20% > {rows[4].then}, {chains.base.data}"
 
 

@@ -137,7 +137,7 @@ HEALED_PERPLEXITY = "; perplexity on {}: {} before, {} after"
 # Quantizing and healing
 QUANTIZE, BITS = "Quantize", "Bits"
 QUANTIZE_HELP = (
-    "Quantizes the weights to 2, 3, 4 or 8 bits (HQQ, without data). The result is a separate run "
+    "Quantizes the weights to 2, 3, 4 or 8 bits, without data. The result is a separate run "
     "that is measured in the same way and can be selected in Compare. Each matrix is dequantized "
     "when it is used: memory and disk shrink, time does not."
 )

@@ -1,8 +1,10 @@
 """Quantization of the projections of a compressed or dense model, with 8 to 2 bits per weight.
 
-By HQQ (see hqq.py) without data, or by GPTQ (see obs.py) on calibration text.
+Without data to the nearest points of grids (see grids.py) or by HQQ (see hqq.py), or by GPTQ (see
+obs.py) on calibration text.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ...layers.forms import Matrix
 from ...layers.forms import quantize as quantize_matrix
+from ...layers.grids import least_squares_grids
 from ...layers.hqq import half_quadratic
 from ...layers.obs import gptq
 from ...models.load import LoadedModel
@@ -22,6 +25,12 @@ from ..step_rules import check_may_follow
 from .derived_models import compare_size, derive_model, rewrite_network
 from .step_settings import Quantizing
 
+# Low and step of the grids, of quantizers without data.
+GRIDS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {
+    "nearest": least_squares_grids,
+    "hqq": half_quadratic,
+}
+
 
 def quantize(
     model: LoadedModel,
@@ -29,14 +38,15 @@ def quantize(
     group: int = 64,
     progress: Progress | None = None,
     *,
-    quantizer: str = "hqq",
+    quantizer: str = "nearest",
     recipe: Recipe | None = None,
 ) -> LoadedModel:
     """Return the model with quantized decoder projections; the model itself is unchanged.
 
     Each matrix, or factor of a matrix, is quantized row by row in groups of `group` numbers.
-    quantizer: "hqq", or "gptq" on the windows of a recipe, by default the model's recipe; the
-    second of two factors is then solved again on the outputs of the rounded first factor.
+    quantizer: "nearest" or "hqq", without data, or "gptq" on the windows of a recipe, by default
+    the model's recipe. The second of two factors is solved again on the outputs of the rounded
+    first factor.
 
     Biases, norms, embeddings, head, experts and factors that are quantized already are unchanged. A
     matrix is dequantized for each product, so only the size of the weights falls, in memory and on
@@ -56,7 +66,7 @@ def quantize(
     def rewrite(matrix: Matrix, moment: Tensor | None) -> Matrix:
         if moment is not None:
             return gptq(matrix, moment, bits, group)
-        return quantize_matrix(matrix, bits, group, half_quadratic)
+        return quantize_matrix(matrix, bits, group, GRIDS[quantizer])
 
     network = rewrite_network(model.network, rewrite, tokens, "quantise", progress or silent)
     step = Quantized(quantizer, bits, group, calibration=protocol)

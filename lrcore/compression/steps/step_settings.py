@@ -85,7 +85,8 @@ class Sharing:
 
 BITS = (8, 4, 3, 2)
 QUANTIZERS = {
-    "hqq": "half-quadratic, without data",
+    "nearest": "nearest point of the grid with the least squared error, without data",
+    "hqq": "zero points by half-quadratic steps, without data",
     "gptq": "columns compensate for the errors of earlier columns, on calibration text",
 }
 
@@ -100,7 +101,9 @@ class Quantizing:
     bits: int = setting(8, "Bits of a quantized weight: 8, 4, 3 or 2.")
     group: int = setting(64, "Weights that share a scale and a zero point.")
     quantizer: str = setting(
-        "hqq", "hqq, without data; or gptq, which reads calibration text.", QUANTIZERS
+        "nearest",
+        "nearest or hqq, without data; or gptq, which reads calibration text.",
+        QUANTIZERS,
     )
 
     def __post_init__(self) -> None:

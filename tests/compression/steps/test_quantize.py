@@ -10,6 +10,7 @@ from tiny_models import family_folder
 import lrcore
 from lrcore.evaluation.cost import bytes_on_disk
 from lrcore.layers.forms import dense, quantize
+from lrcore.layers.grids import least_squares_grids
 from lrcore.layers.hqq import half_quadratic
 from lrcore.models.architectures import ARCHITECTURES
 from lrcore.models.layers import read_layer
@@ -56,7 +57,7 @@ def test_compressed_model_is_quantized_and_reloads_bit_for_bit(
     back = lrcore.load(str(tmp_path / "made"))
     assert torch.equal(logits(back), logits(made))
     assert back.size == made.size
-    assert back.step(Quantized) == Quantized("hqq", bits, 16)
+    assert back.step(Quantized) == Quantized("nearest", bits, 16)
     assert back.account.to_dict()["megabytes"] == made.size.megabytes
     assert bytes_on_disk(made) is None
     lrcore.save(small, tmp_path / "small")
@@ -68,17 +69,19 @@ def test_compressed_model_is_quantized_and_reloads_bit_for_bit(
     )
 
 
-def test_codes_depend_only_on_their_matrix(tiny_llama_bias):
+@pytest.mark.parametrize(
+    ("quantizer", "grids"), [("nearest", least_squares_grids), ("hqq", half_quadratic)]
+)
+def test_codes_depend_only_on_their_matrix(tiny_llama_bias, quantizer, grids):
     model = lrcore.load(str(tiny_llama_bias))
-    made = lrcore.quantize(model, 4, group=32)
+    made = lrcore.quantize(model, 4, group=32, quantizer=quantizer)
     for index in range(3):
         before, after = (
             read_layer(each_model.network, index).matrices() for each_model in (model, made)
         )
         for name, projection in before.items():
-            assert torch.equal(
-                after[name].weight, dense(quantize(projection.weight, 4, 32, half_quadratic))
-            )
+            expected = dense(quantize(projection.weight, 4, 32, grids))
+            assert torch.equal(after[name].weight, expected)
             assert torch.equal(after[name].bias, projection.bias)
     outside = {name: t for name, t in model.network.state_dict().items() if "_proj" not in name}
     assert all(
@@ -131,9 +134,7 @@ def test_exported_codes_load_without_this_project(tiny_llama, story_file, tmp_pa
     lrcore.export(made, tmp_path / "out")
     elsewhere(ELSEWHERE, str(tmp_path / "out"), str(tmp_path / "logits.pt"), cwd=tmp_path)
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(made))
-    assert (
-        "quantized to 4 bits in groups of 16 (HQQ)" in (tmp_path / "out" / "README.md").read_text()
-    )
+    assert "in groups of 16 (quantizer nearest)" in (tmp_path / "out" / "README.md").read_text()
     plain = lrcore.export(made, tmp_path / "stock", standard=True)
     assert torch.allclose(logits(lrcore.load(str(plain))), logits(made), atol=1e-4)
 
@@ -160,7 +161,7 @@ def test_quantize_command_writes_a_folder_that_compare_reads(
         == 0
     )
     message = json.loads(capsys.readouterr().out)
-    quantized = {"method": "hqq", "bits": 4, "group": 32, "calibration": {}}
+    quantized = {"method": "nearest", "bits": 4, "group": 32, "calibration": {}}
     assert message["quantized"] == quantized
     assert message["megabytes"] < message["megabytes_before"]
     settings = ["--data", str(story_file), "--samples", "2", "--seq-len", "32", "--json"]

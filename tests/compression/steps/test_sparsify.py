@@ -155,7 +155,7 @@ def test_sparsify_and_quantize_can_be_rows_of_a_sweep(recipe):
     assert {label for label, _ in made} == {
         "2:4 sparsegpt",
         "2:4 wanda",
-        "hqq 2 bit",
+        "nearest 2 bit",
         "hqq 4 bit",
         "gptq 4 bit",
     }
