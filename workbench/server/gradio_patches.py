@@ -124,18 +124,15 @@ class CheckedBlocks(gr.Blocks):
     ) -> dict[str, Any]:
         """Check an event, and count it if it did not come through the queue.
 
-        The answer that builds a part of the page has no frames around fields either, and has the
-        other listeners of the events of the part.
+        The answer that builds a part of the page has no frames around fields either.
         """
         check_event(block_fn, inputs, getattr(options.get("event_data"), "_data", None))
         check_built_once(block_fn, options.get("state"))
         is_queued = options.get("event_id") is not None
         with nullcontext() if is_queued else self._counted(options.get("session_hash") or ""):
             answer = await super().process_api(block_fn, inputs, *args, **options)
-        if built := answer.get("render_config"):
-            _drop_forms(built)
-            listeners = options["state"].blocks_config.fns.values()
-            add_listeners(built, [listener.get_config() for listener in listeners])
+        if answer.get("render_config"):
+            _drop_forms(answer["render_config"])
         return answer
 
     async def preprocess_data(
@@ -183,28 +180,6 @@ def _drop_forms(config: Any) -> None:
     for page in config["page"].values():
         (page["layout"],) = without_forms(page["layout"])
         page["components"] = [part for part in page["components"] if part not in forms]
-
-
-def add_listeners(part: dict[str, Any], listeners: Sequence[dict[str, Any]]) -> None:
-    """Add to the description of a new part the listeners of the page that share events with it.
-
-    Gradio's page replaces all listeners of an event by those in the description. A listener that is
-    added has further events, so their listeners are added as well. Events "load", which come when
-    a part is built, are left out.
-    """
-    known = {listener["id"] for listener in part["dependencies"]}
-    events = {(*event,) for listener in part["dependencies"] for event in listener["targets"]}
-    missing = [
-        listener | {"targets": [event for event in listener["targets"] if event[1] != "load"]}
-        for listener in listeners
-        if listener["id"] not in known
-    ]
-    while shared := [
-        listener for listener in missing if not events.isdisjoint(map(tuple, listener["targets"]))
-    ]:
-        part["dependencies"] += shared
-        events |= {(*event,) for listener in shared for event in listener["targets"]}
-        missing = [listener for listener in missing if listener not in shared]
 
 
 def _drop(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
