@@ -39,15 +39,6 @@ class PageClient:
         self.components = {component["id"]: component for component in self.config["components"]}
         self.listeners = {listener["id"]: listener for listener in self.config["dependencies"]}
 
-    def build_parts(self) -> None:
-        """Build the parts of the page that are built on demand; add components and listeners."""
-        built_by = [number for number, row in self.listeners.items() if "render_id" in row]
-        for _, response in [*self.send_all([PageEvent(number, []) for number in built_by])]:
-            assert response.error is None, response.error
-            part = json.loads(response.text.removeprefix("data:"))["output"]["render_config"]
-            self.components |= {component["id"]: component for component in part["components"]}
-            self.listeners |= {listener["id"]: listener for listener in part["dependencies"]}
-
     def initial_values(self, listener: int) -> list[Any]:
         """Return the initial values of a listener's inputs; None for server-side state."""
         return [

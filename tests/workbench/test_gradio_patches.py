@@ -234,8 +234,8 @@ def test_the_description_has_what_pages_and_clients_read_and_no_more():
     (plain_page, plain), (page, small) = described(gr.Blocks), described(CheckedBlocks)
     assert len(str(small)) < 0.7 * len(str(plain))
     kinds = [[part["type"] for part in config["components"]] for config in (plain, small)]
-    assert kinds[0].count("form") == 2
-    assert kinds[1] == [kind for kind in kinds[0] if kind != "form"]
+    assert kinds[0].count("form") == kinds[1].count("form") + 1  # around the single number
+    assert sorted(kinds[1] + ["form"]) == sorted(kinds[0])
     assert len(small["dependencies"]) == len(plain["dependencies"])
     endpoints = [blocks.get_api_info()["named_endpoints"] for blocks in (plain_page, page)]
     for name in ("parameters", "returns"):  # apart from examples
@@ -244,46 +244,6 @@ def test_the_description_has_what_pages_and_clients_read_and_no_more():
     assert [*endpoints[1]] == ["/public"]
     with_info = {part["type"] for part in small["components"] if "api_info" in part}
     assert with_info == {"number"}
-
-
-def test_endpoints_share_components_and_have_the_same_description():
-    def first(request: gr.Request, name: str, count: int = 3) -> dict[str, int]:
-        return {name: count}
-
-    def second(request: gr.Request, names: list[str], title: str) -> dict[str, int]:
-        return {title: len(names)}
-
-    listeners = {"first": first, "second": second}
-    with gr.Blocks(analytics_enabled=False) as plain:
-        for name, listener in listeners.items():
-            gr.api(listener, api_name=name)
-    with gr.Blocks(analytics_enabled=False) as page:
-        patches.add_endpoints(listeners)
-
-    def described(blocks):
-        endpoints = blocks.get_api_info()["named_endpoints"]
-        values = [
-            (path, value | {"label": ""})
-            for path, endpoint in endpoints.items()
-            for value in (*endpoint["parameters"], *endpoint["returns"])
-        ]
-        return values, len(blocks.config["components"])
-
-    (values, components), (plain_values, plain_components) = described(page), described(plain)
-    assert values == plain_values
-    assert (components, plain_components) == (4, 6)
-    with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
-        answer = http.post("/gradio_api/run/first", json={"data": ["a", 3]})
-        assert answer.json()["data"] == [{"a": 3}]
-
-
-def test_an_event_of_a_part_that_the_server_does_not_have_is_refused_with_a_sentence():
-    page = page_with_button(CheckedBlocks, lambda: 1)
-    patches.limit_queue(page)
-    with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
-        event = {"data": [], "fn_index": 7, "session_hash": "a page that was dropped"}
-        answer = http.post("/gradio_api/queue/join", json=event)
-        assert (answer.status_code, answer.json()["detail"]) == (400, patches.OUTDATED)
 
 
 def test_scripts_of_a_page_are_a_file_that_browsers_keep():

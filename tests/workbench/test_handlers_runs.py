@@ -243,15 +243,15 @@ def test_a_run_can_be_displayed_renamed_tagged_and_linked(store):
     (run,) = store.runs.all()
     assert f"data-run='{run.id}'" in table.list_runs(store, {})["html"]
     assert table.open_row(click(run=run.id)) == (run.id, run.id)
-    heading, labels, *_ = details.show(store, run.id, "")
-    assert details.show_column(store, run.id)["visible"]
+    column, heading, labels, *_ = details.show(store, run.id, "")
+    assert column["visible"]
     assert "first" in heading
     assert f"perplexity</dfn></span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
     assert (
         words.compare_and_runs.ON_CALIBRATION_TEXT in heading
     )  # the file is too short for a held-out part
     assert [field["value"] for field in labels] == ["first", ""]
-    assert not details.show_column(store, "gone")["visible"]
+    assert not details.show(store, "gone", "")[0]["visible"]
     details.set_tags(store, run.id, "a, b")
     details.set_tags(store, run.id, "b")
     assert list(store.runs.get(run.id).tags) == ["b"]

@@ -17,7 +17,6 @@ from page_server import served
 import lrcore
 from workbench.app.app import build_app
 from workbench.jobs import KINDS, AnalyzeJob, CompressJob
-from workbench.server.gradio_patches import BUILT_ONCE
 from workbench.state.job_record import ENDED
 from workbench.state.store import Store
 from workbench.widgets.form import FIELD_NAMES, input_values
@@ -98,7 +97,6 @@ def page(store, recipe):
 def open_client(url, store, recipe):
     """Yield a client of the page with valid values in its fields."""
     client = PageClient(url)
-    client.build_parts()
     run = store.runs.all()[0].id
     for component in client.components.values():
         props, name = component["props"], component["props"].get("elem_id")
@@ -237,13 +235,6 @@ def test_every_input_component_is_an_input_of_an_event(page):
     ]
     assert [properties.get("elem_id") or properties.get("label") for properties in untested] == []
     assert len(input_ids) > 45
-
-
-def test_a_part_of_the_page_is_built_once(page, store, capfd, caplog):
-    (number, *_) = [number for number, row in page.listeners.items() if row.get("render_id")]
-    ((_, response),) = page.send_all([PageEvent(number, [])])
-    assert response.error == BUILT_ONCE
-    check(page, store, capfd, caplog, [])
 
 
 def test_invalid_values_are_refused_with_an_error_message(page, store, capfd, caplog):

@@ -13,28 +13,24 @@ tests/workbench/test_gradio_patches.py fails once a patch is not needed.
 4. `FirstScripts` stops the clock of Gradio's loading sign, which redraws an idle page 40 to 60
    times a second, and loads the scripts of the page as a file.
 5. `CheckedBlocks` leaves out of the description of the page what no browser and no client reads,
-   and frames around fields. The browser parses and copies the description when a page
+   and frames around single fields. The browser parses and copies the description when a page
    opens, and each event takes time in proportion to the number of components.
-6. `add_endpoints` uses a component for several arguments. `gr.api` makes one for each.
 """
 
 import asyncio
 import copy
-import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
 import gradio as gr
 from gradio.blocks import BlockFunction
-from gradio.components.api_component import Api
 from gradio.queueing import Queue
 from gradio.state_holder import SessionState, StateHolder
-from gradio_client.utils import python_type_to_json_schema
 
 from ..base.assets import script
 from ..widgets.fields import entered_values
@@ -44,8 +40,6 @@ MAX_EVENTS = 1000  # waiting events of all pages
 # Waiting or running events of one page: fewer than the server's 40 threads, which one page could
 # otherwise occupy. A page that opens has about a dozen at once.
 MAX_PAGE_EVENTS = 30
-BUILT_ONCE = "This part of the page exists already. Reload the page to build it again."
-OUTDATED = "The server no longer has this part of the page. Reload the page."
 TOO_MANY = "{} events of this page are waiting already. Try again when some are done."
 ANSWER_TIMEOUT = 300.0  # seconds until an answer that no page fetched is dropped
 MAX_PAGES = 300  # pages whose state is stored
@@ -122,18 +116,11 @@ class CheckedBlocks(gr.Blocks):
     async def process_api(
         self, block_fn: BlockFunction | int, inputs: list[Any], *args: Any, **options: Any
     ) -> dict[str, Any]:
-        """Check an event, and count it if it did not come through the queue.
-
-        The answer that builds a part of the page has no frames around fields either.
-        """
+        """Check an event, and count it if it did not come through the queue."""
         check_event(block_fn, inputs, getattr(options.get("event_data"), "_data", None))
-        check_built_once(block_fn, options.get("state"))
         is_queued = options.get("event_id") is not None
         with nullcontext() if is_queued else self._counted(options.get("session_hash") or ""):
-            answer = await super().process_api(block_fn, inputs, *args, **options)
-        if answer.get("render_config"):
-            _drop_forms(answer["render_config"])
-        return answer
+            return await super().process_api(block_fn, inputs, *args, **options)
 
     async def preprocess_data(
         self,
@@ -166,20 +153,22 @@ class CheckedBlocks(gr.Blocks):
 
 
 def _drop_forms(config: Any) -> None:
-    """Remove the frames that Gradio puts around neighboring fields; the fields take their place."""
+    """Remove the frames that Gradio puts around fields, where a frame has a single field."""
     forms = {part["id"] for part in config["components"] if part["type"] == "form"}
+    dropped = set()
 
-    def without_forms(node: dict[str, Any]) -> list[dict[str, Any]]:
-        children = [part for child in node.get("children") or () for part in without_forms(child)]
-        if node["id"] in forms:
-            return children
-        return [node | {"children": children} if children else node]
+    def without_form(node: dict[str, Any]) -> dict[str, Any]:
+        children = [without_form(child) for child in node.get("children") or ()]
+        if node["id"] in forms and len(children) == 1:
+            dropped.add(node["id"])
+            return children[0]
+        return node | {"children": children} if children else node
 
-    (config["layout"],) = without_forms(config["layout"])
-    config["components"] = [part for part in config["components"] if part["id"] not in forms]
+    config["layout"] = without_form(config["layout"])
+    config["components"] = [part for part in config["components"] if part["id"] not in dropped]
     for page in config["page"].values():
-        (page["layout"],) = without_forms(page["layout"])
-        page["components"] = [part for part in page["components"] if part not in forms]
+        page["layout"] = without_form(page["layout"])
+        page["components"] = [part for part in page["components"] if part not in dropped]
 
 
 def _drop(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -218,37 +207,6 @@ class _CountedEvent:
             del self.counts[self.page]
 
 
-def add_endpoints(listeners: Mapping[str, Callable]) -> None:
-    """Add endpoints to the page that is being built, like `gr.api`.
-
-    Arguments and results of equal type and default share a component. listeners: by the name of the
-    endpoint; they take the request first.
-    """
-    values: dict[tuple[str, str], Api] = {}
-
-    def component(annotation: Any, default: Any) -> Api:
-        value = None if default is inspect.Parameter.empty else default
-        key = (repr(annotation), repr(value))
-        if key not in values:
-            values[key] = Api(value, python_type_to_json_schema(annotation), label="value")
-        return values[key]
-
-    for name, listener in listeners.items():
-        signature = inspect.signature(listener)
-        _, *arguments = signature.parameters.values()  # without the request
-        gr.on(
-            [],
-            listener,
-            [component(argument.annotation, argument.default) for argument in arguments],
-            component(signature.return_annotation, None),
-            preprocess=False,
-            postprocess=False,
-            show_progress="hidden",
-            api_name=name,
-            concurrency_limit=4,
-        )
-
-
 def limit_queue(blocks: gr.Blocks) -> None:
     """Limit the events of each page in the queue, and drop the data of closed pages.
 
@@ -269,27 +227,9 @@ def limit_queue(blocks: gr.Blocks) -> None:
         if count >= MAX_PAGE_EVENTS:
             return False, TOO_MANY.format(count), "queue_full"
         pace.speed_up()
-        if body.session_hash and not has_listener(queue.blocks, body):
-            return False, OUTDATED, "error"
         return await push(body, **options)
 
     queue.push = limited_push
-
-
-def check_built_once(block_fn: BlockFunction | int, state: SessionState | None) -> None:
-    """Raise gr.Error if an event would build a part of a page that has it, or of no page."""
-    part = getattr(block_fn, "renderable", None)
-    if part is None:
-        return
-    listeners = [] if state is None else [*state.blocks_config.fns.values()]
-    if state is None or any(listener.rendered_in is part for listener in listeners):
-        raise gr.Error(BUILT_ONCE, print_exception=False)
-
-
-def has_listener(blocks: gr.Blocks, body: Any) -> bool:
-    """Return False for the listener of a part that was built for a page whose state was dropped."""
-    page = blocks.state_holder[body.session_hash]
-    return body.fn_index is None or body.fn_index in page.blocks_config.fns
 
 
 def events_of(queue: Queue, page: str | None) -> int:

@@ -168,13 +168,6 @@ def after_changes(elem_id: str, *changes: str, value: Any = "") -> gr.HTML:
     return hidden_component(elem_id, js=js, value=value)
 
 
-def sight(elem_id: str) -> gr.HTML:
-    """Return a hidden component whose `tick` event comes once, when its surroundings are first
-    visible.
-    """
-    return hidden_component(elem_id, js=_listen_to_changes((), only_visible=True))
-
-
 def when_visible(elem_id: str, *changes: str) -> gr.HTML:
     """Return a component like `after_changes` whose event waits until its surroundings are visible.
 

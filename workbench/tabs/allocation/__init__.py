@@ -1,22 +1,19 @@
 """Allocation tab: the budget, the policy that distributes it, and ranks set manually."""
 
-from functools import partial
-
 import gradio as gr
 
 from ...state.store import Store
 from ...widgets.page import Page
 from . import options, rank_editor
 from .layout import layout
-from .wiring import build_figures, build_table, wire
+from .wiring import wire
 
 TITLE = "Allocation"
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     """Place the components of the tab and attach their handlers."""
-    figures, table = (partial(builder, page, store) for builder in (build_figures, build_table))
-    parts = layout(page, figures, table)
+    parts = layout(page)
     wire(page, store, parts)
     options.wire(page, parts.options)
     rank_editor.wire(page, store, parts.editor, parts.bars, parts.link)

@@ -1,6 +1,5 @@
 """Layout of the Allocation tab, from top to bottom."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import gradio as gr
@@ -13,10 +12,9 @@ from ...figures.budget_curve import HEIGHT
 from ...state.browsers import CONTEXT, CONTEXTS
 from ...views import answer_markup, markup
 from ...widgets import plan_address
-from ...widgets.components import log_slider, panel, plot, sight, small_button, when_visible
+from ...widgets.components import log_slider, panel, plot, small_button, when_visible
 from ...widgets.expert_fold import EXPERT, expert_fold
 from ...widgets.fields import Field, FieldGroup, field_group
-from ...widgets.on_demand import on_demand
 from ...widgets.page import Page
 from . import options, rank_editor
 from .options import OptionSets
@@ -104,6 +102,10 @@ class AllocationTab:
     editor: RankEditor
     curve: BudgetCurve
     continuation: LiveContinuation
+    network: NetworkDiagram
+    what_if: WhatIf
+    policies: Policies
+    ranks: RanksTable
 
     @property
     def options(self) -> OptionSets:
@@ -111,13 +113,10 @@ class AllocationTab:
         return self.controls.options
 
 
-def layout(
-    page: Page, build_figures: Callable[[], None], build_ranks_table: Callable[[], None]
-) -> AllocationTab:
+def layout(page: Page) -> AllocationTab:
     """Place the controls with the cost, which stay in view, next to the figures.
 
-    On a narrow screen, the figures are below the controls. The parts of the expert settings that
-    `build_figures` and `build_ranks_table` make are built when they are first visible.
+    On a narrow screen, the figures are below the controls.
     """
     with gr.Row(elem_id="cockpit"):
         with gr.Column(scale=0, min_width=340, elem_id="controls"):
@@ -128,7 +127,7 @@ def layout(
                 caption = panel("bars-caption")
                 pin = small_button(words.allocation.PIN, "pin", 64, elem_classes=EXPERT)
                 link = plan_address.link_button()
-            tab = AllocationTab(
+            return AllocationTab(
                 control_column,
                 bars,
                 caption,
@@ -137,13 +136,11 @@ def layout(
                 editor=rank_editor.layout(page),
                 continuation=live_continuation(),
                 curve=budget_curve(),
+                network=network(),
+                what_if=what_if(),
+                policies=policies(),
+                ranks=ranks_table(page),
             )
-            with gr.Column(elem_classes=EXPERT):
-                on_demand(sight("figures-sight").tick, build_figures)
-            with gr.Accordion(words.allocation.RANKS_TABLE, open=False, elem_classes=EXPERT):
-                settings_of_ranks(page)
-                on_demand(sight("ranks-table-sight").tick, build_ranks_table)
-            return tab
 
 
 def controls(page: Page) -> Controls:
@@ -160,6 +157,7 @@ def controls(page: Page) -> Controls:
         with gr.Row(elem_classes="pair"):
             form["method"].render()
             form["policy"].render()
+        with gr.Row(elem_classes="pair"):
             form["target"].render()
             context = cache_context()
         with gr.Column(visible=False) as temperature:
@@ -201,18 +199,18 @@ def live_continuation() -> LiveContinuation:
     return LiveContinuation(accordion, gr.State(True), prompt)
 
 
-def network_diagram() -> NetworkDiagram:
+def network() -> NetworkDiagram:
     """Place the network diagram."""
-    with gr.Accordion(words.allocation.NETWORK, open=True):
+    with gr.Accordion(words.allocation.NETWORK, open=True, elem_classes=EXPERT):
         figure = plot("network", 300, changes=("plan",))
         panel("network-help", value=markup.note(words.allocation.NETWORK_HELP))
     return NetworkDiagram(figure)
 
 
-def other_model() -> WhatIf:
+def what_if() -> WhatIf:
     """Place the sizes of another model with the ratios of the plan."""
     text, names = words.allocation, list(MODEL_SHAPES)
-    with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if"):
+    with gr.Accordion(text.WHAT_IF, open=False, elem_id="what-if", elem_classes=EXPERT):
         choices = tuple((name, name) for name in names)
         fields = [
             Field("what-if-shape", text.WHAT_IF_MODEL, names[0], choices=choices),
@@ -224,9 +222,9 @@ def other_model() -> WhatIf:
     return WhatIf(inputs, sizes)
 
 
-def all_policies() -> Policies:
+def policies() -> Policies:
     """Place the curves of all policies and the ranking of measured perplexities."""
-    with gr.Accordion(words.allocation.POLICIES, elem_id="policies"):
+    with gr.Accordion(words.allocation.POLICIES, elem_id="policies", elem_classes=EXPERT):
         curves = plot("policy-curves", 220, changes=("plan", "results"))
         with gr.Row():
             caption = panel("policy-caption")
@@ -235,24 +233,27 @@ def all_policies() -> Policies:
         return Policies(curves, caption, every_method, ranking)
 
 
-def settings_of_ranks(page: Page) -> None:
-    """Place the settings of calibration and rounding."""
-    with gr.Row():
-        for name in ("calibration_mode", "refit", "rounding", "rank_multiple", "component_ratios"):
-            page.form[name].render()
-
-
-def table_of_ranks() -> RanksTable:
-    """Place the table of ranks."""
-    gr.Markdown(words.allocation.RANKS_HELP)
-    seen = when_visible("ranks-sight", "plan")
-    table = gr.Dataframe(
-        headers=list(COLUMNS),
-        interactive=True,
-        elem_id="ranks-table",
-        max_height=420,
-        show_search="filter",
-        static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
-    )
-    csv = gr.Button(words.allocation.DOWNLOAD_RANKS, size="sm", elem_id="ranks-csv")
-    return RanksTable(seen, table, csv, gr.State({}))
+def ranks_table(page: Page) -> RanksTable:
+    """Place the settings of calibration and rounding, and the table of ranks."""
+    with gr.Accordion(words.allocation.RANKS_TABLE, open=False, elem_classes=EXPERT):
+        with gr.Row():
+            for name in (
+                "calibration_mode",
+                "refit",
+                "rounding",
+                "rank_multiple",
+                "component_ratios",
+            ):
+                page.form[name].render()
+        gr.Markdown(words.allocation.RANKS_HELP)
+        sight = when_visible("ranks-sight", "plan")
+        table = gr.Dataframe(
+            headers=list(COLUMNS),
+            interactive=True,
+            elem_id="ranks-table",
+            max_height=420,
+            show_search="filter",
+            static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
+        )
+        csv = gr.Button(words.allocation.DOWNLOAD_RANKS, size="sm", elem_id="ranks-csv")
+    return RanksTable(sight, table, csv, gr.State({}))

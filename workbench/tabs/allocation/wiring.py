@@ -9,23 +9,12 @@ import lrcore
 
 from ...state.store import Store
 from ...widgets import plan_address
-from ...widgets.events import DRAWN, LIVE, MOVING, PRESSED, SLOW, announce, bind, listen
-from ...widgets.on_demand import ON_DEMAND, PRESSED_ON_DEMAND
+from ...widgets.events import DRAWN, LIVE, MOVING, PRESSED, QUIET, SLOW, announce, bind, listen
 from ...widgets.page import Page
 from ...widgets.selection_events import select_on_click, select_on_row
 from . import budget_curve, handlers, measured_cells, plan_figures, ranks_table, what_if
 from .handlers import PlanWidgets
-from .layout import (
-    AllocationTab,
-    NetworkDiagram,
-    Policies,
-    RanksTable,
-    WhatIf,
-    all_policies,
-    network_diagram,
-    other_model,
-    table_of_ranks,
-)
+from .layout import AllocationTab
 
 
 @dataclass(frozen=True)
@@ -65,29 +54,19 @@ def plan_events(page: Page) -> PlanEvents:
 
 
 def wire(page: Page, store: Store, parts: AllocationTab) -> None:
-    """Attach the handlers, except for the options, the rank editor and parts built on demand."""
+    """Attach all handlers of the tab except for the options and the rank editor."""
     announce_changes(page)
     wire_plan(page, store, parts)
     wire_buttons(page, store, parts)
+    wire_policies(page, store, parts)
+    wire_table(page, store, parts)
     wire_curve(page, store, parts)
     wire_continuation(page, store, parts)
+    wire_what_if(page, store, parts)
     plan_address.wire(page, store)
-    select_on_click(page, parts.bars.select)
-
-
-def build_figures(page: Page, store: Store) -> None:
-    """Place the figures of the expert settings and attach their handlers."""
-    diagram, sizes, policies = network_diagram(), other_model(), all_policies()
-    wire_network(page, store, diagram)
-    wire_what_if(page, store, sizes)
-    wire_policies(page, store, policies)
-    clicks = (diagram.figure.select, policies.curves.select)
-    select_on_click(page, *clicks, settings=PRESSED_ON_DEMAND)
-
-
-def build_table(page: Page, store: Store) -> None:
-    """Place the table of ranks and attach its handlers."""
-    wire_table(page, store, table_of_ranks())
+    wire_network(page, store, parts)
+    clickable = (parts.bars, parts.network.figure, parts.policies.curves)
+    select_on_click(page, *(figure.select for figure in clickable))
 
 
 def announce_changes(page: Page) -> None:
@@ -180,38 +159,38 @@ def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
     )
 
 
-def wire_what_if(page: Page, store: Store, part: WhatIf) -> None:
+def wire_what_if(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the sizes of the other model while the part is unfolded."""
+    part = parts.what_if
     inputs, fields = [part.inputs, *page.form.inputs], part.inputs.value
     changed = [part.sizes.tick, fields.input, fields.blur]
     listen(changed, bind(what_if.draw, store), inputs, part.sizes, **DRAWN)
 
 
-def wire_policies(page: Page, store: Store, part: Policies) -> None:
+def wire_policies(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the curves and the ranking while they are on the screen."""
-    form = page.form.inputs
+    form, part = page.form.inputs, parts.policies
     draw = bind(handlers.draw_policies, store)
     listen([part.curves.tick], draw, form, [part.curves, part.caption], **SLOW)
     rank = bind(handlers.draw_ranking, store)
     listen([part.ranking.tick], rank, form, part.ranking, **DRAWN)
-    start = bind(handlers.queue_survey, store)
-    listen([part.every_method.click], start, form, None, **ON_DEMAND)
+    listen([part.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
-def wire_network(page: Page, store: Store, part: NetworkDiagram) -> None:
+def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
     """Redraw the network while it is on the screen."""
     draw = bind(plan_figures.draw_network, store)
-    listen([part.figure.tick], draw, page.form.inputs, part.figure, **DRAWN)
+    listen([parts.network.figure.tick], draw, page.form.inputs, parts.network.figure, **DRAWN)
 
 
-def wire_table(page: Page, store: Store, part: RanksTable) -> None:
+def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     """Fill the table of ranks, take edits, and offer the download."""
-    form = page.form
+    form, part = page.form, parts.ranks
     fill = bind(ranks_table.fill_table, store)
     listen([part.sight.tick], fill, form.inputs, [part.table, part.ranks], **DRAWN)
     inputs = [part.table, part.ranks, *form.inputs]
     outputs = [form["rank_overrides"], part.table]
-    listen([part.table.input], bind(ranks_table.edit_table, store), inputs, outputs, **ON_DEMAND)
-    select_on_row(page, part.table, "component", PRESSED_ON_DEMAND)
+    listen([part.table.input], bind(ranks_table.edit_table, store), inputs, outputs, **QUIET)
+    select_on_row(page, part.table, "component")
     download = bind(ranks_table.download_ranks, store)
-    listen([part.csv.click], download, form.inputs, page.downloads, **ON_DEMAND)
+    listen([part.csv.click], download, form.inputs, page.downloads, **QUIET)

@@ -17,9 +17,8 @@ from ...base import process
 from ...state.store import Store
 from ...views import answer_markup, markup
 from ...widgets.components import MAX_TOKENS, download, panel, whole_number
-from ...widgets.events import bind, listen
+from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
-from ...widgets.on_demand import ON_DEMAND, WITH_PROGRESS
 from ...widgets.page import Page
 from .answers import sampling_fields
 from .chosen_runs import dense_recipe, models
@@ -43,8 +42,8 @@ class PromptSet:
     csv: gr.State
 
 
-def layout(csv: gr.State) -> PromptSet:
-    """Place the prompts, the sampling settings and the table. csv: see `PromptSet`."""
+def layout() -> PromptSet:
+    """Place the prompts, the sampling settings and the table."""
     text = words.compare_and_runs
     with gr.Accordion(text.PROMPT_SET, open=False):
         prompts = gr.Textbox(
@@ -70,7 +69,7 @@ def layout(csv: gr.State) -> PromptSet:
             column_widths=["20%", "18%", "50%", "12%"],
         )
         summary = panel("set-summary")
-        return PromptSet(prompts, settings, answer, save, table, summary, csv)
+        return PromptSet(prompts, settings, answer, save, table, summary, gr.State(""))
 
 
 def wire(page: Page, store: Store, parts: PromptSet) -> None:
@@ -80,10 +79,9 @@ def wire(page: Page, store: Store, parts: PromptSet) -> None:
         bind(answer_all, store),
         [parts.prompts, parts.settings, page.chosen, *page.form.inputs],
         [parts.table, parts.csv, parts.summary],
-        **WITH_PROGRESS,
+        api_visibility="private",
     )
-    save = bind(download, "answers.csv")
-    parts.download.click(save, parts.csv, page.downloads, **ON_DEMAND)
+    parts.download.click(bind(download, "answers.csv"), parts.csv, page.downloads, **QUIET)
 
 
 def answer_all(

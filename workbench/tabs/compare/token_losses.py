@@ -14,7 +14,6 @@ from ...state.store import Store
 from ...views import answer_markup
 from ...widgets.components import panel
 from ...widgets.events import bind, listen
-from ...widgets.on_demand import WITH_PROGRESS
 from ...widgets.page import Page
 from .chosen_runs import selected_runs
 
@@ -40,8 +39,8 @@ def layout() -> TokenLosses:
 
 def wire(page: Page, store: Store, parts: TokenLosses) -> None:
     """Attach the handler."""
-    color, inputs = bind(color_passage, store), [parts.passage, page.chosen]
-    listen([parts.color.click], color, inputs, parts.colored, **WITH_PROGRESS)
+    inputs, private = [parts.passage, page.chosen], {"api_visibility": "private"}
+    listen([parts.color.click], bind(color_passage, store), inputs, parts.colored, **private)
 
 
 def color_passage(store: Store, passage: str, ids: list[str]) -> str:

@@ -12,10 +12,9 @@ from ... import words
 from ...state.store import Store
 from ...views import markup
 from ...widgets.evaluation_controls import read_settings
-from ...widgets.events import bind, listen
+from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.form import read_recipe, try_recipe
-from ...widgets.on_demand import ON_DEMAND
 from ...widgets.page import Page
 
 MAX_NAME_LENGTH = 80
@@ -82,7 +81,7 @@ def wire_start(page: Page, store: Store, group: FieldGroup, start: Callable[...,
     `start` takes the store, the values of the group, and the arguments of `read_and_check`.
     """
     begin = bind(start_group, store, group, start)
-    listen([group.value.submit], begin, [group, *inputs(page)], group.value, **ON_DEMAND)
+    listen([group.value.submit], begin, [group, *inputs(page)], group.value, **QUIET)
 
 
 def start_group(

@@ -1,13 +1,9 @@
 """Experiments tab: sweeps, tables of papers, and ways to a smaller model without ranks."""
 
-from functools import partial
-
 import gradio as gr
 
 from ... import words
 from ...state.store import Store
-from ...widgets.components import sight
-from ...widgets.on_demand import on_demand
 from ...widgets.page import Page
 from . import paper_table, pruning, sharing, slicing, sweep
 
@@ -15,11 +11,6 @@ TITLE = words.compress.EXPERIMENTS_TAB
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
-    """Build the content of the tab when the tab is first opened."""
-    on_demand(sight("experiments-sight").tick, partial(build_content, page, store))
-
-
-def build_content(page: Page, store: Store) -> None:
     """Place the components of the tab and attach their handlers."""
     gr.Markdown(words.compress.EXPERIMENTS_HELP)
     sweep_controls = sweep.layout()
@@ -35,6 +26,6 @@ def build_content(page: Page, store: Store) -> None:
                 bases = sharing.layout()
     sweep.wire(page, store, sweep_controls)
     paper_table.wire(page, store, table)
-    pruning.wire(page, store, layers)
-    slicing.wire(page, store, width)
-    sharing.wire(page, store, bases)
+    pruning.wire(page, store, layers, tab)
+    slicing.wire(page, store, width, tab)
+    sharing.wire(page, store, bases, tab)

@@ -15,9 +15,8 @@ from ... import words
 from ...jobs import TableJob
 from ...state.store import Store
 from ...widgets.components import panel, small_button
-from ...widgets.events import bind, listen
+from ...widgets.events import PRESSED, QUIET, bind, listen
 from ...widgets.form import read_recipe
-from ...widgets.on_demand import ON_DEMAND, PRESSED_ON_DEMAND
 from ...widgets.page import Page
 
 MAX_ROWS = 200  # listed before Start; more would slow the browser down
@@ -63,11 +62,10 @@ def layout() -> TableControls:
 def wire(page: Page, store: Store, parts: TableControls) -> None:
     """Attach the handlers."""
     outputs = [parts.selected, parts.rows]
-    pressed = PRESSED_ON_DEMAND
-    parts.included.input(bind(select_included), parts.included, outputs, **pressed)
-    parts.load.upload(bind(load_file), parts.load, [*outputs, parts.included], **pressed)
+    parts.included.input(bind(select_included), parts.included, outputs, **PRESSED)
+    parts.load.upload(bind(load_file), parts.load, [*outputs, parts.included], **PRESSED)
     values = [parts.selected, *page.form.inputs]
-    listen([parts.start.click], bind(start, store), values, None, **ON_DEMAND)
+    listen([parts.start.click], bind(start, store), values, None, **QUIET)
 
 
 def select_included(name: str | None) -> tuple[dict[str, Any] | None, str]:

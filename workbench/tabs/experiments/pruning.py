@@ -45,17 +45,16 @@ def layout() -> Pruning:
     criteria = tuple((label, name) for name, label in text.PRUNE_CRITERIA.items())
     criterion = Field("drop-by", text.PRUNE_CRITERION, "influence", choices=criteria)
     controls = job_fields("drop", [layers, criterion], text.START_PRUNE)
-    return Pruning(controls, plot("influence", 180), panel("drop-caption", changes=("plan",)))
+    return Pruning(controls, plot("influence", 180), panel("drop-caption"))
 
 
-def wire(page: Page, store: Store, parts: Pruning) -> None:
+def wire(page: Page, store: Store, parts: Pruning, tab: gr.Tab) -> None:
     """Attach the handlers."""
     group = parts.controls
     fit = bind(fit_range, store, group)
     inputs = [group, *page.form.inputs]
-    changed = [parts.caption.tick, page.analysis_key.change]
-    listen(changed, fit, inputs, group.value, **DRAWN)
-    changed = [*changed, group.value.input]
+    listen([page.analysis_key.change, tab.select], fit, inputs, group.value, **DRAWN)
+    changed = [tab.select, page.analysis_key.change, group.value.input]
     listen(changed, bind(draw, store), inputs, [parts.influence, parts.caption], **DRAWN)
     wire_start(page, store, group, start)
 

@@ -44,13 +44,13 @@ def layout() -> SharedBases:
     )
     group = Field("share-group", text.GROUP, GROUP, text.GROUP_INFO, low=1)
     controls = job_fields("share", [ratio, group], text.START_SHARE)
-    return SharedBases(controls, panel("share-caption", changes=("plan",)))
+    return SharedBases(controls, panel("share-caption"))
 
 
-def wire(page: Page, store: Store, parts: SharedBases) -> None:
+def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
     """Attach the handlers."""
     listen(
-        [parts.caption.tick, page.analysis_key.change, parts.controls.value.input],
+        [tab.select, page.analysis_key.change, parts.controls.value.input],
         bind(describe, store),
         [parts.controls, *page.form.inputs],
         parts.caption,

@@ -47,13 +47,18 @@ def layout() -> Slicing:
         "slice-rotations", text.SLICE_BASES, ROTATIONS, text.SLICE_BASES_INFO, choices=choices
     )
     controls = job_fields("slice", [ratio, rotations], text.START_SLICE)
-    return Slicing(controls, panel("slice-caption", changes=("plan",)))
+    return Slicing(controls, panel("slice-caption"))
 
 
-def wire(page: Page, store: Store, parts: Slicing) -> None:
+def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
     """Attach the handlers."""
     listen(
-        [parts.caption.tick, page.analysis_key.change, parts.controls.value.input],
+        [
+            tab.select,
+            page.analysis_key.change,
+            page.form["rank_multiple"].change,
+            parts.controls.value.input,
+        ],
         bind(describe, store),
         [parts.controls, *page.form.inputs],
         parts.caption,

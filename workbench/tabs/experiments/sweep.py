@@ -10,9 +10,8 @@ import lrcore
 from ... import words
 from ...jobs import SweepJob
 from ...state.store import Store
-from ...widgets.events import bind, listen
+from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
-from ...widgets.on_demand import ON_DEMAND
 from ...widgets.page import Page
 from ..compress.job_inputs import inputs, read_and_check
 
@@ -57,7 +56,7 @@ def wire(page: Page, store: Store, parts: SweepControls) -> None:
     """Attach the handler."""
     controls = [parts.methods, parts.policies, parts.fields]
     begin = bind(start, store)
-    listen([parts.fields.value.submit], begin, [*controls, *inputs(page)], None, **ON_DEMAND)
+    listen([parts.fields.value.submit], begin, [*controls, *inputs(page)], None, **QUIET)
 
 
 def start(

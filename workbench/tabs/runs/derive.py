@@ -14,9 +14,8 @@ from lrcore.runs.runs import Run
 from ... import words
 from ...jobs import HealJob, QuantizeJob
 from ...state.store import Store
-from ...widgets.events import bind, listen
+from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
-from ...widgets.on_demand import ON_DEMAND
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def wire(store: Store, parts: Derive, opened: gr.State) -> None:
     """Attach the handlers. opened: the id of the opened run."""
     for group, handler in ((parts.bits, quantize), (parts.healing, heal)):
         start = bind(start_step, store, handler)
-        listen([group.value.submit], start, [opened, group], None, **ON_DEMAND)
+        listen([group.value.submit], start, [opened, group], None, **QUIET)
 
 
 def start_step(store: Store, start: Callable[..., None], run_id: str, values: list[Any]) -> None:

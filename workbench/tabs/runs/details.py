@@ -15,19 +15,17 @@ from lrcore.system.path_access import strip_paths
 from ... import words
 from ...state.store import Store
 from ...views import export, job_markup, markup, run_text
-from ...widgets.components import button_row, download, panel, sight, small_button
+from ...widgets.components import button_row, download, panel, small_button
 from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
 from ...widgets.expert_fold import EXPERT
 from ...widgets.fields import Field, FieldGroup, field_group, group_value
-from ...widgets.on_demand import ON_DEMAND
 from ...widgets.page import Page, put_recipe
 
 
 @dataclass(frozen=True)
 class RunDetails:
-    """The components of the opened run. sight: as in `components.sight`."""
+    """The components of the opened run."""
 
-    sight: gr.HTML
     heading: gr.HTML
     use: gr.Button
     files: gr.HTML
@@ -36,18 +34,10 @@ class RunDetails:
     folder: gr.Textbox
 
 
-@dataclass(frozen=True)
-class Deletion:
-    """The run that was deleted last. undo: restores it. run: its id."""
-
-    undo: gr.Button
-    run: gr.State
-
-
 def layout() -> RunDetails:
     """Place the components of the opened run."""
     text = words.compare_and_runs
-    heading = panel("run-heading", changes=("runs",))
+    heading = panel("run-heading")
     with gr.Row(equal_height=True):
         use = gr.Button(text.LOAD_SETTINGS, variant="primary", size="sm", elem_id="run-open")
         delete = small_button(text.DELETE, "run-delete", variant="stop", elem_classes=EXPERT)
@@ -61,7 +51,7 @@ def layout() -> RunDetails:
         elem_id="run-folder",
         elem_classes=EXPERT,
     )
-    return RunDetails(sight("run-sight"), heading, use, files, labels, delete, folder)
+    return RunDetails(heading, use, files, labels, delete, folder)
 
 
 def label_fields() -> list[Field]:
@@ -79,53 +69,32 @@ def model_card() -> gr.Markdown:
         return gr.Markdown(elem_id="model-card")
 
 
-def deletion() -> Deletion:
+def undo_button() -> gr.Button:
     """Place the button that restores the deleted run; it is outside the column of the run."""
-    label = words.compare_and_runs.RESTORE
-    undo = gr.Button(label, size="sm", visible=False, elem_id="run-undo")
-    return Deletion(undo, gr.State(""))
+    return gr.Button(words.compare_and_runs.RESTORE, size="sm", visible=False, elem_id="run-undo")
 
 
-def wire_column(page: Page, store: Store, table: gr.HTML, column: gr.Column) -> None:
-    """Show the column of a run while a run is open. table: of runs."""
-    opened = page.opened_run
-    listen([opened.change, table.tick], bind(show_column, store), opened, column, **DRAWN)
-
-
-def wire_deletion(page: Page, store: Store, parts: Deletion) -> None:
-    """Attach the handler."""
-    outputs = [page.opened_run, page.run_address, parts.undo]
-    parts.undo.click(bind(restore, store), parts.run, outputs, **QUIET)
-
-
-def wire(page: Page, store: Store, parts: RunDetails, deletion: Deletion) -> None:
-    """Attach the handlers."""
-    opened, settings = page.opened_run, ON_DEMAND
-    parts.use.click(bind(load_settings, store), opened, page.recipe_outputs, **settings)
-    parts.files.select(bind(download_file, store), opened, page.downloads, **settings)
+def wire(page: Page, store: Store, parts: RunDetails, undo: gr.Button) -> None:
+    """Attach the handlers. undo: the button that restores the run that was deleted last."""
+    opened, address, deleted = page.opened_run, page.run_address, gr.State("")
+    parts.use.click(bind(load_settings, store), opened, page.recipe_outputs, **QUIET)
+    parts.files.select(bind(download_file, store), opened, page.downloads, **QUIET)
     labels = [opened, parts.labels]
-    listen([parts.labels.value.submit], bind(set_labels, store), labels, None, **settings)
-    outputs = [page.run_address, deletion.undo, deletion.run]
-    parts.delete.click(bind(delete, store), opened, outputs, **settings)
+    listen([parts.labels.value.submit], bind(set_labels, store), labels, None, **QUIET)
+    parts.delete.click(bind(delete, store), opened, [address, undo, deleted], **QUIET)
+    undo.click(bind(restore, store), deleted, [opened, address, undo], **QUIET)
 
 
 def wire_run(
-    page: Page,
-    store: Store,
-    parts: RunDetails,
-    run_outputs: list[Any],
-    export_format: gr.Dropdown,
+    page: Page, store: Store, table: gr.HTML, run_outputs: list[Any], export_format: gr.Dropdown
 ) -> None:
-    """Show the opened run. run_outputs: in the order of `show`.
+    """Show the opened run. table: of runs. run_outputs: in the order of `show`.
 
     The format of an export changes only with the run, so that a chosen format stays.
     """
     opened, inputs = page.opened_run, [page.opened_run, page.runs_stamp]
-    changed = [opened.change, parts.heading.tick]
-    listen(changed, bind(show, store), inputs, run_outputs, **DRAWN)
-    # the run of a link was opened before this part was built
-    opened_or_linked = [opened.change, parts.sight.tick]
-    listen(opened_or_linked, bind(target_format, store), [opened], export_format, **DRAWN)
+    listen([opened.change, table.tick], bind(show, store), inputs, run_outputs, **DRAWN)
+    listen([opened.change], bind(target_format, store), [opened], export_format, **DRAWN)
 
 
 def outputs(parts: RunDetails) -> list[Any]:
@@ -133,22 +102,18 @@ def outputs(parts: RunDetails) -> list[Any]:
     return [parts.heading, parts.labels.value, parts.folder]
 
 
-def show_column(store: Store, run_id: str) -> Any:
-    """Return the column of a run, hidden if the run does not exist."""
-    return gr.update(visible=run_id in store.runs.ids())
-
-
 def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
-    """Return the description, the standard fit, the exports and the card.
+    """Return the column, the description, the standard fit, the exports and the card.
 
     stamp: changes with the runs on disk.
     """
     if run_id not in store.runs.ids():
         hidden = gr.update(visible=False)
-        return "", group_value(label_fields()), "", "", hidden, hidden, hidden, ""
+        return hidden, "", group_value(label_fields()), "", "", hidden, hidden, hidden, ""
     run = store.runs.get(run_id)
     folders = [row["folder"] for row in store.runs.results(run_id, "export")]
     return (
+        gr.update(visible=True),
         *description(run),
         *standard_fit(run),
         gr.update(value="\n".join(folders), visible=bool(folders)),

@@ -19,10 +19,9 @@ from ...state.downloads import download_of, issue_ticket
 from ...state.store import Store
 from ...views import markup
 from ...widgets.components import download_from, small_button
-from ...widgets.events import bind, listen
+from ...widgets.events import QUIET, bind, listen
 from ...widgets.expert_fold import EXPERT
 from ...widgets.fields import Field, FieldGroup, field_group
-from ...widgets.on_demand import ON_DEMAND
 from ...widgets.page import Page, put_recipe
 
 
@@ -77,12 +76,12 @@ def layout() -> Exports:
 def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
     """Attach the handlers. opened: the id of the opened run."""
     parts.compatible_ranks.click(
-        bind(use_compatible_ranks, store), opened, page.recipe_outputs, **ON_DEMAND
+        bind(use_compatible_ranks, store), opened, page.recipe_outputs, **QUIET
     )
-    parts.export.click(bind(export, store), [opened, parts.format], None, **ON_DEMAND)
-    parts.download.click(bind(download, store), [opened, parts.format], page.downloads, **ON_DEMAND)
+    parts.export.click(bind(export, store), [opened, parts.format], None, **QUIET)
+    parts.download.click(bind(download, store), [opened, parts.format], page.downloads, **QUIET)
     inputs = [opened, parts.format, parts.push]
-    listen([parts.push.value.submit], bind(push_fields, store), inputs, None, **ON_DEMAND)
+    listen([parts.push.value.submit], bind(push_fields, store), inputs, None, **QUIET)
 
 
 def outputs(parts: Exports) -> list[Any]:
