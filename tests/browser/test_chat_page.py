@@ -29,7 +29,8 @@ def server(tmp_path_factory, cache):
 
 def test_a_chat_of_two_turns_with_both_models(browser, server):
     with pages(browser, server.url) as open_page:
-        workbench = open_page(f"?tab=Compare&model={MODEL}")
+        workbench = open_page(f"?model={MODEL}")
+        workbench.tab("Compare")
         workbench.page.wait_for_selector("#chat-message")
         workbench.set_range("new-tokens", 8)
         for turn, text in enumerate(("What is the capital of France?", "And of <i>Italy</i>?"), 1):

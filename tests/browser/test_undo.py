@@ -97,7 +97,7 @@ def test_a_new_method_says_once_that_manual_ranks_are_put_aside(open_page):
     recorded(workbench)
     workbench.evaluate(RECORD_MESSAGES)
     workbench.choose("field-method", "modegpt")
-    about_ranks = "window.messages.filter((text) => text.includes('manual ranks'))"
+    about_ranks = "[...window.messages].filter((text) => text.includes('manual ranks'))"
     workbench.until(lambda: workbench.evaluate(about_ranks), "no message is shown")
     workbench.answered()
     messages = workbench.evaluate(about_ranks)
