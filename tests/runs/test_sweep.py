@@ -427,8 +427,8 @@ def test_the_command_accepts_the_name_of_a_table_and_a_file_of_rows(requested, t
     made = json.loads(capsys.readouterr().out)["rows"]
     assert [(row.get("seed"), row.get("then")) for row in made] == [
         (None, None),
-        (1, "nearest 8 bit (group=16)"),
-        (2, "nearest 8 bit (group=16)"),
+        (1, "hqq 8 bit (group=16)"),
+        (2, "hqq 8 bit (group=16)"),
     ]
     assert main([*command, "--rows", str(file)]) == 2
     assert "rows" in capsys.readouterr().err
