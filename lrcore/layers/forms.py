@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .grids import nearest_codes
+
 
 @dataclass(frozen=True, eq=False)
 class IdentityColumns:
@@ -423,9 +425,8 @@ def quantize(
         return matrix
     padded = groups_of(numbers, chunk)
     low, step = grid(padded, bits)
-    scaled = (padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None]
-    codes = scaled.round().clamp(0, 2**bits - 1).to(torch.uint8).flatten()[: numbers.numel()]
-    codes = pack(codes, bits)
+    codes = nearest_codes(padded, low[:, None], step[:, None], 2**bits - 1)
+    codes = pack(codes.to(torch.uint8).flatten()[: numbers.numel()], bits)
     order = orders[0] if orders else torch.empty(0, dtype=torch.int32, device=numbers.device)
     shape, lead = tuple(numbers.shape), getattr(matrix, "lead", 0)
     return Quantized(codes, low, step, order, kind, shape, bits, chunk, lead)

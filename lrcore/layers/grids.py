@@ -39,7 +39,7 @@ def _best_grid(w: Tensor, weights: Tensor, largest_code: int) -> tuple[Tensor, T
         step = share * (highest - lowest) / largest_code
         low = (lowest + highest - step * largest_code) / 2
         for iteration in range(STEPS + 1):
-            codes = _codes(w, low, step, largest_code)
+            codes = nearest_codes(w, low, step, largest_code)
             squared = (weights * (w - low - step * codes).square()).sum(1, keepdim=True)
             better = squared < error
             best_low = torch.where(better, low, best_low)
@@ -50,7 +50,11 @@ def _best_grid(w: Tensor, weights: Tensor, largest_code: int) -> tuple[Tensor, T
     return best_low.squeeze(1), best_step.squeeze(1)
 
 
-def _codes(w: Tensor, low: Tensor, step: Tensor, largest_code: int) -> Tensor:
+def nearest_codes(w: Tensor, low: Tensor, step: Tensor, largest_code: int) -> Tensor:
+    """Return the codes, in 0 ... largest_code, of the nearest points of grids low + step * code.
+
+    w [...]; low and step are broadcast to it. A step of 0 has the grid of step 1.
+    """
     return ((w - low) / torch.where(step > 0, step, 1)).round().clamp(0, largest_code)
 
 

@@ -16,6 +16,8 @@ a group. The published code stops all groups of a matrix at the same step. Here 
 import torch
 from torch import Tensor
 
+from .grids import nearest_codes
+
 P, BETA, GROWTH, STEPS = 0.7, 10.0, 1.01, 20  # of the published code
 AT_ONCE = 2**15  # groups; a complete matrix of a large model would need too much memory in float64
 
@@ -33,10 +35,9 @@ def half_quadratic(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 def _solve(w: Tensor, largest_code: int) -> tuple[Tensor, Tensor]:
     low = w.amin(1, keepdim=True)
     step = (w.amax(1, keepdim=True) - low) / largest_code
-    unit = torch.where(step > 0, step, 1)
     best, error = low, torch.full_like(low, torch.inf)
     for iteration in range(STEPS + 1):
-        on_grid = step * ((w - low) / unit).round().clamp(0, largest_code)
+        on_grid = step * nearest_codes(w, low, step, largest_code)
         residual = w - low - on_grid
         magnitude = residual.abs()
         squared = residual.square().sum(1, keepdim=True)

@@ -31,7 +31,7 @@ from .forms import (
     quantize,
     two_of_four,
 )
-from .grids import least_squares_grids
+from .grids import least_squares_grids, nearest_codes
 from .linalg import invert_lower_
 
 DAMPING = 0.01  # share of the mean diagonal of H that is added to H
@@ -128,10 +128,9 @@ def _rounded(
     """
     order = moment.diagonal().argsort(descending=True, stable=True)
     lows, steps = (values[:, order] for values in grid)
-    units = torch.where(steps > 0, steps, 1)
 
     def value(j: int, remaining: Tensor, _diagonal: Tensor) -> Tensor:
-        codes = ((remaining[:, 0] - lows[:, j]) / units[:, j]).round().clamp(0, largest_code)
+        codes = nearest_codes(remaining[:, 0], lows[:, j], steps[:, j], largest_code)
         return lows[:, j] + steps[:, j] * codes
 
     ordered = sweep_columns(weight[:, order], moment[order][:, order], value)

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..layers.forms import extremes, pack, unpack
+from ..layers.grids import nearest_codes
 from ..system.cancellation import unchecked
 from ..system.errors import InputError
 
@@ -177,11 +178,10 @@ class _Rounded:
         """Quantize the states [b, heads, t, size] of further tokens, t a multiple of GROUP."""
         for group in states.split(GROUP, -2) if states.numel() else ():
             self._shape = tuple(group.shape[1:])
-            rows = self._over(group, None)  # [b, numbers, n]
-            low, step = extremes(rows.flatten(0, 1), self.bits)
-            scaled = (rows.flatten(0, 1) - low[:, None]) / torch.where(step > 0, step, 1)[:, None]
-            codes = scaled.round().clamp(0, 2**self.bits - 1).to(torch.uint8)
-            new = [pack(codes.flatten(), self.bits), low, step]
+            rows = self._over(group, None).flatten(0, 1)  # [b numbers, n]
+            low, step = extremes(rows, self.bits)
+            codes = nearest_codes(rows, low[:, None], step[:, None], 2**self.bits - 1)
+            new = [pack(codes.to(torch.uint8).flatten(), self.bits), low, step]
             new = [part.view(len(group), 1, -1) for part in new]
             old = self.parts or [part[:, :0] for part in new]
             self.parts = [torch.cat(pair, 1) for pair in zip(old, new, strict=True)]
