@@ -106,7 +106,7 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
         layer, moments = read_layer(model.network, index), factors.calibration.moments(index)
         entries = torch.cat(
             [
-                (p.weight.double().abs() * moments.second(TAPS[n]).diagonal().sqrt()).flatten()
+                (p.weight.double().abs() * moments.square(TAPS[n]).sqrt()).flatten()
                 for n, p in layer.matrices().items()
             ]
         )
