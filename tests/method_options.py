@@ -11,7 +11,7 @@ VARIANTS = {
         {"ov": "abs"},
     ],
     "flap": [{"metric": "wifn"}],
-    "fused": [{"forms": "latents"}, {"forms": "narrowed"}],
+    "fused": [{"forms": "latents"}, {"forms": "narrowed"}, {"forms": "codes"}],
     "llm_surgeon": [{"update": False}],
     "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
     "svd": [{"weights": "fisher"}, {"stored": "pivots"}],

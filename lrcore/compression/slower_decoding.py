@@ -1,6 +1,7 @@
 """Which recipes make models that decode slower than the dense model, and why."""
 
 from ..methods import find_method
+from ..ranks.policies import find_policy
 from ..recipes.recipe import Recipe
 from ..recipes.targets import BIASED_LATENTS, LATENT_KEYS, QUANTIZED, SPARSE
 from .solve.factorize import method_options
@@ -22,10 +23,11 @@ def slower_decoding(recipe: Recipe) -> str:
     """
     row = find_method(recipe.method)
     options = row.choose(method_options(recipe))
-    slots = {*row.components}
-    if getattr(options, "forms", "") == "latents":
-        slots |= row.forms.keys()
-    structures = {row.structure(slot, options) for slot in slots}
+    forms = getattr(options, "forms", "")
+    if forms == "latents" or (forms == "codes" and find_policy(recipe.policy).forms):
+        structures = row.structures(options)
+    else:
+        structures = {row.structure(slot, options) for slot in row.components}
     if recipe.budget == "bytes":
         structures.add(QUANTIZED)
     work = dict.fromkeys(text for name, text in WORK.items() if name in structures)

@@ -496,6 +496,14 @@ def tensors_of(form: Form) -> dict[str, Tensor]:
     return {name: value for name, value in _values(form).items() if isinstance(value, Tensor)}
 
 
+def memory_of(matrix: Matrix) -> tuple[tuple[int, torch.Size], ...]:
+    """Return address and shape of each tensor: equal for a matrix that projections share, also if
+    each has its own value of it.
+    """
+    parts = [matrix] if isinstance(matrix, Tensor) else tensors_of(matrix).values()
+    return tuple((part.data_ptr(), part.shape) for part in parts)
+
+
 def settings_of(form: Form) -> dict[str, Any]:
     """Return the fields of a form that are not tensors: strings, integers and shapes."""
     return {name: value for name, value in _values(form).items() if not isinstance(value, Tensor)}

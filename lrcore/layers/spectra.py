@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ class Cost:
     idle_per_rank, idle_fixed, idle_dense: numbers per rank, fixed and at full rank that do not
     multiply an input: biases and indices of sparse entries. Negative if some numbers multiply
     several inputs: each query head multiplies the rows of the values (`as_latent`).
-    positions_per_rank: numbers per rank that are sixteen bits of positions, in two bytes.
+    positions: at each rank of the curve, the numbers that are sixteen bits of positions, in two
+    bytes; they multiply no input.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full rank.
     per_cached: multiply-adds per rank that a step spends on each token in the cache: with the
     column of each query head, for the expansion of a latent of keys, or for weighting a latent of
@@ -61,7 +62,7 @@ class Cost:
     idle_per_rank: int = 0
     idle_fixed: int = 0
     idle_dense: int = 0
-    positions_per_rank: int = 0
+    positions: tuple[int, ...] = ()
     copies: int = 1
     active: int = 1
 
@@ -83,17 +84,32 @@ class Cost:
             return self.dense
         if not self.curve:
             return self.fixed + self.per_rank * rank
-        return self.fixed + self.curve[rank * self.entries // self.step - 1]
+        return self.fixed + self.curve[self._entry(rank)]
+
+    def _entry(self, rank: int) -> int:
+        """Return the index of a rank below full in the curve."""
+        return rank * self.entries // self.step - 1
+
+    def positions_at(self, rank: int) -> int:
+        """Return the numbers at a rank below full that are positions."""
+        return self.positions[self._entry(rank)] if self.positions else 0
+
+    def idle(self, rank: int) -> int:
+        """Return the numbers at a rank that do not multiply an input."""
+        if rank >= self.full:
+            return self.idle_dense
+        return self.idle_fixed + self.idle_per_rank * rank + self.positions_at(rank)
 
     def times(self, copies: int, active: int) -> "Cost":
         """Return the cost of several copies of a slot; a token passes through `active` of them."""
         names = (
-            *("per_rank", "dense", "fixed", "positions_per_rank"),
+            *("per_rank", "dense", "fixed"),
             *("idle_per_rank", "idle_fixed", "idle_dense"),
         )
-        scaled: dict[str, int] = {name: copies * getattr(self, name) for name in names}
-        curve = tuple(copies * number for number in self.curve)
-        return replace(self, **scaled, curve=curve, copies=copies, active=active)  # type: ignore[arg-type]
+        scaled: dict[str, Any] = {name: copies * getattr(self, name) for name in names}
+        for name in ("curve", "positions"):
+            scaled[name] = tuple(copies * number for number in getattr(self, name))
+        return replace(self, **scaled, copies=copies, active=active)
 
     def with_biases(self, count: int) -> "Cost":
         """Return a copy with `count` biases as fixed numbers below full rank."""
@@ -101,10 +117,7 @@ class Cost:
 
     def products(self, rank: int) -> int:
         """Return the multiply-adds with the slot's weights, once per token."""
-        if rank >= self.full:
-            return self._multiplied(self.dense - self.idle_dense)
-        idle = self.idle_fixed + self.idle_per_rank * rank
-        return self._multiplied(self.parameters(rank) - idle)
+        return self._multiplied(self.parameters(rank) - self.idle(rank))
 
     def cached_products(self, rank: int) -> int:
         """Return the multiply-adds that a step spends on each token in the cache."""
@@ -124,7 +137,7 @@ class Cost:
         if rank >= self.full:
             return self.dense * itemsize
         if not self.bits:
-            positions = self.positions_per_rank * rank
+            positions = self.positions_at(rank)
             return (self.parameters(rank) - positions) * itemsize + positions * 2
         quantized = self.parameters(rank) - self.fixed
         return (

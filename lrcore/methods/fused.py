@@ -50,7 +50,7 @@ from .attention_scores import (
 from .costs import mlp_cost, ov_cost, qk_cost
 from .expert_factors import EachExpert
 from .factors import Factor, LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
-from .fused_forms import cached_latents, pairs
+from .fused_forms import JOINT_GATE_UP, cached_latents, pairs
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .modegpt import column_losses, qk_cr, refit_damping, shrinkage_option
@@ -63,7 +63,7 @@ NEEDS = frozenset(
 FORMS = (
     {name: Form(name, "narrowed") for name in COMPONENTS}
     | {name: Form(part, "pairs") for part, names in COMPONENT_MATRICES.items() for name in names}
-    | {"joint_qk": Form("qk", "pairs")}
+    | {"joint_qk": Form("qk", "pairs"), JOINT_GATE_UP: Form("mlp", "pairs")}
     | {"latent_k": Form("qk", "latent"), "latent_v": Form("ov", "latent")}
 )
 
@@ -80,11 +80,13 @@ class FusedOptions:
     forms: str = option(
         "auto",
         "Forms in addition to narrowed heads and removed neurons. pairs: each matrix as a low-rank "
-        "pair. latents: keys and values as cached latents; the MLP is unchanged. narrowed: no "
+        "pair. codes: as pairs, but gate and up as a common dictionary and sparse codes: a lower "
+        "loss, slower decoding. latents: keys and values as cached latents; the MLP is unchanged. "
+        "narrowed: no "
         "additional form of parts that can be narrowed; sufficient for all policies except probed, "
         "and faster. auto: latents under budget kv; narrowed if a model is compressed directly by "
         "such a policy; otherwise pairs.",
-        choices=("auto", "pairs", "latents", "narrowed"),
+        choices=("auto", "pairs", "codes", "latents", "narrowed"),
     )
     shrinkage: bool = shrinkage_option()
 
@@ -119,7 +121,7 @@ def _pairs(layer: Layer, moments: Moments, forms: str) -> dict[str, Callable[[],
     """
     if forms == "latents":
         return {}
-    solve = pairs(layer, moments)
+    solve = pairs(layer, moments, with_codes=forms == "codes")
     if forms != "narrowed":
         return solve
     held = {name for name, form in FORMS.items() if form.part in layer.components}
@@ -134,6 +136,8 @@ def _as_large(layer: Layer, slots: Collection[str]) -> dict[str, Tensor]:
     matrices = layer.matrices()
     shapes = dict.fromkeys(slots, layer.attention.o.weight)
     shapes |= {name: matrix.weight for name, matrix in matrices.items() if name in slots}
+    if JOINT_GATE_UP in slots:
+        shapes[JOINT_GATE_UP] = matrices["up"].weight
     if "mlp" in slots:
         down = matrices["down"].weight
         shapes["mlp"] = down[:1].expand(down.shape[1], -1)  # [n, n] without memory
@@ -301,6 +305,7 @@ METHOD = Method(
     holds={
         **COMPONENT_MATRICES,
         "joint_qk": COMPONENT_MATRICES["qk"],
+        JOINT_GATE_UP: ("gate", "up"),
         "latent_k": COMPONENT_MATRICES["qk"],
         "latent_v": COMPONENT_MATRICES["ov"],
     },

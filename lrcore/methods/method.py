@@ -15,6 +15,7 @@ from .factors import LayerFactors
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 COMPONENT_MATRICES = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 COMPONENTS = tuple(COMPONENT_MATRICES)
+CODED = ("joint_gate_up", "up")  # slots that the option forms=codes turns into sparse codes
 KEYS_AND_VALUES = frozenset({"k", "v"})
 AUTO = ("auto", None)  # values of an option that the method chooses by itself
 CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
@@ -117,9 +118,14 @@ class Method:
             return by_name[slot]
         if self.covers <= KEYS_AND_VALUES:
             return targets.LATENT_VALUES if slot == "v" else targets.LATENT_KEYS
-        if getattr(options, "sparse", 0) or getattr(options, "atoms", 0):
+        in_codes = getattr(options, "forms", "") == "codes" and slot in CODED
+        if in_codes or getattr(options, "sparse", 0) or getattr(options, "atoms", 0):
             return targets.SPARSE
         return targets.QUANTIZED if getattr(options, "bits", 0) else targets.PAIRS
+
+    def structures(self, options: Any) -> set[str]:
+        """Return the structures of all slots and forms below full rank."""
+        return {self.structure(slot, options) for slot in (*self.components, *self.forms)}
 
     def default_structures(self) -> set[str]:
         """Return the structures of all slots below full rank with the default options."""

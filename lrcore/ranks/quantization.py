@@ -84,9 +84,7 @@ def rounded_bytes(cost: Cost, rank: int, bits: int, itemsize: int) -> int:
     numbers = cost.parameters(rank)
     if not bits:
         return numbers * itemsize
-    is_full = rank >= cost.full
-    idle = cost.idle_dense if is_full else cost.idle_fixed + cost.idle_per_rank * rank
-    kept = max(0, idle)
+    kept = max(0, cost.idle(rank))
     scales = 2 * itemsize * ceil((numbers - kept) / GROUP)
     return kept * itemsize + ceil((numbers - kept) * bits / 8) + scales
 

@@ -6,6 +6,9 @@ import lrcore
 from lrcore.layers.account import LayerWork, flops_per_token
 from lrcore.models.model_size import count_account, count_flops
 
+IN_CODES = [
+    {"rank_overrides": {f"{i}.{slot}": 5 for i in range(2)}} for slot in ("joint_gate_up", "up")
+]
 CASES = [
     ("tiny_llama", "a3", {}, {}),
     ("tiny_opt", "a3", {}, {}),
@@ -17,6 +20,8 @@ CASES = [
     ("tiny_opt", "svd_llm", {}, {}),
     ("tiny_llama_bias", "compot", {}, {}),
     ("tiny_opt", "compot", {"atoms": 3}, {}),
+    ("tiny_llama_bias", "fused", {"forms": "codes"}, IN_CODES[0]),
+    ("tiny_opt", "fused", {"forms": "codes"}, IN_CODES[1]),
     ("tiny_llama", "care", {}, {"budget": "kv"}),
     ("tiny_llama_bias", "care", {"joint": True}, {"budget": "kv"}),
     ("tiny_llama", "care", {"group": 1}, {"budget": "kv"}),

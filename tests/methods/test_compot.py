@@ -11,6 +11,7 @@ import lrcore
 from lrcore.layers.forms import SparseCodes, dense
 from lrcore.layers.layer import LowRank
 from lrcore.layers.statistics import TAPS
+from lrcore.methods import codes as sparse
 from lrcore.methods import compot, svd_llm
 from lrcore.models.layers import read_layer
 
@@ -30,17 +31,17 @@ def whitened(case, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def coded(case, factor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the codes C [out, k] and the dictionary D [in, k] at a rank, with atoms of norm 1."""
-    pair = factor.truncate(case.layer, rank).matrices()[factor.name]
+    pair = factor.truncate(case.layer, rank).matrices()[factor.names[0]]
     assert isinstance(pair, LowRank)
     assert isinstance(pair.up, SparseCodes)
-    _, lower = whitened(case, factor.name)
+    _, lower = whitened(case, factor.names[0])
     atoms = (pair.down @ lower).mT
     scale = atoms.norm(dim=0)
     return dense(pair.up) * scale, atoms / scale
 
 
 def loss(case, factor, rank: int) -> float:
-    product, _ = whitened(case, factor.name)
+    product, _ = whitened(case, factor.names[0])
     codes, atoms = coded(case, factor, rank)
     return float((product - codes @ atoms.mT).square().sum())
 
@@ -72,8 +73,8 @@ def test_dictionary_step_is_the_orthogonal_factor(kind: tuple) -> None:
     for name, factor in solved(case).items():
         product, lower = whitened(case, name)
         weight = case.layer.matrices()[name].weight
-        codes, _ = compot.largest_in_rows(factor.left[:, :8] * factor.values[:8], 4)
-        *_, down = compot.alternate(factor.left * factor.values, codes, weight, 4, 0)
+        codes, _ = sparse.largest_in_rows(factor.left[:, :8] * factor.values[:8], 4)
+        *_, down = sparse.alternate(factor.left * factor.values, codes, weight, 4, 0)
         u, _, vt = torch.linalg.svd(product.mT @ codes, full_matrices=False)
         assert torch.allclose((down @ lower).mT, u @ vt, atol=1e-6)
 
@@ -84,18 +85,19 @@ def test_loss_never_rises_and_is_below_the_truncated_svd_of_the_same_entries(kin
     for name, few in solved(case, compot.CompotOptions(rounds=0)).items():
         squares = few.values.square()
         for rank in few.cost.ranks()[:-1]:
-            factors = [replace(few, options=replace(few.options, rounds=n)) for n in (0, 1, 2, 20)]
+            factors = [replace(few, coding=replace(few.coding, rounds=n)) for n in (0, 1, 2, 20)]
             losses = [loss(case, factor, rank) for factor in factors]
             assert all(after <= before * (1 + 1e-9) for before, after in pairwise(losses))
             assert losses[0] < float(squares[rank:].sum()), name
-            fitted = loss_of_fit(case, replace(factors[-1], options=LEAST_SQUARES), rank)
+            coding = replace(factors[-1].coding, is_orthogonal=False)
+            fitted = loss_of_fit(case, replace(factors[-1], coding=coding), rank)
             assert fitted < losses[-1]
 
 
 def loss_of_fit(case, factor, rank: int) -> float:
     """Return the loss with the dictionary fitted to the codes; its atoms have other norms."""
-    product, lower = whitened(case, factor.name)
-    small = factor.truncate(case.layer, rank).matrices()[factor.name]
+    product, lower = whitened(case, factor.names[0])
+    small = factor.truncate(case.layer, rank).matrices()[factor.names[0]]
     return float((product - small.weight @ lower).square().sum())
 
 
@@ -116,7 +118,7 @@ def test_as_many_entries_as_atoms_are_the_truncated_svd(kind: tuple) -> None:
     for name, factor in solved(case).items():
         weight = case.layer.matrices()[name].weight
         start = factor.left[:, :rank]
-        codes, _, down = compot.alternate(factor.left * factor.values, start, weight, rank, 3)
+        codes, _, down = sparse.alternate(factor.left * factor.values, start, weight, rank, 3)
         expected = low_rank[name].truncate(case.layer, rank).matrices()[name].weight
         assert torch.allclose(codes @ down, expected, atol=1e-6)
 
@@ -126,7 +128,7 @@ def test_planted_dictionary_is_recovered() -> None:
     g = torch.Generator().manual_seed(0)
     case = toy(*KINDS[0])
     basis = torch.linalg.qr(torch.randn(24, 12, generator=g, dtype=torch.float64)).Q
-    codes, _ = compot.largest_in_rows(torch.randn(40, 12, generator=g, dtype=torch.float64), 2)
+    codes, _ = sparse.largest_in_rows(torch.randn(40, 12, generator=g, dtype=torch.float64), 2)
     lower = torch.linalg.cholesky(case.moments.second("mlp_in"))
     weight = torch.linalg.solve_triangular(lower, codes @ basis.mT, upper=False, left=False)
     mlp = replace(case.layer.mlp, up=replace(case.layer.mlp.up, weight=weight))
@@ -137,13 +139,14 @@ def test_planted_dictionary_is_recovered() -> None:
     assert loss_of_fit(case, factor, 2) < 0.2 * low_rank
 
 
-def test_atoms_cost_no_more_than_the_directions_of_the_input() -> None:
-    """A rank with more atoms than `W L` has columns is as large as the dense matrix."""
+def test_there_are_no_more_atoms_than_singular_values() -> None:
+    """Beyond, a rank adds a number to each row of the codes, but no atom."""
     case = toy(*KINDS[0])
-    for atoms in (2, 4, 8):
-        factors = solved(case, compot.CompotOptions(atoms=atoms))
-        for name, factor in factors.items():
-            assert max(factor.cost.ranks()[:-1]) * atoms <= factor.cost.full, name
+    for name, factor in solved(case, compot.CompotOptions(atoms=4, rounds=1)).items():
+        for rank in factor.cost.ranks()[:-1]:
+            small = factor.truncate(case.layer, rank).matrices()[name]
+            assert small.rank == min(4 * rank, factor.cost.full)
+            assert small.parameters == factor.cost.parameters(rank)
 
 
 def test_compressed_model_stays_sparse_on_disk_and_within_the_budget(
@@ -169,5 +172,5 @@ def test_budget_of_bytes_is_refused(tiny_llama, story_file) -> None:
         data=str(story_file), samples=4, seq_len=32, method="compot", budget="bytes",
         policy="probed", ratio=0.4,
     )  # fmt: skip
-    with pytest.raises(lrcore.InputError, match="sparse codes of method compot"):
+    with pytest.raises(lrcore.InputError, match="keep sparse matrices"):
         lrcore.compress(lrcore.load(str(tiny_llama)), recipe)

@@ -21,6 +21,7 @@ PIVOTS = {"joint_qk": {"linalg_lu_factor_ex"}, "joint_vo": {"linalg_lu_factor_ex
 # Options with a separate problem per rank: docs/methods.md, "Per rank".
 PROBLEMS_PER_RANK = {("vo", "attention"): {"joint_vo"}, ("sparse", 0.1): {"v", "o", "up", "down"}}
 PROBLEMS_PER_RANK["sparse", 0.1] |= {"gate"}
+PROBLEMS_PER_RANK["forms", "codes"] = {"joint_gate_up", "up"}
 
 
 class Decompositions(TorchDispatchMode):

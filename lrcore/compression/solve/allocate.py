@@ -14,7 +14,7 @@ from ...ranks.policies import find_policy
 from ...ranks.quantization import Quantization, with_bits, with_equal_bits, with_more_bits
 from ...ranks.repricing import Latency, priced_in_multiply_adds
 from ...recipes.recipe import Recipe
-from ...recipes.targets import DEFAULT, TARGETS, Target, not_native
+from ...recipes.targets import DEFAULT, QUANTIZED, SPARSE, TARGETS, Target, not_native
 from ...system.as_json import json_text
 from ...system.errors import InputError
 from .factorize import Factorization
@@ -169,7 +169,8 @@ def check_budget(recipe: Recipe) -> None:
     """Raise InputError if a budget of bytes does not go with other settings of the recipe."""
     if recipe.budget != "bytes":
         return
-    options = find_method(recipe.method).choose(recipe.options)
+    row = find_method(recipe.method)
+    options = row.choose(recipe.options)
     conflicts = {
         "the ranks, the forms and the bits are chosen together from measured losses. Choose policy "
         "probed.": recipe.policy not in ("probed", UNIFORM),
@@ -178,11 +179,8 @@ def check_budget(recipe: Recipe) -> None:
         f"target {recipe.target} does not run all quantized structures. Choose no target, and "
         "export afterwards.": recipe.target != DEFAULT,
         "training would undo the quantization of a layer. Choose refit on.": recipe.trains,
-        "the method's options quantize its factors or keep sparse entries. Remove the options bits "
-        "and sparse.": bool(getattr(options, "bits", 0) or getattr(options, "sparse", 0)),
-        "the sparse codes of method compot would keep their precision. Choose another method.": (
-            recipe.method == "compot"
-        ),
+        "the method's options quantize factors or keep sparse matrices. Choose other options or "
+        "another method.": bool({QUANTIZED, SPARSE} & row.structures(options)),
     }
     for reason, applies in conflicts.items():
         if applies:

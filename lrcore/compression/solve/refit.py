@@ -51,6 +51,7 @@ from ...models.offload import present
 from ...models.stream import LayerActivations, LayerStream, residual_without, stream_after_attention
 from ...system.errors import InputError
 from .quantized_layer import Quantizer
+from .refit_codes import refit_codes, sharing_dictionary, stacked
 from .refit_pairs import can_refit_pair, pairs_key, refit_pair
 from .regression import (
     MAX_TOKEN_WEIGHT,
@@ -254,9 +255,10 @@ class _LayerRefit:
             for name in names
             if name in matrices and (can_refit(matrices[name]) or name in self.quantizer.bits)
         ]
-        if not changing:
+        groups = sharing_dictionary(layer, names)
+        if not changing and not groups:
             return
-        tap = changing[0]
+        tap = [*changing, *(name for group in groups for name in group)][0]
         fit = Regression()  # of the dense input on the compressed input of these projections
         for position, batch in enumerate(self.batches):
             streams, number = batch
@@ -269,6 +271,9 @@ class _LayerRefit:
         self._check(fit)
         readers = Readers(fit)
         refit = {name: self._refit_reader(layer, name, readers) for name in changing}
+        for group in groups:
+            old = stacked([self.dense_projections[name] for name in group])
+            refit |= refit_codes(group, fit.through(old), old.weight)
         self._write(layer, refit, fit)
 
     def _write(self, layer: Layer, refit: Mapping[str, Projection], fit: Regression) -> None:
@@ -344,11 +349,15 @@ class _LayerRefit:
         self._check(fit)
         layer = read_exact(self.network, self.index)
         projection, pair = layer.matrices()[name], self._pair(layer, name)
-        if pair is None:
-            refit = refit_projection(projection, fit)
+        in_codes = sharing_dictionary(layer, [name])
+        refit: Mapping[str, Projection]
+        if in_codes:
+            refit = refit_codes(in_codes[0], fit, self.dense_projections[name].weight)
+        elif pair is None:
+            refit = {name: refit_projection(projection, fit)}
         else:
-            refit = refit_pair(pair, fit, self.dense_projections[name])
-        self._write(layer, {name: refit}, fit)
+            refit = {name: refit_pair(pair, fit, self.dense_projections[name])}
+        self._write(layer, refit, fit)
 
     def _refit_reader(self, layer: Layer, name: str, readers: Readers) -> Projection:
         """Return a projection that reads the stream, refit on the output for dense inputs.

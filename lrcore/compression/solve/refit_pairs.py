@@ -16,12 +16,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ...layers.forms import IdentityColumns
+from ...layers.forms import IdentityColumns, memory_of
 from ...layers.layer import Layer, LowRank, Projection
 from ...layers.linalg import balanced, whitened_svd
 from ...layers.statistics import TAPS
 from ...methods.latentllm.junction import join
-from .regression import Regression
+from .regression import Regression, Solution
 
 # The ridge, as a share of the diagonal, is PER_INPUT times inputs / tokens. Of 0.1, 0.3 and 1, the
 # best was 0.1 for 64 to 172 inputs with 35,000 tokens and for 128 to 344 inputs with 17,000 tokens,
@@ -52,8 +52,8 @@ def can_refit_pair(layer: Layer, name: str, dense: Projection) -> bool:
     is_independent = name in INDEPENDENT or name not in TAPS  # found by structure
     if not is_independent or not isinstance(pair, LowRank) or pair.sparse is not None:
         return False
-    siblings = (p for p in matrices.values() if p is not pair)
-    if any(getattr(p, "down", None) is pair.down for p in siblings):
+    downs = [memory_of(p.down) for p in matrices.values() if isinstance(p, LowRank)]
+    if downs.count(memory_of(pair.down)) > 1:
         return False
     down, up = pair.down, pair.up
     has_identity = isinstance(down, IdentityColumns) and len(down.rest) == 1
@@ -63,17 +63,25 @@ def can_refit_pair(layer: Layer, name: str, dense: Projection) -> bool:
     return min(shape) <= MAX_SIDE and (len(up), down.shape[1]) == shape
 
 
+def refit_target(fit: Regression, weight: Tensor, centered: bool) -> Solution:
+    """Return W* and M for factors of a dense weight [out, in], both for inputs times `scale`.
+
+    centered: whether means are subtracted, which a bias requires.
+    """
+    ridge = PER_INPUT * weight.shape[1] / fit.count
+    solution = fit.solution(weight, ridge, centered)
+    solution.second.diagonal().mul_((1 + METRIC_RIDGE) / (1 + ridge))
+    return solution
+
+
 def refit_pair(pair: LowRank, fit: Regression, dense: Projection) -> LowRank:
     """Return a pair solved again on the sums, with the same form and rank.
 
     pair: as accepted by `can_refit_pair`. dense: the projection that was factored.
     """
     assert isinstance(pair.up, Tensor)  # can_refit_pair requires it
-    ridge = PER_INPUT * pair.down.shape[1] / fit.count
-    solution = fit.solution(dense.weight, ridge, pair.bias is not None)
-    metric = solution.second
-    metric.diagonal().mul_((1 + METRIC_RIDGE) / (1 + ridge))
-    up, values, down = whitened_svd(solution.weight / solution.scale, metric)
+    solution = refit_target(fit, dense.weight, pair.bias is not None)
+    up, values, down = whitened_svd(solution.weight / solution.scale, solution.second)
     up, down = up[:, : pair.rank], down[: pair.rank] * solution.scale
     dtype = pair.up.dtype
     bias = fit.bias(up @ down, pair, dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..forms import FORMS, Form, Matrix, count, kind_of, settings_of, tensors_of
+from ..forms import FORMS, Form, Matrix, count, kind_of, memory_of, settings_of, tensors_of
 from ..layer import Linear, LowRank, Projection, Stored
 
 
@@ -115,12 +115,11 @@ def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]
             matrix = value.form if isinstance(value, Stored) else value.weight
             modules[name] = _matrix_module(matrix, value.bias)
             continue
-        parts = [value.down] if isinstance(value.down, Tensor) else tensors_of(value.down).values()
-        tensors = tuple((part.data_ptr(), part.shape) for part in parts)
-        if tensors not in downs:
-            downs[tensors] = _matrix_module(value.down)
+        memory = memory_of(value.down)
+        if memory not in downs:
+            downs[memory] = _matrix_module(value.down)
         sparse = None if value.sparse is None else StoredLinear(value.sparse)
-        modules[name] = LowRankLinear(downs[tensors], _matrix_module(value.up, value.bias), sparse)
+        modules[name] = LowRankLinear(downs[memory], _matrix_module(value.up, value.bias), sparse)
     return modules
 
 

@@ -134,7 +134,7 @@ def test_results_of_plans_with_other_bits_are_not_confused(prepared):
         ({"component_ratios": {"mlp": 0.3}}, "component ratios"),
         ({"target": "vllm"}, "target vllm"),
         ({"refit": "trained"}, "refit on"),
-        ({"method": "latentllm", "options": {"bits": 4}}, "options bits"),
+        ({"method": "latentllm", "options": {"bits": 4}}, "quantize factors"),
     ],
 )
 def test_settings_that_do_not_go_with_bytes_are_refused(changes, words, tiny_llama, story_file):

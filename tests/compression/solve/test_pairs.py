@@ -154,3 +154,18 @@ def test_refit_of_both_factors_lowers_the_error_of_the_residual_stream(
             for m in (model, refit_both, refit_up)
         )
     assert (errors[0] - dense).square().mean() < (errors[1] - dense).square().mean()
+
+
+def test_refit_keeps_a_factor_that_queries_keys_and_values_share(tiny_llama, story_file):
+    recipe = lrcore.Recipe(
+        str(tiny_llama),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="latentllm",
+        options={"attention": "joint_qkv"},
+        ratio=0.3,
+    )
+    model = lrcore.load(recipe.model)
+    refit = lrcore.compress(model, recipe.with_(refit="on"))
+    assert refit.size == lrcore.compress(model, recipe.with_(refit="off")).size
