@@ -21,7 +21,7 @@ class Tokenized:
 
     ends: UTF-8 bytes of the text up to the end of each token, not decreasing (special tokens have
     no bytes); None for tokenizers without offsets. begins: positions of the first tokens of
-    conversations, increasing; None for plain text.
+    conversations, or of their parts, increasing; None for plain text.
     """
 
     ids: Tensor

@@ -21,6 +21,7 @@ from ..system.memory import free_memory, raise_unless_free
 from ..system.resource_errors import raise_shortage
 from ..system.settings import BOS
 from .chat_template import is_rendered, render, template_key
+from .long_conversations import tokenized_parts
 from .text_growth import USUAL, growth_of
 from .texts import Texts
 from .tokenized import Tokenized, keep_tokens, read_tokens
@@ -186,9 +187,14 @@ _lock = threading.Lock()
 
 
 def tokenize_all(
-    texts: Texts, tokenizer: Callable[..., Any], special_tokens: bool = False
+    texts: Texts,
+    tokenizer: Callable[..., Any],
+    special_tokens: bool = False,
+    length: int | None = None,
 ) -> Tokenized:
     """Tokenize the documents as a single text, or one by one if a chat template renders them.
+
+    length: tokens of a window; longer conversations are divided, see `tokenized_parts`.
 
     No special tokens are added to those that the template writes. The last few results are cached
     by text and by the complete state of a fast tokenizer, those of long plain texts also on disk.
@@ -204,12 +210,13 @@ def tokenize_all(
 
     def compute() -> Tokenized:
         if is_chat:
-            return _tokenize_conversations(texts, tokenizer)
+            return _tokenize_conversations(texts, tokenizer, length)
         return tokenize(texts.joined(), tokenizer, special_tokens)
 
     if not getattr(tokenizer, "is_fast", False):
         return compute()
-    chat = (template_key(tokenizer), _hash("".join(texts.conversations))) if is_chat else ()
+    conversations = (template_key(tokenizer), _hash("".join(texts.conversations)), str(length))
+    chat = conversations if is_chat else ()
     key = cache_key(*tokenizer_state(tokenizer), texts.fingerprint, special_tokens, *chat)
     with _lock:
         tokenized = _cached.get(key)
@@ -249,12 +256,21 @@ def stored(key: str, compute: Callable[[], Tokenized]) -> Tokenized:
     return text
 
 
-def _tokenize_conversations(texts: Texts, tokenizer: Callable[..., Any]) -> Tokenized:
+def _tokenize_conversations(
+    texts: Texts, tokenizer: Callable[..., Any], length: int | None
+) -> Tokenized:
     _check_memory(sum(map(len, texts.conversations)), tokenizer)
-    parts = [
-        tokenize(render(tokenizer, json.loads(conversation)), tokenizer)
-        for conversation in texts.conversations
-    ]
+
+    def plain(text: str) -> Tokenized:
+        return tokenize(text, tokenizer)
+
+    parts: list[Tokenized] = []
+    for conversation in texts.conversations:
+        messages = json.loads(conversation)
+        if length is None:
+            parts.append(plain(render(tokenizer, messages)))
+        else:
+            parts += tokenized_parts(tokenizer, messages, length, plain)
     parts = [part for part in parts if len(part.ids)]
     if not parts:
         raise InputError(f"The chat template renders no text from {texts.name}. Choose other data.")

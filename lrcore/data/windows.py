@@ -53,7 +53,7 @@ def make_windows(
     values out of range and for a text shorter than a window.
     """
     _check(samples, seq_len, sampling, seed)
-    text = tokenize_all(texts, tokenizer)
+    text = tokenize_all(texts, tokenizer, length=seq_len)
     available = len(text.ids)
     if available < seq_len:
         remedy = f"Use windows of at most {available} tokens, or a longer text."
@@ -109,7 +109,8 @@ def with_bos(windows: Windows, texts: Texts, tokenizer: Any, bos: str) -> Window
         return windows
     tokens, byte_count = begin_with(windows.tokens, token), windows.predicted_bytes
     if byte_count is not None:
-        text, length = tokenize_all(texts, tokenizer), tokens.shape[1]
+        length = tokens.shape[1]
+        text = tokenize_all(texts, tokenizer, length=length)
         firsts = zip(windows.starts.tolist(), windows.tokens[:, 0].tolist(), strict=True)
         shifts = ((start, int(first != token)) for start, first in firsts)
         byte_count = sum(
@@ -137,8 +138,9 @@ def windows_aside(
     [n, seq_len] in order, n <= samples, evenly spread over the text; n = 0 if no gap between
     `windows` is long enough.
     """
-    text = tokenize_all(texts, tokenizer)
-    ids, length = text.ids, windows.tokens.shape[1]
+    length = windows.tokens.shape[1]
+    text = tokenize_all(texts, tokenizer, length=length)
+    ids = text.ids
     free = torch.ones(len(ids) + 2, dtype=torch.int8)
     free[0] = free[-1] = 0  # limits of the first and the last gap
     for start in windows.starts.tolist():
@@ -175,8 +177,8 @@ def _starts_in_gaps(free: Tensor, length: int) -> Tensor:
 def _chat_positions(text: Tokenized, length: int) -> Tensor | None:
     """Return the positions at which windows of conversations begin; None for plain text.
 
-    A window begins with a conversation and continues with the next ones. In a conversation of
-    several windows, each complete window of this conversation is a window as well.
+    A window begins with a conversation, or a part of one, and continues with the next ones. In a
+    part of several windows, each complete window of this part is a window as well.
     """
     if text.begins is None:
         return None

@@ -183,6 +183,54 @@ def test_a_window_begins_with_a_conversation_unless_the_conversation_is_longer()
     assert len(windows.protocol["chat_template"]) == 16
 
 
+def turns(*contents, system=""):
+    """Return a conversation of user and assistant in turn, after a message of the system."""
+    roles = ("user", "assistant") * len(contents)
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
+    ]
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def test_a_long_conversation_is_divided_at_messages_of_the_user():
+    long = turns("abc", "de", "fg", "hij", "k", "lm", system="S")
+    windows = make_windows(chat(long, turns("no", "p")), Letters(), None, 6)
+    assert as_text(windows.tokens) == ["Sabcde", "Sfghij", "Sklmno"]
+    # "fghij" crosses the end of the first window, and the system fills more than half of a window
+    windows = make_windows(chat(turns("abc", "de", "fg", "hij", "k", "lmn")), Letters(), None, 4)
+    assert as_text(windows.tokens) == ["abcd", "fghi", "klmn"]
+    long = turns("abc", "de", "fg", "hij", "k", "lm", system="STU")
+    windows = make_windows(chat(long), Letters(), None, 5)
+    assert as_text(windows.tokens) == ["STUab", "fghij"]
+
+
+def test_a_long_message_is_cut_into_full_windows():
+    long = turns("abcdefghij", "k", "l", "mno")
+    windows = make_windows(chat(long), Letters(), None, 4)
+    assert as_text(windows.tokens) == ["abcd", "efgh", "lmno"]
+    monologue = [{"role": "assistant", "content": "abcdefgh"}]
+    assert as_text(make_windows(chat(monologue), Letters(), None, 4).tokens) == ["abcd", "efgh"]
+
+
+def test_windows_of_many_short_turns_begin_with_the_user_and_leave_out_less_than_a_turn():
+    contents = [letter * 3 for letter in "uv" * 100]
+    windows = make_windows(chat(turns(*contents)), Letters(), None, 50)
+    # 50 tokens are 8 requests with their answers and 2 tokens of the ninth
+    assert len(windows.tokens) == 100 // 9
+    assert {row[:6] for row in as_text(windows.tokens)} == {"uuuvvv"}
+    text = chat(turns(*contents))
+    aside = windows_aside(text, Letters(), make_windows(text, Letters(), 2, 50, "first"), 100)
+    assert len(aside) == 100 // 9 - 2
+    assert {row[:6] for row in as_text(aside)} == {"uuuvvv"}
+
+
+def test_parts_of_a_long_conversation_are_rendered_by_the_template(model, tmp_path):
+    name = in_file(tmp_path / "chat.jsonl", [{"messages": MESSAGES * 9}])
+    length = len(model.tokenizer(RENDERED, add_special_tokens=False).input_ids)
+    windows = make_windows(load_texts(name), model.tokenizer, None, length)
+    assert [model.tokenizer.decode(row) for row in windows.tokens] == [RENDERED] * 9
+
+
 def test_windows_aside_begin_with_conversations_and_are_disjoint():
     texts = letters(*("abcde", "fgh", "ij") * 20)
     windows = make_windows(texts, Letters(), 6, 4, "random")
