@@ -30,7 +30,7 @@ from lrcore.models.architectures import (  # noqa: E402
     ARCHITECTURES,
     BIDIRECTIONAL_IMAGES,
     MULTIMODAL,
-    TEXT_ONLY,
+    SOUNDS_ONLY,
     UNSUPPORTED_FAMILIES,
 )
 from lrcore.models.by_structure import refusal  # noqa: E402
@@ -39,6 +39,7 @@ from lrcore.models.by_structure import refusal  # noqa: E402
 PICTURED = (
     *("llava", "vipllava", "llava_next", "smolvlm", "internvl"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("gemma3", "gemma4", "gemma4_unified", "got_ocr2", "kimi_k25"),
 )
 TYPES = ROOT / "docs" / "causal_types.json"  # the causal types of a version of transformers
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
@@ -260,13 +261,15 @@ def page() -> str:
             "embeddings, rotary positions (M-RoPE) and terms between layers (deepstack) are those "
             "of transformers: logits and states of all layers are bit-identical "
             f"(`tests/models/test_images.py`: {tested}; "
-            "`llava_onevision` and `mistral3` were not tested, and `smolvlm` needs the package "
-            "num2words). "
-            + " and ".join(f"`{name}`" for name in BIDIRECTIONAL_IMAGES)
-            + " use bidirectional attention between the patches of an image and, like "
-            + ", ".join(f"`{name}`" for name in TEXT_ONLY)
-            + ", are calibrated and measured on text only. So is `gemma4_unified`, which has no "
-            "row.\n\n## Families without a row\n\n"
+            "`llava_onevision` and `mistral3` were not tested). The processor of `smolvlm` needs "
+            "the package num2words, those of `gemma4_unified` and `kimi_k25` torchvision. In "
+            + ", ".join(f"`{name}`" for name in BIDIRECTIONAL_IMAGES)
+            + " the patches of an image attend to each other in both directions, if the config "
+            "says so. "
+            + ", ".join(f"`{name}`" for name in SOUNDS_ONLY)
+            + " is calibrated and measured on text only. A folder with the config of one of these "
+            "models that holds the weights of its language model alone (Qwen3.5, Gemma) is loaded "
+            "as that language model.\n\n## Families without a row\n\n"
             "Of a causal language model without a row, the decoder layers are the list of modules "
             "with the most parameters, and their matrices all linear modules in them, named by "
             "their paths. "
@@ -290,7 +293,9 @@ def page() -> str:
             "`longcat_flash` has no row, because its layers have two attentions and two MLPs "
             "beside the experts, while a row describes one of each; `hy_v4`, because it has four "
             "residual streams; `zamba2`, because several layers share a block of attention and "
-            "MLP, to which each layer adds its own low-rank pairs."
+            "MLP, to which each layer adds its own low-rank pairs. The same tests as for a row "
+            "show that these three keep their logits when unchanged layers are written back, and, "
+            "compressed, with a cache, in a left-padded batch and in an export."
             "\n\nBefore a calibration, the model runs layer by layer on a few tokens. It is "
             "refused if the states differ from those of the complete model, if a token attends "
             "to later tokens, if a layer runs more than once, or if no input reaches a matrix. "

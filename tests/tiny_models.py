@@ -118,6 +118,13 @@ CONFIGS: dict[str, dict] = {
         "attention_k_eq_v": True,
         "hidden_size_per_layer_input": 0,
     },
+    "gemma4_unified_text": {
+        **_LLAMA,
+        **_WINDOWS,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    },
     "gemma3n_text": {
         **_LLAMA,
         **_WINDOWS,

@@ -88,7 +88,11 @@ class Patches:
     A network and all copies of the modules share an instance.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, types: str | None = None) -> None:
+        """types: the argument of a multimodal model that marks the patches of images, which then
+        attend to each other in both directions; None if its attention is causal.
+        """
+        self.types = types
         self._inputs: PatchInputs | None = None  # assigned at once, for other threads
         self._embedded = threading.local()  # ids of the forward pass of a thread
 
@@ -144,6 +148,11 @@ class Patches:
             named |= {"visual_pos_masks": mask, "deepstack_visual_embeds": terms}
         return named
 
+    def marks(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return the argument of a multimodal model that marks the patches in tokens [b, t]."""
+        are_patches = is_patch(ids)
+        return {self.types: are_patches.long()} if self.types and are_patches.any() else {}
+
     def sets_positions(self, ids: Tensor) -> bool:
         """Return True if the rotary positions of tokens [...] depend on the images in them."""
         inputs = self._inputs
@@ -196,21 +205,49 @@ class ImageLanguageModel(nn.Module):
     """A language model that gets all inputs of patches, see `enable_patches`."""
 
     patches: Patches
+    padding_idx: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the language model, on images with their positions and added terms."""
         return super().forward(*args, **kwargs | self.patches.arguments())
 
+    def get_per_layer_inputs(self, ids: Tensor, *args: Any) -> Tensor:
+        """Return the embeddings per layer (Gemma 4); those of patches are those of padding.
 
-def enable_patches(embedding: nn.Module, language_model: nn.Module) -> Patches:
+        ids [b, t]. Returns [b, t, layers, size].
+        """
+        texts = ids.masked_fill(is_patch(ids), self.padding_idx)
+        rows: Tensor = super().get_per_layer_inputs(texts, *args)  # type: ignore[misc]
+        return rows
+
+
+class ImageMarker(nn.Module):
+    """A multimodal model in whose masks the patches of an image attend to each other, see
+    `enable_patches`.
+    """
+
+    patches: Patches
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the multimodal model on tokens `input_ids` [b, t], in which it marks the patches."""
+        return super().forward(*args, **kwargs | self.patches.marks(kwargs["input_ids"]))
+
+
+def enable_patches(
+    embedding: nn.Module, language_model: nn.Module, multimodal: nn.Module, types: str | None
+) -> Patches:
     """Let a language model accept the ids of patches, and return their inputs, empty at first.
 
-    embedding: of its tokens. Parameters, buffers and results of text do not change.
+    embedding: of its tokens. multimodal: the model that makes its masks. types: see `Patches`.
+    Parameters, buffers and results of text do not change.
     """
     patches = patches_of(embedding)
     if patches is None:
-        patches = Patches()
-        for module, base in ((embedding, ImageEmbedding), (language_model, ImageLanguageModel)):
+        patches = Patches(types)
+        modules: list[tuple[nn.Module, type[nn.Module]]]
+        modules = [(embedding, ImageEmbedding), (language_model, ImageLanguageModel)]
+        modules += [(multimodal, ImageMarker)] if types else []
+        for module, base in modules:
             vars(module)["patches"] = patches
             kind = type(module)
             module.__class__ = type(kind.__name__, (base, kind), {"__module__": kind.__module__})

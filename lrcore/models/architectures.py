@@ -84,6 +84,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         "per layer are not compressed. In Gemma 4 26B the routed experts are compressed; the "
         "parallel MLP is a shared expert.",
     ),
+    "gemma4_unified_text": Architecture(
+        **NATIVE_ATTENTION,
+        activation="hidden_activation",
+        norm_after=NORMS_AFTER,
+        has_further_updates=True,
+        sequential=None,
+        requires={"use_bidirectional_attention": (None, "vision")},
+        token_inputs=("num_kv_shared_layers",),
+        note="Gemma 4 12B. As gemma4_text, without embeddings per layer and experts.",
+    ),
     "gemma3n_text": Architecture(
         **NATIVE_ATTENTION,
         activation="hidden_activation",
@@ -410,7 +420,7 @@ UNSUPPORTED_FAMILIES = {
 MULTIMODAL = dict.fromkeys(
     (
         *("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
-        *("internvl", "kimi_k25", "got_ocr2", "moss_transcribe_diarize"),
+        *("gemma4_unified", "internvl", "kimi_k25", "got_ocr2", "moss_transcribe_diarize"),
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
     ),
     "model.language_model",
@@ -424,10 +434,15 @@ SAME_LAYERS = {
 }
 # Multimodal families whose vision tower has eager attention only
 EAGER_FAMILIES = ("got_ocr2",)
-# Multimodal families whose masks let image patches attend in both directions.
-BIDIRECTIONAL_IMAGES = ("gemma3", "gemma4")
-# Multimodal families whose image processors are not supported
-TEXT_ONLY = ("kimi_k25", "got_ocr2", "moss_transcribe_diarize")
+# Multimodal families whose masks can let the patches of an image attend in both directions, with
+# the argument that marks the patches
+BIDIRECTIONAL_IMAGES = {
+    "gemma3": "token_type_ids",
+    "gemma4": "mm_token_type_ids",
+    "gemma4_unified": "mm_token_type_ids",
+}
+# Multimodal families that read sounds, but no images
+SOUNDS_ONLY = ("moss_transcribe_diarize",)
 
 
 def text_config(network: PreTrainedModel) -> Any:

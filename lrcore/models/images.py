@@ -29,13 +29,21 @@ from ..layers.image_tokens import (
 from ..system.errors import InputError, with_article
 from ..system.resource_errors import raise_shortage
 from ..system.units import workers
-from .architectures import BIDIRECTIONAL_IMAGES, MULTIMODAL, TEXT_ONLY, architecture_of
+from .architectures import BIDIRECTIONAL_IMAGES, MULTIMODAL, SOUNDS_ONLY, architecture_of
 from .config import error_line, quiet
 from .layers import clone
 from .load import LoadedModel
 
 _MARKER = re.compile("<image:([0-9a-f]{16})>")
+# in messages of transformers about an image processor that cannot be imported
+_LIBRARY = re.compile(r"Missing optional dependencies: (\w+)")
 VIDEOS = "video_processor"  # attribute of processors
+# The texts around an image in the prompts of families whose processors do not write them, if the
+# config does not name their tokens
+_AROUND = {
+    "got_ocr2": ("<img>", "</img>"),
+    "kimi_k25": ("<|media_begin|>image<|media_content|>", "<|media_end|>"),
+}
 _PIXELS = 50_000_000  # limit per image; a small file can decompress to any number of pixels
 
 
@@ -78,8 +86,12 @@ class ImageEncoder:
     def patches(self) -> Patches:
         """The patches that the embedding of the model contains."""
         network = self._model.network
+        path = _language_model(network)
         return enable_patches(
-            network.get_input_embeddings(), network.get_submodule(_language_model(network))
+            network.get_input_embeddings(),
+            network.get_submodule(path),
+            network.get_submodule(path.rpartition(".")[0]),
+            BIDIRECTIONAL_IMAGES.get(network.config.model_type),
         )
 
     def load(self, tokens: Tensor) -> list[Tensor]:
@@ -114,10 +126,10 @@ class ImageEncoder:
         """Return the inputs of the network for a text that consists of an image."""
         from PIL import Image
 
-        config = self._model.network.config
-        ends = (getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end"))
-        start, end = ("" if token is None else self._token(token) for token in ends)
-        marker = start + self._token(self._place) + end
+        start, end = self._around()
+        # some processors replace another token than that of the patches (Gemma 3)
+        token = getattr(self._processor, "image_token", self._token(self._place))
+        marker = start + token + end
         try:
             with Image.open(io.BytesIO(self._images[key])) as opened:
                 if opened.width * opened.height > _PIXELS:
@@ -134,6 +146,13 @@ class ImageEncoder:
                 f"({error_line(error)}). It may be damaged, or the processor files belong to "
                 "another version of the model."
             ) from error
+
+    def _around(self) -> tuple[str, str]:
+        """Return the texts before and after an image that its processor does not write."""
+        config = self._model.network.config
+        ends = (getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end"))
+        start, end = ("" if token is None else self._token(token) for token in ends)
+        return _AROUND.get(config.model_type, (start, end))
 
     def _token(self, token_id: int) -> str:
         return str(self._model.tokenizer.convert_ids_to_tokens(token_id))
@@ -216,22 +235,11 @@ def read_processor(model: LoadedModel) -> Any:
     Raises InputError as `ImageEncoder` does.
     """
     family = model.network.config.model_type
-    if family not in MULTIMODAL:
-        text_only = {*BIDIRECTIONAL_IMAGES, *TEXT_ONLY}
-        families = ", ".join(name for name in MULTIMODAL if name not in text_only)
+    families = [name for name in MULTIMODAL if name not in SOUNDS_ONLY]
+    if family not in families:
         raise InputError(
             f"'{model.name}' is {with_article(family)} model, which reads no images. Use a model "
-            f"of the family {families}, or a text data set."
-        )
-    if family in BIDIRECTIONAL_IMAGES:
-        raise InputError(
-            f"'{model.name}' is {with_article(family)} model, whose image patches attend to each "
-            "other in both directions. It can be calibrated and measured on text only."
-        )
-    if family in TEXT_ONLY:
-        raise InputError(
-            f"'{model.name}' is {with_article(family)} model, whose images are not supported. It "
-            "can be calibrated and measured on text only."
+            f"of the family {', '.join(families)}, or a text data set."
         )
     if workers().apart:
         raise InputError(
@@ -241,14 +249,18 @@ def read_processor(model: LoadedModel) -> Any:
     try:
         with quiet():
             processor = _from_files(model.folder, family)
-    except ImportError as error:  # such as torchvision
-        raise InputError(
-            f"Preparing images for '{model.name}' needs a library that is not installed "
-            f"({error_line(error)}). Install it, or choose a text data set."
-        ) from error
-    except Exception as error:  # missing files, or files of another version
+    except Exception as error:  # a missing library, missing files, or files of another version
         raise_shortage(error)
-        raise _unprepared(model.folder, f": {error_line(error)}") from error
+        missing = _LIBRARY.search(str(error))
+        if missing is None and not isinstance(error, ImportError):
+            raise _unprepared(model.folder, f": {error_line(error)}") from error
+        library = (
+            missing[1] if missing else f"a library that is not installed ({error_line(error)})"
+        )
+        raise InputError(
+            f"Preparing images for '{model.name}' needs {library}. Install it with pip, or choose "
+            "a text data set."
+        ) from error
     if not hasattr(processor, "image_processor"):  # transformers falls back to the tokenizer
         raise _unprepared(model.folder)
     return processor
@@ -266,7 +278,11 @@ def _from_files(folder: Path, family: str) -> Any:
     values, options = kind.get_processor_dict(folder, **options)
     parts = without._get_arguments_from_pretrained(folder, values, **options)
     parts.insert(names.index(VIDEOS), None)
-    return without.from_args_and_dict(parts, values)
+    unchecked = {"check_argument_for_proper_class": lambda *_: None}  # None is of no class
+    complete: Any = type(kind.__name__, (kind,), unchecked)
+    processor = complete.from_args_and_dict(parts, values)
+    processor.__class__ = without
+    return processor
 
 
 def _unprepared(folder: Path, detail: str = "") -> InputError:

@@ -109,8 +109,11 @@ class LayerStream:
         patches = patches_of(network.get_input_embeddings())
         # terms that the network adds between layers, by batch
         self._added = [(part, []) if patches is None else patches.added(part) for part in parts]
-        # rotary positions of images depend on the tokens
-        self._by_batch |= patches is not None and patches.sets_positions(tokens)
+        # masks and rotary positions of images depend on the tokens
+        self._has_marks = patches is not None and bool(patches.marks(tokens))
+        self._by_batch |= self._has_marks or (
+            patches is not None and patches.sets_positions(tokens)
+        )
         self._running = 0  # the batch that runs
         self._sizes = [len(part) for part in parts]
         self._hidden = [self._enter(number, part) for number, part in enumerate(parts)]
@@ -134,7 +137,8 @@ class LayerStream:
         with replaced_layers(self.network, replacements), suppress(_Stop):
             self.network(input_ids=tokens, use_cache=False)
         calls = [(args, kwargs) for _, args, kwargs in caught]
-        if self._has_token_inputs and (earlier := self._calls.get((len(tokens), 0))):
+        shares_masks = self._has_token_inputs and not self._has_marks
+        if shares_masks and (earlier := self._calls.get((len(tokens), 0))):
             # Only args and shared keys depend on the tokens; masks and tables are those of the
             # first batch of this size, so that they are stored once.
             calls = [

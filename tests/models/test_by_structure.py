@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from elsewhere import TOKENS, loaded_elsewhere
-from through_caches import in_pieces
+from through_caches import check_left_padded, in_pieces
 from tiny_models import copy_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -164,6 +164,8 @@ UNUSUAL = {
             "full_attention": None,
         },
     },
+    # norms follow attention and MLP
+    "flex_olmo": {**_ATTENTION, "num_experts": 4, "num_experts_per_tok": 2},
     # the other families have a language model among towers of images and sounds
     "phi4_multimodal": {
         **_ATTENTION,
@@ -176,19 +178,6 @@ UNUSUAL = {
             "depthwise_separable_out_channel": 16,
             "nemo_conv_channels": 16,
         },
-    },
-    "gemma4_unified": {
-        "text_config": {
-            **_COMMON,
-            **_ATTENTION,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "head_dim": 8,
-            "global_head_dim": 8,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-        },
-        "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "patch_size": 2},
-        "audio_config": {"audio_embed_dim": 8},
     },
     "dots3_note": {
         "text_config": {
@@ -267,6 +256,7 @@ EXPERTS = {
     },
     "minimax": {**_ATTENTION, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
+NAMED = ("longcat_flash", "hy_v4", "zamba2")  # of UNUSUAL, with routed experts or shared blocks
 MATRICES = {  # layer, name of a matrix in it, and number of matrices
     "bitnet": (0, "self_attn.q_proj", 7),
     "mamba": (0, "mixer.in_proj", 3),
@@ -408,7 +398,7 @@ def test_hybrid_model_is_compressed_saved_generated_and_healed(
 def test_exports_load_without_this_project(folder_of, story_file, tmp_path):
     expected, folders = {}, []
     (tmp_path / "away").mkdir()
-    for family in CONFIGS:
+    for family in (*CONFIGS, *NAMED):
         model = lrcore.load(str(folder_of(family)))
         method = "svd_llm" if family == "bitnet" else "fused"
         recipe = lrcore.Recipe(
@@ -489,6 +479,20 @@ def test_unusual_layers_are_compressed_and_saved(family, method, folder_of, stor
     assert torch.equal(logits(back.network), logits(small.network))
 
 
+@pytest.mark.parametrize("method", ["svd", "svd_llm", "kfac_svd", "fused"])
+@pytest.mark.parametrize("family", NAMED)
+def test_unusual_layers_give_the_same_logits_with_left_padding(
+    family, method, folder_of, story_file
+):
+    model = lrcore.load(str(folder_of(family)))
+    recipe = lrcore.Recipe(
+        model.name, data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.2
+    )
+    small = lrcore.compress(model, recipe)
+    assert small.account.achieved == pytest.approx(0.2, abs=0.03)
+    check_left_padded(small.network, torch.arange(3, 55).view(2, 26))
+
+
 def test_offloading_a_family_whose_weights_are_joined_raises(folder_of):
     with pytest.raises(InputError, match=r"cannot be offloaded, since loading joins or renames"):
         lrcore.load(str(folder_of("qwen3_next")), offload=True)
@@ -515,7 +519,7 @@ def test_fused_compresses_an_offloaded_model_as_one_in_memory(policy, folder_of,
     [
         ("bitnet", 0, {"self_attn.o_proj": 1, "mlp.down_proj": 1}),
         ("granitemoe", 0, {"self_attn.o_proj": 0.5}),
-        ("gemma4_unified", 0, {}),  # norms follow attention and MLP
+        ("flex_olmo", 0, {}),  # norms follow attention and MLP
         ("phi4_multimodal", 0, {"self_attn.o_proj": 1, "mlp.down_proj": 1}),  # dropout follows
     ],
 )

@@ -144,7 +144,7 @@ def test_layers_run_one_by_one_have_the_states_of_transformers(kind, multimodal_
         assert torch.equal(stream.hidden[number], outputs[number])
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl_moe", "internvl"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl_moe", "internvl", "gemma3", "gemma4"])
 def test_model_calibrated_with_images_reloads_and_answers(kind, multimodal_folder, tmp_path):
     """Generated text does not depend on the images that the model has read."""
     model = lrcore.load(multimodal_folder(kind))
