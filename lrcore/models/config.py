@@ -8,11 +8,12 @@ weights with random numbers.
 import contextlib
 import copy
 import math
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import (
@@ -57,6 +58,13 @@ EXPORT_FIELDS = (
     "lowrank",
     PER_LAYER_FIELD,
     "allow_global_per_layer_attribute_access",
+)
+T = TypeVar("T")
+# Names of tensors of a language model, inside a multimodal model or alone, and the part of the name
+# that a language model alone lacks
+_INSIDE = re.compile(r"\blanguage_model\.")
+_LANGUAGE_MODEL = re.compile(
+    r"(model\.)?(language_model|layers|embed_tokens\w*|per_layer_\w+|norm|lm_head|mtp)\."
 )
 _BUILD_LOCK = threading.RLock()  # held by the thread that builds a network
 
@@ -166,6 +174,23 @@ def _check_numbers(values: Mapping[str, Any], path: Path, prefix: str = "") -> N
                 f"'{path}': {prefix}{name} is {value}, but must be finite. The file is damaged: "
                 "copy it again."
             )
+
+
+def language_model_alone(
+    config: PretrainedConfig, stored: dict[str, T]
+) -> tuple[PretrainedConfig, dict[str, T]]:
+    """Return config and tensors of the language model if the files hold no other part of a
+    multimodal model, and otherwise the arguments.
+
+    stored: tensors by name. Fine-tuned language models are often saved with the config of the
+    multimodal model. The tensors are named as in the causal language model.
+    """
+    text: PretrainedConfig = config.get_text_config()
+    has_causal_model = text.model_type in ARCHITECTURES and is_causal(text.model_type)
+    is_alone = config.model_type in MULTIMODAL and all(map(_LANGUAGE_MODEL.match, stored))
+    if not (has_causal_model and is_alone):
+        return config, stored
+    return text, {_INSIDE.sub("", name, count=1): tensor for name, tensor in stored.items()}
 
 
 def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:

@@ -37,6 +37,7 @@ from .config import (
     experts_options,
     extra_layers,
     has_compressed_type,
+    language_model_alone,
     quiet,
     read_config,
     without_initialization,
@@ -63,6 +64,7 @@ from .weights import (
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
 MISSING = "Files are missing, or they belong to another model"
+ALONE = "The files hold the language model of {} alone, without the parts that read images"
 GENERATION = "generation_config.json"
 DEVICES = "auto, cpu, cuda, cuda:N or mps"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -239,6 +241,9 @@ def load_folder(
     config = read_config(folder)
     files = weight_files(folder)
     stored, quantization = dequantized_tensors(folder, stored_in(files))
+    family = config.model_type
+    config, stored = language_model_alone(config, stored)
+    is_alone = config.model_type != family
     check_sizes(folder, config.get_text_config(), stored)
     check_ties(folder, config, stored)
     tokenizer = read_tokenizer(folder)
@@ -251,13 +256,14 @@ def load_folder(
             "Choose the dtype of the files, or offload the model.",
             free_memory(),
         )
-        network, unread = _read_network(folder, config, stored, resolve_dtype(dtype))
+        network, unread = _read_network(folder, config, stored, resolve_dtype(dtype), is_alone)
         check_finite(network.state_dict().items(), folder, network.dtype)
         move_to(network, target)
     unread |= ignored_names(network, stored)
     unread -= zero_biases(unread, stored)
     left_out = unread_note(network, unread, folder, extra_layers(folder))
-    note = ". ".join(filter(None, (model_note(folder), quantization, left_out)))
+    alone = ALONE.format(with_article(family)) if is_alone else ""
+    note = ". ".join(filter(None, (model_note(folder), quantization, alone, left_out)))
     return LoadedModel(name, network, tokenizer, fingerprint(folder, files), folder, note=note)
 
 
@@ -319,8 +325,12 @@ def _read_network(
     config: PretrainedConfig,
     stored: Mapping[str, StoredTensor],
     dtype: torch.dtype | str,
+    is_renamed: bool,
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Return the network, and the names of tensors that transformers did not read."""
+    """Return the network, and the names of tensors that transformers did not read.
+
+    is_renamed: the files have other names than `stored`.
+    """
     options: dict[str, Any] = {
         "use_safetensors": True,
         "local_files_only": True,
@@ -328,7 +338,7 @@ def _read_network(
     }
     source: Path | None = folder
     loader = auto_class(config)
-    if any(isinstance(tensor, Dequantized) for tensor in stored.values()):
+    if is_renamed or any(isinstance(tensor, Dequantized) for tensor in stored.values()):
         dtype = _stored_dtype(config, stored) if isinstance(dtype, str) else dtype
         options["state_dict"] = {name: _Lazy(tensor) for name, tensor in stored.items()}
         # The Auto class would look for an adapter in the folder, although the folder is None.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from elsewhere import elsewhere
 from pictured_models import MROPE
+from safetensors.torch import save_file
 from tiny_models import CONFIGS as FAMILIES
 from tiny_models import DELTA_NET, copy_tokenizer
 from transformers import (
@@ -395,3 +396,32 @@ def test_model_with_a_pruned_language_layer_reloads(kind, folder, story_file, tm
     for made in (short, back):
         with torch.inference_mode():
             assert torch.equal(made.network(input_ids=tokens).logits, expected)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "model."])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "gemma3", "gemma4_unified"])
+def test_a_language_model_with_the_config_of_the_multimodal_model_loads(
+    kind, prefix, folder, story_file, tmp_path
+):
+    path, tokens = folder(kind), torch.arange(3, 43).view(2, 20)
+    complete = lrcore.load(str(path)).network
+    with torch.inference_mode():
+        expected = complete(input_ids=tokens).logits
+    named = {
+        name.replace("model.language_model.", prefix): tensor.clone()
+        for name, tensor in complete.state_dict().items()
+        if name.startswith(("model.language_model.", "lm_head."))
+    }
+    save_file(named, path / "model.safetensors", {"format": "pt"})
+    model = lrcore.load(str(path))
+    assert f"language model of a {kind} alone" in model.note
+    recipe = lrcore.Recipe(
+        model=str(path), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method="svd_llm"
+    )
+    small = lrcore.compress(model, recipe)
+    back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    with torch.inference_mode():
+        assert torch.equal(model.network(input_ids=tokens).logits, expected)
+        assert torch.equal(
+            back.network(input_ids=tokens).logits, small.network(input_ids=tokens).logits
+        )
