@@ -11,6 +11,8 @@ setup(
         "lrcore.assets",
         f"{PAGE}.static",
     ],
+    # Files of package_data only: by default a wheel built from the sdist has all of assets/ twice.
+    include_package_data=False,
     package_dir={PAGE: "workbench", "lrcore.assets": "assets", f"{PAGE}.static": "assets"},
     package_data={
         "lrcore": ["py.typed", "evaluation/report.html", "runs/tables/*.yaml"],

@@ -15,7 +15,7 @@ from lrcore.evaluation.evaluation_settings import TaskSettings
 from lrcore.evaluation.tasks import measure_task
 
 from .perplexity import paired_error
-from .record import read_record, write_record
+from .record import read_record, stamped, write_record
 from .report import ROOT, log, table, write_section
 from .subjects import REAL_MODEL, recipe_of, reference_text
 from .timing import empty_cache, timed
@@ -167,7 +167,7 @@ def store(name: str, figure: str, value: Any) -> None:
     """Record a figure. Reads the record first, because another process can have changed it."""
     record = read_record()
     cells = record.setdefault(MODEL, {"cells": {}}).setdefault("accuracy", {})
-    cells.setdefault(name, {})[figure] = value
+    cells[name] = stamped("accuracy", name, {**cells.get(name, {}), figure: value})
     write_record(record)
     log(f"accuracy: {name}, {figure}")
 

@@ -11,7 +11,8 @@ import lrcore
 from lrcore.models.load import DEMO_MODELS
 from lrcore.system.cancellation import cancellable
 
-from .report import log, machine, table, write_section
+from .machine import machine
+from .report import log, table, write_section
 from .subjects import REAL_MODEL, subjects
 from .timing import empty_cache
 

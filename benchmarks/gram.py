@@ -9,7 +9,8 @@ from lrcore.methods import a3 as a3_method
 from lrcore.methods import modegpt as modegpt_method
 from lrcore.methods import truncate
 
-from .report import log, machine, table, write_section
+from .machine import machine
+from .report import log, table, write_section
 from .timing import median_seconds
 
 

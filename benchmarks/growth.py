@@ -17,8 +17,9 @@ import torch
 import lrcore
 from lrcore.evaluation.cost import read_peak, reset_peak
 
+from .machine import machine
 from .random_models import write_model, write_text
-from .report import log, machine, table, write_section
+from .report import log, table, write_section
 from .timing import empty_cache, timed
 
 T = TypeVar("T")

@@ -8,8 +8,9 @@ import torch
 import lrcore
 from lrcore.evaluation.evaluate import Evaluation
 
+from .machine import machine
 from .perplexity import evaluation, figure
-from .report import log, machine, table, write_section
+from .report import log, table, write_section
 from .subjects import Subject, real_subject, reference_text, subjects
 from .timing import timed
 

@@ -19,8 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lrcore.models.config import without_initialization
 from lrcore.models.hub import locate
 
+from .machine import ROOT, machine
 from .random_models import write_text
-from .report import ROOT, log, machine, table, write_section
+from .report import log, table, write_section
 from .timing import timed
 
 SHAPE = {

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 import chromium
 import psutil
 
-from .report import ROOT, log, machine, table, write_section
+from .machine import ROOT, machine
+from .report import log, table, write_section
 
 MOVES, LOADS, STARTS = 20, 3, 3
 HOVER = 200  # ms

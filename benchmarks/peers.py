@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 import lrcore
 from lrcore.compression.calibration.calibrate import make_calibration_windows
 
+from .machine import ROOT, machine
 from .memory import process_memory
-from .report import ROOT, log, machine, table, write_section
+from .report import log, table, write_section
 from .subjects import REAL_MODEL, Subject, real_subject, reference_text
 
 ENVIRONMENTS = ROOT / "build" / "peers"

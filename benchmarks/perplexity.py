@@ -17,7 +17,7 @@ from lrcore.compression.solve.factorize import method_options
 from lrcore.evaluation.evaluate import Evaluation
 
 from .rankings import write_choice, write_margins, write_policies
-from .record import BUDGETS, read_record, write_record
+from .record import BUDGETS, read_record, stamped, write_record
 from .report import log, table, with_error, write_section
 from .subjects import RATIOS, Subject, recipe_of, subjects
 from .timing import timed
@@ -125,7 +125,8 @@ def measure(
             "kv_bytes": compressed.size.kv_bytes,
         }
         log(f"{name} {cell}")
-        yield f"{recipe.method} {recipe.policy} {summary['budget']} {recipe.ratio}", cell
+        key = f"{recipe.method} {recipe.policy} {summary['budget']} {recipe.ratio}"
+        yield key, stamped("cells", key, cell)
 
 
 def solve(models: list[str]) -> None:

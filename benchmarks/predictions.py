@@ -9,7 +9,7 @@ from typing import Any
 import lrcore
 
 from .perplexity import spearman
-from .record import read_record, write_record
+from .record import read_record, stamped, write_record
 from .report import log, table, write_section
 from .subjects import RATIOS, Subject, subjects
 
@@ -59,14 +59,16 @@ def measure(
             if prediction is None:
                 log(f"{subject.title} {method} {policy} {ratio}: no prediction")
                 continue
-            cells[f"{method} {policy} {ratio}"] = {
+            key = f"{method} {policy} {ratio}"
+            cell = {
                 "sum": plan.summed_increase,
                 "predicted": math.log(prediction.perplexity) - text,
                 "low": math.log(prediction.low) - text,
                 "high": math.log(prediction.high) - text,
                 "actual": nll(compressed, subject) - dense,
             }
-            log(f"{subject.title} {method} {policy} {ratio} {cells[f'{method} {policy} {ratio}']}")
+            log(f"{subject.title} {key} {cell}")
+            cells[key] = stamped("predictions", key, cell)
     return cells
 
 

@@ -1,17 +1,19 @@
 """Markdown tables and the sections of the pages in docs/benchmarks/."""
 
-import platform
+import ast
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from prose import wrap
 
-ROOT = Path(__file__).resolve().parents[1]
+from .machine import ROOT
+from .record import RECORDED, cells_of
+from .stamps import Stamp, stamp
+
 PAGES = ROOT / "docs" / "benchmarks"
 
 
@@ -42,30 +44,60 @@ def page_of(section: str) -> Path:
 
 
 def write_section(name: str, text: str, document: Path | None = None) -> None:
-    """Replace the text between the markers of a section; by default on its page in
-    docs/benchmarks/.
+    """Replace the text between the markers of a section, by default on its page in
+    docs/benchmarks/, and state when and by which code it was measured.
     """
     document = document or page_of(name)
     page = document.read_text(encoding="utf-8")
     pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     if not pattern.search(page):
         raise SystemExit(f"{document.name} has no section '{name}'")
+    if line := measured_line(name, text):
+        text = f"{text}\n\n{line}"
     document.write_text(
         pattern.sub(lambda match: match[1] + wrap(text) + "\n" + match[2], page), encoding="utf-8"
     )
 
 
-def machine() -> str:
-    """Return the processor, the number of threads and the version of torch."""
-    version = torch.__version__.partition("+")[0]
-    return f"{processor()}, {torch.get_num_threads()} threads, torch {version}"
+def measured_line(section: str, text: str) -> str:
+    """Return when and by which code a section was measured; "" for cells without a stamp."""
+    part = RECORDED.get(section.split()[0])
+    if part is None:
+        return stamp(writer(section), text).line()
+    cells = [cell.get("measured") for _, cell in cells_of(section)]
+    stamps = sorted({Stamp.parse(text) for text in cells if text}, key=lambda stamp: stamp.date)
+    if not stamps:
+        return ""
+    dates = " to ".join(dict.fromkeys([stamps[0].date, stamps[-1].date]))
+    commits = ", ".join(dict.fromkeys(f"`{stamp.commit}`" for stamp in stamps))
+    machines = "; ".join(dict.fromkeys(stamp.machine for stamp in stamps))
+    earlier = f"; {cells.count(None)} of {len(cells)} cells earlier" if None in cells else ""
+    return f"Cells measured {dates} at commit {commits}, {machines}{earlier}."
 
 
-def processor() -> str:
-    """Return the processor name on Linux, such as "AMD EPYC", or the architecture."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.machine()
+def sections() -> Iterator[tuple[Path, str, str]]:
+    """Yield page, name and text of all sections of the documents that benchmarks write."""
+    pattern = re.compile(r"<!-- begin (.+?) -->\n(.*?)<!-- end \1 -->", re.DOTALL)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for name, text in pattern.findall(page.read_text(encoding="utf-8")):
+            yield page, name, text
+
+
+def writer(section: str) -> Path:
+    """Return the file that writes a section, found by its calls of `write_section`."""
+    return _writers().get(section.split()[0]) or _writers()[""]
+
+
+@cache
+def _writers() -> dict[str, Path]:
+    """Return files by the first word of their sections; "" if only a variable names those."""
+    writers: dict[str, Path] = {}
+    for folder in ("benchmarks", "scripts"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "write_section":
+                    name = node.args[0]
+                    first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+                    is_text = isinstance(first, ast.Constant)
+                    writers[first.value.split()[0] if is_text else ""] = path
+    return writers

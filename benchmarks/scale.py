@@ -25,8 +25,9 @@ import torch
 from lrcore.methods import find_method
 
 from . import operations
+from .machine import ROOT, machine
 from .random_models import MODEL_SHAPES, write_model, write_text
-from .report import ROOT, log, machine, table, write_section
+from .report import log, table, write_section
 
 ALL_LAYERS = 32  # of both shapes
 NAMES = ("llama-2-7b", "llama-3-8b")

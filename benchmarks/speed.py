@@ -6,7 +6,8 @@ import lrcore
 from lrcore.methods import METHODS
 from lrcore.models.load import DEMO_MODELS
 
-from .report import log, machine, table, write_section
+from .machine import machine
+from .report import log, table, write_section
 from .timing import empty_cache, median_seconds, timed
 
 

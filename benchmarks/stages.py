@@ -8,7 +8,8 @@ import torch
 import lrcore
 from lrcore.compression.calibration.calibrate import Calibration
 
-from .report import log, machine, table, write_section
+from .machine import machine
+from .report import log, table, write_section
 from .subjects import REAL_MODEL
 from .timing import empty_cache, timed
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from .report import ROOT, log, machine, table, write_section
+from .machine import ROOT, machine
+from .report import log, table, write_section
 from .timing import empty_cache
 
 ROUNDS = 5

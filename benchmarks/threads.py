@@ -10,7 +10,8 @@ from contextlib import contextmanager, nullcontext
 
 import lrcore
 
-from .report import ROOT, log, machine, table, write_section
+from .machine import ROOT, machine
+from .report import log, table, write_section
 from .timing import median_seconds
 
 POLICIES = {

@@ -13,8 +13,9 @@ from typing import Any
 import lrcore
 from lrcore.models.architectures import text_config
 
+from .machine import ROOT, machine
 from .random_models import MODEL_SHAPES, write_model, write_text
-from .report import ROOT, log, machine, table, write_section
+from .report import log, table, write_section
 
 REAL, SHAPE = "smollm2-135m", "tinyllama-1.1b"
 METHODS = {REAL: ("a3", "svd_llm", "modegpt", "latentllm", "fused"), SHAPE: ("a3", "svd_llm")}

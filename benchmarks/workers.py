@@ -12,7 +12,8 @@ from lrcore.compression.calibration.calibrate import Calibration
 from lrcore.compression.solve.factorize import Factorization
 from lrcore.runs.cluster.ray_engine import on_cluster
 
-from .report import log, machine, table, write_section
+from .machine import machine
+from .report import log, table, write_section
 from .timing import empty_cache, timed
 
 MODEL = "smollm2-135m"

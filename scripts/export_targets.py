@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import lrcore  # noqa: E402 (after the path)
-from benchmarks.report import log, machine, table, write_section  # noqa: E402 (after the path)
+from benchmarks.machine import machine  # noqa: E402 (after the path)
+from benchmarks.report import log, table, write_section  # noqa: E402 (after the path)
 
 MODELS = ("demo-llama", "smollm2-135m")
 PAGE = ROOT / "docs" / "serving.md"

@@ -7,10 +7,14 @@ from benchmarks import healing, nested, record, refit
 
 def test_a_cell_is_added_to_the_current_record(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(record, "stamp", lambda file, name: f"{file.name} {name}")
     record.write_record({"toy": {"cells": {"a": 1}}, "other": {"cells": {}}})
     record.add_cell("toy", "healed", "first", {"before": 3.0})
     entry = record.add_cell("toy", "healed", "second", {"before": 2.0})
-    healed = {"first": {"before": 3.0}, "second": {"before": 2.0}}
+    healed = {
+        "first": {"before": 3.0, "measured": "healing.py first"},
+        "second": {"before": 2.0, "measured": "healing.py second"},
+    }
     assert entry == {"cells": {"a": 1}, "healed": healed}
     assert record.read_record() == {"toy": entry, "other": {"cells": {}}}
 
