@@ -159,6 +159,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         if name in fields:
             others = st.lists(st.sampled_from(kinds), min_size=layers - 1, max_size=layers - 1)
             fields[name] = [kinds[0], *draw(others)]
+    if family == "gemma4_unified_text":
+        fields["layer_types"][-1] = "full_attention"  # as required by the config
     if family in ("gemma3n_text", "gemma4_text"):
         fields |= draw(layers_that_depend_on_others(family, fields["layer_types"]))
     if "no_rope_layers" in fields:

@@ -24,7 +24,7 @@ TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(
 # index of the layer with a different type; dropping it raises
 MIXED = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "ernie4_5_moe", "qwen3_next", "jamba"), 0),
-    "gemma4_text": 1,
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), 1),
 }
 PRUNABLE = [family for family in FAMILIES if family.id != "gemma3n_text"]
 ONLY_ATTENTION = {  # the layer; two layers of LFM 3 have attention
