@@ -148,8 +148,8 @@ def predicted_flops(model: LoadedModel, context: int) -> int:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Return the bytes of all keys and values of a KV cache; for a quantized cache, of codes and
-    grids. Layers that share the cache of an earlier layer have none.
+    """Return the bytes of all keys and values of a KV cache, with the keys of an indexer; for a
+    quantized cache, of codes and grids. Layers that share the cache of an earlier layer have none.
     """
     return sum(map(_layer_bytes, cache.layers))
 
@@ -157,8 +157,8 @@ def cache_bytes(cache: Any) -> int:
 def _layer_bytes(layer: Any) -> int:
     if isinstance(layer, QuantizedLayer):
         return layer.nbytes
-    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)  # None: states
-    return 0 if keys is None or values is None else int(keys.nbytes + values.nbytes)
+    held = (getattr(layer, name, None) for name in ("keys", "values", "indexer_keys"))
+    return sum(int(states.nbytes) for states in held if states is not None)
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:
