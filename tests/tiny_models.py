@@ -359,6 +359,31 @@ CONFIGS: dict[str, dict] = {
     "deepseek_v32": {**_LATENT_MIXTURE, **_INDEXER},
     "glm_moe_dsa": {**_LATENT_MIXTURE, **_INDEXER, "indexer_types": ["full", "shared"]},
     "mistral4": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
+    "longcat_flash": {
+        **{
+            k: v
+            for k, v in _DEEPSEEK.items()
+            if k not in ("num_hidden_layers", "intermediate_size")
+        },
+        "q_lora_rank": 20,
+        "num_layers": 2,
+        "head_dim": 4,
+        "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 24,
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+    },
+    "hy_v4": {
+        **{k: v for k, v in _DEEPSEEK.items() if k != "first_k_dense_replace"},
+        **_INDEXER,
+        "q_lora_rank": 20,
+        "n_group": 1,
+        "n_routed_experts": 4,
+        "mlp_layer_types": ["dense", "sparse"],
+        "indexer_types": ["full", "shared"],
+        "swiglu_limit": 0.05,
+    },
     "sarvam_mla": {**_DEEPSEEK, "n_routed_experts": 8, "q_lora_rank": 20},
     "qwen3_next": {
         **_MIXTURE,

@@ -65,6 +65,7 @@ class Architecture:
         `experts` of the MLP.
     router: path of the module that selects the experts.
     expert_width: config field of the routed experts' width; None if it determines other sizes.
+    expert_activation: activation of the routed experts, see `activation`; None for the same.
     norm_after: norms of the outputs of attention (or mixer) and MLP before the residual addition; a
         layer that lacks one of them has none.
     has_further_updates: a layer changes the residual stream by more than attention and MLP.
@@ -119,6 +120,7 @@ class Architecture:
     experts: bool = False
     router: str = "mlp.gate"
     expert_width: str | None = None
+    expert_activation: str | None = None
     norm_after: tuple[str, str] | None = None
     has_further_updates: bool = False
     residual: str | Callable[[Any], float] | None = None

@@ -6,7 +6,6 @@ unchanged values are kept.
 """
 
 import copy
-from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..layers.layer import (
     CLAMPED,
+    LIMITED,
     MLP,
     Attention,
     Experts,
@@ -141,14 +141,17 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
         for name in ("gate", "up", "down")
         if name in projections
     }
-    return Layer(index, value, MLP(**mlp, activation=_activation(network)))
+    return Layer(index, value, MLP(**mlp, activation=_activation(network, row.activation)))
 
 
-def _activation(network: PreTrainedModel) -> str:
-    row, config = architecture_of(network), text_config(network)
-    if row.activation == CLAMPED:
+def _activation(network: PreTrainedModel, name: str) -> str:
+    """Return an activation by its name in a row."""
+    config = text_config(network)
+    if name == CLAMPED:
         return f"{CLAMPED}:{config.swiglu_alpha}:{config.swiglu_limit}"
-    return str(getattr(config, row.activation, row.activation))
+    if name == LIMITED:
+        return f"{LIMITED}:{config.hidden_act}:{config.swiglu_limit}"
+    return str(getattr(config, name, name))
 
 
 def experts_path(row: Architecture) -> str:
@@ -176,7 +179,8 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
     native: Any = module_at(layer, experts_path(row)) if row.experts else None
     if native is None:
         return None
-    activation, active = _activation(network), experts_per_token(layer.get_submodule(row.router))
+    activation = _activation(network, row.expert_activation or row.activation)
+    active = experts_per_token(layer.get_submodule(row.router))
     if isinstance(native, CompressedExperts):
         read = (
             {
@@ -239,7 +243,7 @@ def _read_kept(
     factors = {n: _read_projection(projections[n]) for n in row.factors or () if n in projections}
     if row.is_inferred or not row.has_heads:
         sizes = dict.fromkeys(("n_q", "n_kv", "head_size", "v_size"), 1)
-        sizes["cache_size"] = _inferred_cache(attention, projections) if row.is_inferred else 0
+        sizes["cache_size"] = _inferred_cache(attention) if row.is_inferred else 0
     elif "kv_a" in factors:  # multi-head latent attention
         sizes = {
             "n_q": attention.num_heads,
@@ -248,6 +252,7 @@ def _read_kept(
             "v_size": attention.v_head_dim,
             "cache_size": attention.kv_lora_rank + attention.qk_rope_head_dim,
         }
+        sizes["cache_size"] *= sum(name.endswith("kv_a") for name in factors)  # attentions
         if getattr(attention, "indexer", None) is not None:
             sizes["cache_size"] += attention.indexer.head_dim
     else:  # the head size may differ by layer
@@ -275,19 +280,20 @@ def _read_kept(
     )
 
 
-def _inferred_cache(layer: nn.Module, projections: Mapping[str, Any]) -> int:
+def _inferred_cache(layer: nn.Module) -> int:
     """Return the number of keys and values per token, or latents, that a layer's attention caches.
 
-    They are the outputs of projections with these names; linear attention is not marked as causal.
+    They are the outputs of projections with these names, also of a block that several layers share;
+    linear attention is not marked as causal.
     """
-    split = {path: path.rpartition(".") for path in projections}
-    cached = (
-        path
+    modules: dict[str, Any] = dict(layer.named_modules())
+    split = {path: path.rpartition(".") for path in modules}
+    return sum(
+        int(modules[path].out_features)
         for path, (parent, _, leaf) in split.items()
         if leaf in ("k_proj", "v_proj", "kv_a_proj_with_mqa")
-        and hasattr(layer.get_submodule(parent), "is_causal")
+        and hasattr(modules[parent], "is_causal")
     )
-    return sum(int(projections[path].out_features) for path in cached)
 
 
 def _scale(row: Architecture, attention: nn.Module) -> float:

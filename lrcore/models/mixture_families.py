@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..layers.layer import CLAMPED
+from ..layers.layer import CLAMPED, LIMITED
 from .architecture import (
     INTERLEAVED_NOTE,
     LATENT_ATTENTION,
@@ -33,6 +33,17 @@ _INDEXER_NOTE = (
     "An indexer selects the tokens that a query attends to; it is not compressed, and its keys "
     "count in the cache."
 )
+
+# Matrices of LongCat-Flash: of two latent attentions and two MLPs
+_LATENT_NAMES = {
+    name: path.removeprefix("self_attn.") for name, path in LATENT_ATTENTION["factors"].items()
+}
+_LONGCAT = {
+    **{name: f"self_attn.0.{leaf}" for name, leaf in _LATENT_NAMES.items()},
+    **{f"mlp_{name}": f"mlps.0.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"second_{name}": f"self_attn.1.{leaf}" for name, leaf in _LATENT_NAMES.items()},
+    **{f"second_mlp_{name}": f"mlps.1.{name}_proj" for name in ("gate", "up", "down")},
+}
 
 # Families with another row if a config field is set: the field and the row
 VARIANTS: dict[str, tuple[str, Architecture]] = {
@@ -204,6 +215,37 @@ MIXTURES: dict[str, Architecture] = {
         **_SHARED_EXPERTS,
         **LATENT_ATTENTION,
         note=f"Mistral 4. {LATENT_ATTENTION_NOTE} {_EXPERTS_NOTE}",
+    ),
+    "longcat_flash": Architecture(
+        native_attention=True,
+        attention="self_attn.0",
+        factors=_LONGCAT,
+        experts=True,
+        router="mlp.router",
+        width=None,
+        expert_width="expert_ffn_hidden_size",
+        has_further_updates=True,
+        sequential=None,
+        note="A layer has two attentions and two MLPs, with factors for all, beside the experts. "
+        f"{LATENT_ATTENTION_NOTE} So can the matrices of both MLPs. {_EXPERTS_NOTE}",
+    ),
+    "hy_v4": Architecture(
+        native_attention=True,
+        factors={
+            **{name: LATENT_ATTENTION["factors"][name] for name in ("q_a", "q_b", "kv_a", "kv_b")},
+            "attn_gate": "self_attn.gate_proj",
+            "out": "self_attn.o_proj",
+        },
+        **_SHARED_EXPERTS,
+        expert_activation=LIMITED,
+        kernel="eager",
+        layer_returns="tuple",
+        attention_returns=3,
+        passes="prev_topk_indices",
+        has_further_updates=True,
+        sequential=None,
+        note="As glm_moe_dsa, with a gate of the output of attention, four residual streams, which "
+        "the layers mix, and clamped gates and ups in the experts.",
     ),
     "sarvam_mla": Architecture(
         **_SHARED_EXPERTS,
