@@ -21,6 +21,7 @@ from lrcore.runs.runs import Run
 from lrcore.system.as_json import json_text
 
 from ..jobs import CompressJob, MeasureJob, start_analysis
+from ..server.gradio_patches import add_endpoints
 from ..state.job_record import ENDED, JobRecord
 from ..state.store import Store
 from ..widgets.components import MAX_TOKENS, whole_number
@@ -38,9 +39,8 @@ ARGUMENT_TYPES: dict[Any, tuple[Any, str]] = {
 
 def build(store: Store) -> None:
     """Add the endpoints to the page."""
-    for endpoint in (models, methods, runs, analyze, allocate, compress, evaluate, compare):
-        listener = as_text(bind(endpoint, store))
-        gr.api(listener, api_name=endpoint.__name__, concurrency_limit=4)
+    endpoints = (models, methods, runs, analyze, allocate, compress, evaluate, compare)
+    add_endpoints({endpoint.__name__: as_text(bind(endpoint, store)) for endpoint in endpoints})
 
 
 def as_text(listener: Callable) -> Callable:

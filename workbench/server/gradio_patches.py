@@ -13,24 +13,28 @@ tests/workbench/test_gradio_patches.py fails once a patch is not needed.
 4. `FirstScripts` stops the clock of Gradio's loading sign, which redraws an idle page 40 to 60
    times a second, and loads the scripts of the page as a file.
 5. `CheckedBlocks` leaves out of the description of the page what no browser and no client reads,
-   and frames around single fields. The browser parses and copies the description when a page
-   opens, and each event takes time in proportion to the number of components.
+   frames around fields, and all states but one. The browser parses and copies the description when
+   a page opens, and each event takes time in proportion to the number of components.
+6. `add_endpoints` uses a component for several arguments. `gr.api` makes one for each.
 """
 
 import asyncio
 import copy
+import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
 import gradio as gr
 from gradio.blocks import BlockFunction
+from gradio.components.api_component import Api
 from gradio.queueing import Queue
 from gradio.state_holder import SessionState, StateHolder
+from gradio_client.utils import python_type_to_json_schema
 
 from ..base.assets import script
 from ..widgets.fields import entered_values
@@ -111,6 +115,7 @@ class CheckedBlocks(gr.Blocks):
         for listener in config["dependencies"]:
             _drop(listener, LISTENER_DEFAULTS)
         _drop_forms(config)
+        _merge_states(config)
         return config
 
     async def process_api(
@@ -153,22 +158,39 @@ class CheckedBlocks(gr.Blocks):
 
 
 def _drop_forms(config: Any) -> None:
-    """Remove the frames that Gradio puts around fields, where a frame has a single field."""
-    forms = {part["id"] for part in config["components"] if part["type"] == "form"}
-    dropped = set()
+    """Remove the frames that Gradio puts around neighboring fields; the fields take their place."""
+    _remove(config, {part["id"] for part in config["components"] if part["type"] == "form"})
 
-    def without_form(node: dict[str, Any]) -> dict[str, Any]:
-        children = [without_form(child) for child in node.get("children") or ()]
-        if node["id"] in forms and len(children) == 1:
-            dropped.add(node["id"])
-            return children[0]
-        return node | {"children": children} if children else node
 
-    config["layout"] = without_form(config["layout"])
-    config["components"] = [part for part in config["components"] if part["id"] not in dropped]
+def _merge_states(config: Any) -> None:
+    """Describe all states by the first one.
+
+    Their values are on the server: the page sends null in their place, and learns the numbers of
+    the states that changed.
+    """
+    states = [part["id"] for part in config["components"] if part["type"] == "state"]
+    for listener in config["dependencies"]:
+        for name in ("inputs", "outputs"):
+            listener[name] = [
+                states[0] if number in states else number for number in listener[name]
+            ]
+    _remove(config, {*states[1:]})
+
+
+def _remove(config: Any, numbers: Set[int]) -> None:
+    """Remove components from the description of a page; their contents take their place."""
+
+    def without(node: dict[str, Any]) -> list[dict[str, Any]]:
+        children = [part for child in node.get("children") or () for part in without(child)]
+        if node["id"] in numbers:
+            return children
+        return [node | {"children": children} if children else node]
+
+    for page in (config, *config["page"].values()):
+        (page["layout"],) = without(page["layout"])
+    config["components"] = [part for part in config["components"] if part["id"] not in numbers]
     for page in config["page"].values():
-        page["layout"] = without_form(page["layout"])
-        page["components"] = [part for part in page["components"] if part not in dropped]
+        page["components"] = [part for part in page["components"] if part not in numbers]
 
 
 def _drop(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -205,6 +227,37 @@ class _CountedEvent:
         self.counts[self.page] -= 1
         if not self.counts[self.page]:
             del self.counts[self.page]
+
+
+def add_endpoints(listeners: Mapping[str, Callable]) -> None:
+    """Add endpoints to the page that is being built, like `gr.api`.
+
+    Arguments and results of equal type and default share a component. listeners: by the name of the
+    endpoint; they take the request first.
+    """
+    values: dict[tuple[str, str], Api] = {}
+
+    def component(annotation: Any, default: Any) -> Api:
+        value = None if default is inspect.Parameter.empty else default
+        key = (repr(annotation), repr(value))
+        if key not in values:
+            values[key] = Api(value, python_type_to_json_schema(annotation), label="value")
+        return values[key]
+
+    for name, listener in listeners.items():
+        signature = inspect.signature(listener)
+        _, *arguments = signature.parameters.values()  # without the request
+        gr.on(
+            [],
+            listener,
+            [component(argument.annotation, argument.default) for argument in arguments],
+            component(signature.return_annotation, None),
+            preprocess=False,
+            postprocess=False,
+            show_progress="hidden",
+            api_name=name,
+            concurrency_limit=4,
+        )
 
 
 def limit_queue(blocks: gr.Blocks) -> None:

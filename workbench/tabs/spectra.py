@@ -138,7 +138,7 @@ def cell_settings(first: FirstView) -> tuple[gr.HTML, gr.Dropdown, gr.Dropdown, 
             value=ALL_HEADS,
             label=words.spectra.HEAD_BOX,
             elem_id="head",
-            min_width=140,
+            min_width=120,
         )
         compared = gr.Dropdown(
             first.layers,
@@ -146,14 +146,14 @@ def cell_settings(first: FirstView) -> tuple[gr.HTML, gr.Dropdown, gr.Dropdown, 
             multiselect=True,
             label=words.spectra.COMPARE_LAYERS,
             elem_id="beside",
-            min_width=290,
+            min_width=270,
         )
         scale = gr.Radio(
             ["log", "linear"],
             value="log",
             label=words.spectra.SCALE,
             elem_id="scale",
-            min_width=180,
+            min_width=170,
         )
     return heading, head, compared, scale
 

@@ -48,12 +48,9 @@ def layout(page: Page) -> Sidebar:
         for name in ("revision", "dtype", "device", "offload"):
             form[name].render()
     with gr.Accordion(words.spectra.WINDOW_SETTINGS, open=False):
-        with gr.Row():
-            form["samples"].render()
-            form["seq_len"].render()
-        with gr.Row():
-            form["sampling"].render()
-            form["seed"].render()
+        with gr.Row(elem_classes="pair"):
+            for name in ("samples", "seq_len", "sampling", "seed"):
+                form[name].render()
         form["bos"].render()
     page.hint.render()
     analyze = gr.Button(words.spectra.ANALYZE, variant="primary", elem_id="analyse")

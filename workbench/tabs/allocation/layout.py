@@ -157,7 +157,6 @@ def controls(page: Page) -> Controls:
         with gr.Row(elem_classes="pair"):
             form["method"].render()
             form["policy"].render()
-        with gr.Row(elem_classes="pair"):
             form["target"].render()
             context = cache_context()
         with gr.Column(visible=False) as temperature:
