@@ -20,7 +20,7 @@ from .policies import Policy, Targets
 class Constraints:
     """Constraints of a plan besides the budget.
 
-    fixed: ranks set by hand. ratios {component: share removed}: the slots of such a component have
+    fixed: ranks set manually. ratios {component: share removed}: the slots of such a component have
     a separate budget, and the remainder of the overall budget goes to the other slots. nearest:
     ranks are rounded to the nearest instead of down, and may exceed the budget. even: all layers
     have the same ranks, so the policy has no choice.
@@ -104,7 +104,7 @@ def _budget_of(free: Spectra, limit: int, budget: Budget) -> Budget:
     limit = min(limit, dense)
     if limit < budget.smallest_price(free):
         raise InputError(
-            "The ranks set by hand and the ratios of single components leave too little for the "
+            "The manual ranks and the ratios of single components leave too little for the "
             "other slots. Lower some of those ranks, raise those ratios, or lower the overall "
             "ratio."
         )

@@ -239,7 +239,7 @@ def test_fixed_ranks_are_kept_and_the_policy_shares_the_remainder() -> None:
     assert ranks[1, "mlp"] < 0.7 * 688
     assert sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items()) <= budget.limit
     everything = {slot: s.cost.full for slot, s in spectra.items() if slot[0] < 5}
-    with pytest.raises(InputError, match="set by hand"):
+    with pytest.raises(InputError, match="manual ranks"):
         plan_ranks("uniform", evidence, budget, 1.0, fixed=everything)
 
 

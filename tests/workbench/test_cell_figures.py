@@ -147,6 +147,6 @@ def test_the_label_of_the_current_rank_does_not_overlap_a_curve(store):
     for rank, anchor in ((2, "bottom"), (full, "top")):
         values, lost, heading = cell_figures(analysis, HeatmapCell(2, "ov", rank=rank), log=True)
         assert {note_of(figure)["yanchor"] for figure in (values, lost)} == {anchor}
-        words = "loses nothing" if rank == full else "loses at least"
+        words = "loses 0%" if rank == full else "loses at least"
         assert f"rank {rank} {words}" in note_of(lost)["text"]
         assert note_of(lost)["text"] in heading

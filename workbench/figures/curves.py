@@ -137,5 +137,5 @@ def lost_at(lost: np.ndarray, rank: int) -> str:
     """Return the minimum loss of a rank as text; small losses have more decimals."""
     share = float(lost[min(rank, len(lost)) - 1])
     if share == 0:
-        return "loses nothing"
+        return "loses 0%"
     return f"loses at least {share:.2%}" if share >= 1e-4 else f"loses at least {100 * share:.1g}%"
