@@ -1,10 +1,12 @@
 // Buttons of a panel: a click on an element with data-action reports all its data-* by the event
-// `select`. The listeners are on the root, so they survive a redraw of the content.
+// `select`, or by that in its data-event. The listeners are on the root, so they survive a redraw
+// of the content.
 // Runs as js_on_load of a gr.HTML, which provides element, props, trigger and watch.
 const button = (e) => e.target.closest('[data-action]');
 // A button with data-pressed shows that text at once, before the server answers.
 const report = (pressed) => {
-  trigger('select', { ...pressed.dataset });
+  const { event, ...data } = pressed.dataset;
+  trigger(event || 'select', data);
   if (!pressed.dataset.pressed) return;
   pressed.textContent = pressed.dataset.pressed;
   pressed.disabled = true;

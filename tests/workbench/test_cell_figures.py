@@ -104,7 +104,7 @@ def test_a_ctrl_click_in_the_same_row_adds_or_removes_a_layer(store):
 def test_layers_and_heads_can_be_chosen_as_in_the_analysis(store):
     layers = [value for _, value in spectra.list_layers(store, KEY)["choices"]]
     assert layers == [ALL_LAYERS, *range(store.analysis(RECIPE).layers)]
-    assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD])["value"] == EVERY_HEAD
+    assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD, "log", []])["value"] == EVERY_HEAD
 
 
 def test_the_axis_of_lost_energy_ends_at_the_lowest_labeled_power():

@@ -142,12 +142,12 @@ def test_a_large_file_is_never_completely_in_memory(tmp_path):
 
 
 def test_the_download_button_is_visible_if_an_export_exists(store, run, exported, tiny_llama):
-    *_, folders, button, _ = details.show(store, run.id, "")
+    *_, buttons, folders, _ = details.show(store, run.id, "")
     assert folders["value"] == str(exported)
     assert folders["visible"]
-    assert button["visible"]
+    assert "export-download" in buttons
     another = store.runs.write("new", run.recipe, lrcore.load(str(run.checkpoint)))
     for run_id in (another.id, "gone"):
-        *_, folders, button, _ = details.show(store, run_id, "")
+        *_, buttons, folders, _ = details.show(store, run_id, "")
         assert not folders["visible"]
-        assert not button["visible"]
+        assert "export-download" not in buttons

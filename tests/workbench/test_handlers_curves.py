@@ -221,8 +221,8 @@ def test_an_impossible_budget_has_no_planned_rank(store):
 
 
 def test_heads_and_table_match_the_analysis(store, empty_store):
-    assert len(spectra.list_heads(store, [0, "qk"], KEY, [-1])["choices"]) > 1
-    assert len(spectra.list_heads(store, [0, "mlp"], KEY, [-2])["choices"]) == 1
+    assert len(spectra.list_heads(store, [0, "qk"], KEY, [-1, "log", []])["choices"]) > 1
+    assert len(spectra.list_heads(store, [0, "mlp"], KEY, [-2, "log", []])["choices"]) == 1
     assert {"layer", "name", "effective_rank"} <= {*spectra.fill_table(store, 0.9, KEY).columns}
     file = json.loads(spectra.download_table(store, 0.9, KEY))
     assert file["name"] == "spectra.csv"

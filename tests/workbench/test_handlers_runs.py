@@ -52,7 +52,8 @@ def evaluation(recipe):
 def store(tmp_path_factory, recipe, evaluation):
     """Return a store with a run of the Compress tab."""
     store = Store(tmp_path_factory.mktemp("runs"), KINDS)
-    assert one_run.start(store, " first ", *input_values(recipe), evaluation) == ""
+    (name,) = one_run.start(store, [" first "], *input_values(recipe), evaluation)
+    assert name["value"] == ""
     newest_job(store)
     return store
 
@@ -84,7 +85,7 @@ def test_a_window_longer_than_the_context_is_refused_before_compressing(store, r
     before = len(store.jobs.all()), len(store.runs.all())
     too_long = [True, words.compress.AS_CALIBRATED, 2, 4096, "windows"]
     with pytest.raises(lrcore.InputError, match="4,096"):
-        one_run.start(store, "", *input_values(recipe), too_long)
+        one_run.start(store, [""], *input_values(recipe), too_long)
     # if the model is not loaded, by the job before it compresses
     settings = lrcore.EvaluationSettings(recipe.data, 2, 4096)
     job, reporter = CompressJob(recipe, "", settings), JobRecord(CompressJob(recipe))
@@ -120,9 +121,8 @@ def test_pruning_and_slicing_have_a_preview(store, recipe):
     )
     assert "would be pruned" in caption
     assert len(json.loads(figure)["data"]) == 2
-    assert "Hidden size: 32 to" in slicing.describe(
-        store, [0.3, "block", ""], *input_values(recipe)
-    )
+    (sentence,) = slicing.describe(store, [0.3, "block", ""], *input_values(recipe))
+    assert "Hidden size: 32 to" in sentence
     with gr.Blocks():
         group = pruning.layout().controls
     fields = pruning.fit_range(store, group, [9, "influence", ""], *input_values(recipe))
@@ -137,7 +137,7 @@ def test_runs_are_listed_compared_and_drawn(store, recipe):
     relisted = chosen_runs.list_runs(store, [run.id], measured, *form)
     # the current selection must not be overwritten
     assert not [part for part in relisted if "value" in part]
-    headline, cards, _, hint = runs.draw_runs(store, [run.id], measured)
+    headline, cards, hint = runs.draw_runs(store, [run.id], measured)
     evaluation = run.evaluations[0]
     relative = numbers.relative_change(
         evaluation["perplexity"] / evaluation["dense_perplexity"] - 1
@@ -279,7 +279,7 @@ def test_invalid_settings_are_refused_before_a_job_is_queued(store):
 
 
 def test_a_deleted_run_can_be_restored_until_the_trash_is_emptied(store, recipe, evaluation):
-    one_run.start(store, "second", *input_values(recipe), evaluation)
+    one_run.start(store, ["second"], *input_values(recipe), evaluation)
     second = newest_job(store).result[0]
     before = store.runs.get(second)
     address, undo, deleted = details.delete(store, second)
@@ -426,7 +426,7 @@ def test_empty_and_invalid_fields_are_named_in_an_error_message(store, recipe):
     with pytest.raises(lrcore.InputError, match=words.compress.LAYERS_TO_PRUNE):
         pruning.start(store, [None, "influence", ""], *values, EVALUATION)
     for ratio in (None, 2.0):
-        assert "ratio must lie" in slicing.describe(store, [ratio, "block", ""], *values)
+        assert "ratio must lie" in slicing.describe(store, [ratio, "block", ""], *values)[0]
 
 
 def test_a_saved_recipe_can_be_loaded(tmp_path, recipe, monkeypatch):

@@ -36,8 +36,8 @@ def test_the_page_has_no_gradio_timer(page):
 
 def test_the_page_is_light(page):
     """Gradio's page compares each component with each listener when it opens."""
-    assert len(page.config["components"]) <= 253
-    assert len(page.config["dependencies"]) <= 136
+    assert len(page.config["components"]) <= 200
+    assert len(page.config["dependencies"]) <= 120
     assert len(json.dumps(page.config, default=str)) <= 250_000
 
 

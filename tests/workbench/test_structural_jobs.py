@@ -229,7 +229,7 @@ def test_a_sliced_run_has_the_previewed_size_and_is_compared_and_exported(store,
 def test_a_run_with_shared_bases_has_the_previewed_size_and_is_evaluated(store, recipe):
     model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3)
     expected_size = shared_size(model, 0.3, 2)
-    description = sharing.describe(store, [0.3, 2, ""], *input_values(recipe))
+    (description,) = sharing.describe(store, [0.3, 2, ""], *input_values(recipe))
     assert words.spectra.NOT_ANALYZED in description  # the model is not loaded
     job = run_job(store, ShareJob(requested, 2, evaluation=evaluation_settings(recipe)))
     assert job.state == "done", job.error
@@ -237,14 +237,14 @@ def test_a_run_with_shared_bases_has_the_previewed_size_and_is_evaluated(store, 
     assert run.name == f"shared by 2 30% · {Path(recipe.model).name}"
     assert (run.method, run.policy) == ("share", "2")
     assert store.run_model(run).size.decoder_linear == expected_size
-    description = sharing.describe(store, [0.3, 2, ""], *input_values(recipe))
+    (description,) = sharing.describe(store, [0.3, 2, ""], *input_values(recipe))
     assert f"to {numbers.count(expected_size)} (" in description
     assert any("2 neighboring layers share a basis" in line for line in job.log)
     assert run.evaluations[0]["perplexity"] > 0
     with pytest.raises(lrcore.InputError, match="no ranks"):
         ranks_of(run)
-    assert "at least 1" in sharing.describe(store, [0.3, 0, ""], *input_values(recipe))
-    assert "less than one rank" in sharing.describe(store, [0.985, 2, ""], *input_values(recipe))
+    assert "at least 1" in sharing.describe(store, [0.3, 0, ""], *input_values(recipe))[0]
+    assert "less than one rank" in sharing.describe(store, [0.985, 2, ""], *input_values(recipe))[0]
 
 
 def test_an_impossible_pruning_fails_with_a_message_of_one_line(store, recipe):

@@ -13,7 +13,7 @@ def test_the_value_of_an_undrawn_text_box_is_an_empty_string(tmp_path) -> None:
     listeners = [
         listener
         for listener in app.fns.values()
-        if any(getattr(box, "elem_id", None) == "run-name" for box in listener.inputs)
+        if any(getattr(box, "elem_id", None) == "prompt" for box in listener.inputs)
     ]
     assert listeners
     for listener in listeners:

@@ -79,8 +79,7 @@ class SpectraTab:
     energy: gr.HTML
     table: gr.Dataframe
     csv: gr.Button
-    heatmap_controls: FormData
-    cell_controls: FormData
+    controls: FormData
     drawn_cell: gr.State
 
 
@@ -194,15 +193,18 @@ def layout(first: FirstView) -> SpectraTab:
         energy,
         table,
         csv,
-        form_data("heatmap-fields", [measure, threshold, kind], [*MEASURE]),
-        form_data("cell-fields", [head, scale, compared], [*CELL, []]),
+        form_data(
+            "spectra-fields",
+            [measure, threshold, kind, head, scale, compared],
+            [*MEASURE, *CELL, []],
+        ),
         gr.State(None),
     )
 
 
 def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     """Redraw the heatmap after changes; a click on a cell selects and draws it."""
-    controls, form = parts.heatmap_controls, page.form.inputs
+    controls, form = parts.controls, page.form.inputs
     inputs, outputs = [controls, page.analysis_key, *form], heatmap_outputs(parts)
     draw = bind(draw_heatmap, store)
     changed = [parts.threshold.input, parts.kind.input, page.analysis_key.change]
@@ -220,7 +222,7 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
     listen(
         [parts.heatmap.select],
         bind(click_cell, store),
-        [page.selected, parts.cell_controls, page.analysis_key, *form],
+        [page.selected, parts.controls, page.analysis_key, *form],
         [
             page.selected,
             page.selection_mark,
@@ -234,7 +236,7 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
 
 def wire_preview(page: Page, store: Store, parts: SpectraTab) -> None:
     """Preview the cell on which the pointer or the keyboard rests."""
-    inputs = [page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]
+    inputs = [page.selected, parts.controls, page.analysis_key, *page.form.inputs]
     draw = bind(preview_cell, store)
     listen([parts.heatmap.focus], draw, inputs, cell_outputs(parts), **LIVE)
 
@@ -242,7 +244,7 @@ def wire_preview(page: Page, store: Store, parts: SpectraTab) -> None:
 def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     """Redraw the selected cell, and list the heads and the layers of the model."""
     drawn_cell, outputs = parts.drawn_cell, cell_outputs(parts)
-    inputs = [page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]
+    inputs = [page.selected, parts.controls, page.analysis_key, *page.form.inputs]
     listen(
         [page.selected.change],
         bind(draw_other_cell, store),
@@ -253,7 +255,7 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     listen(
         [page.selected.change, page.analysis_key.change],
         bind(list_heads, store),
-        [page.selected, page.analysis_key, parts.cell_controls],
+        [page.selected, page.analysis_key, parts.controls],
         parts.head,
         **DRAWN,
     )
@@ -305,7 +307,7 @@ def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: A
 
     controls: measure, threshold, kind.
     """
-    measure, threshold, kind = controls
+    measure, threshold, kind, *_ = controls
     if measure == LOSS:
         return loss_figures(store, try_recipe(values))
     analysis = store.analysis_by_key(key)
@@ -408,7 +410,7 @@ def draw_cell(
 
     controls: head, scale, and the layers to compare with.
     """
-    head, scale, compared = controls
+    *_, head, scale, compared = controls
     analysis = store.analysis_by_key(key)
     if analysis is None:
         return "", "", markup.note(words.spectra.CLICK_A_CELL)
@@ -437,7 +439,7 @@ def click_cell(
 
     A Ctrl-click on a cell in the same row adds the layer to the compared layers, or removes it.
     """
-    head, scale, compared = controls
+    *_, head, scale, compared = controls
     clicked, mark = selection.select_clicked(event, slot)
     if EventValues(event).get("more") and clicked[1] == slot[1]:
         # toggles the clicked layer; the selected layer is not compared with itself
@@ -475,7 +477,7 @@ def preview_cell(
         return draw_cell(store, slot, controls, key, *values)
     (layer, name), _ = selection.select_clicked(event, slot)
     layer, name = selection.nearest(analysis, [layer, name])
-    head, scale, compared = controls
+    *_, head, scale, compared = controls
     compared = [other for other in compared if other == ALL_LAYERS]
     *figures, _ = draw_cell(store, [layer, name], [head, scale, compared], key, *values)
     return *figures, markup.preview_heading(words.spectra.slot_title(layer, name))
@@ -500,7 +502,8 @@ def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) 
     """List the heads of the selected component."""
     choices = head_choices(store, slot, key)
     has_heads = len(choices) > 1
-    value = EVERY_HEAD if has_heads and controls[0] == EVERY_HEAD else ALL_HEADS
+    *_, head, _, _ = controls
+    value = EVERY_HEAD if has_heads and head == EVERY_HEAD else ALL_HEADS
     return gr.update(choices=choices, value=value, interactive=has_heads)
 
 

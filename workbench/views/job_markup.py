@@ -132,7 +132,7 @@ def run_buttons(job: JobRecord, runs: Collection[str] | None = None) -> str:
 
 
 def job_list(jobs: JobQueue, runs: Collection[str] | None = None) -> str:
-    """Return running and queued jobs, then jobs that have ended, newest first.
+    """Return a heading, running and queued jobs, then jobs that have ended, newest first.
 
     runs: as in `run_buttons`.
     """
@@ -144,7 +144,8 @@ def job_list(jobs: JobQueue, runs: Collection[str] | None = None) -> str:
     )[:ENDED_ROWS]
     rows = "".join(job_row(job, position, runs) for position, job in enumerate(waiting))
     rows += "".join(job_row(job, 0, runs) for job in ended)
-    return f"<div class='jobs'>{rows}</div>" if rows else note(words.compress.NO_JOBS)
+    listed = f"<div class='jobs'>{rows}</div>" if rows else note(words.compress.NO_JOBS)
+    return f"<h3>{words.compress.JOBS}</h3>{listed}"
 
 
 def job_row(job: JobRecord, position: int, runs: Collection[str] | None = None) -> str:

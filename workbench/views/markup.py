@@ -4,6 +4,7 @@ All text from a user, a file or a model passes through `escape`.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -32,6 +33,14 @@ def note(sentence: str, kind: str = "plain") -> str:
         return ""
     as_html = marked if kind == "plain" else escape
     return f"<div class='note {kind}'>{as_html(strip_paths(sentence))}</div>"
+
+
+def prose(text: str) -> str:
+    """Return a paragraph of our own words, with **bold** and `code` in it; "" without words."""
+    escaped = escape(text, quote=False)
+    bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escaped)
+    code = re.sub(r"`(.+?)`", r"<code>\1</code>", bold)
+    return f"<p class='prose'>{code}</p>" if text else ""
 
 
 def missing(waiting_jobs: Sequence[Any], sentence: str) -> str:

@@ -4,6 +4,7 @@ hidden components that run scripts.
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 import gradio as gr
@@ -15,6 +16,9 @@ from .. import words
 from ..base import numbers
 from ..base.assets import SharedScript, script
 
+FLOW = "flow"  # class of an accordion whose fields are next to each other, as many as fit
+PRIMARY, STOP = "primary", "stop"  # classes of a main button and of one that deletes
+NONE: Mapping[str, str] = MappingProxyType({})
 MAX_NUMBER = 10**9
 MAX_TOKENS = 4096  # of one answer; a longer one would occupy the server for minutes
 
@@ -59,19 +63,20 @@ def plot(
     value: str = "",
     awaited: bool = False,
     changes: Sequence[str] = (),
+    help_line: str = "",
 ) -> gr.HTML:
     """Return a plot whose value is the JSON of a figure.
 
     Its `select` event has x, y, z and custom of the clicked point. The `focus` event of a heatmap
     has custom of the cell on which the pointer or the keyboard rests, or None once they left it.
     Above the plot are its caption and the file types for saving. awaited: a gray shape fills its
-    space until the first figure arrives. changes: as in `panel`.
+    space until the first figure arrives. changes: as in `panel`. help_line: HTML below the plot.
     """
     return gr.HTML(
         value,
         html_template="<div class='plot-head' hidden></div><div>"
         f"<div class='plot{' awaited' if awaited else ''}' style='width:100%;height:{height}px'>"
-        "</div></div>",
+        f"</div></div>{help_line}",
         js_on_load=PLOT.call + when_visible_script(changes),
         elem_id=elem_id,
     )
@@ -82,24 +87,37 @@ def panel(
 ) -> gr.HTML:
     """Return HTML whose elements with data-action send clicks as `select` events.
 
-    changes: names, see `events.announce`, after which the `tick` event of `when_visible` comes.
+    changes: names, see `events.announce`, after which the `tick` event of `when_visible_script`
+    comes.
     """
     script_on_load = BUTTONS.call + when_visible_script(changes)
     return gr.HTML(value, js_on_load=script_on_load, elem_id=elem_id, render=render)
 
 
-def button_row(elem_id: str, labels: Mapping[str, str]) -> gr.HTML:
+def button_row(
+    elem_id: str,
+    labels: Mapping[str, str],
+    classes: Mapping[str, str] = NONE,
+    events: Mapping[str, str] = NONE,
+) -> gr.HTML:
     """Return buttons in one component. Its event `select` has the id of the button as `action`.
 
-    labels: by id.
+    labels, classes, events: by id of the button. A button with an event has this event of gr.HTML
+    in place of `select`.
     """
-    return panel(elem_id, value=button_row_html(labels))
+    return panel(elem_id, value=button_row_html(labels, classes=classes, events=events))
 
 
-def button_row_html(labels: Mapping[str, str], disabled: Container[str] = ()) -> str:
+def button_row_html(
+    labels: Mapping[str, str],
+    disabled: Container[str] = (),
+    classes: Mapping[str, str] = NONE,
+    events: Mapping[str, str] = NONE,
+) -> str:
     """Return the HTML of `button_row`. disabled: ids of buttons that cannot be pressed."""
     buttons = "".join(
-        f"<button type='button' class='act' id='{name}' data-action='{name}'"
+        f"<button type='button' class='act {classes.get(name, '')}' id='{name}'"
+        f" data-event='{events.get(name, 'select')}' data-action='{name}'"
         f"{' disabled' if name in disabled else ''}>{escape(label)}</button>"
         for name, label in labels.items()
     )
@@ -168,16 +186,12 @@ def after_changes(elem_id: str, *changes: str, value: Any = "") -> gr.HTML:
     return hidden_component(elem_id, js=js, value=value)
 
 
-def when_visible(elem_id: str, *changes: str) -> gr.HTML:
-    """Return a component like `after_changes` whose event waits until its surroundings are visible.
-
-    It also comes when they are first visible.
-    """
-    return hidden_component(elem_id, js=when_visible_script(changes))
-
-
 def when_visible_script(changes: Sequence[str]) -> str:
-    """Return the script of `when_visible` for the js_on_load of a gr.HTML; "" without changes."""
+    """Return a script for the js_on_load of a gr.HTML; "" without changes.
+
+    Its `tick` event comes after changes like that of `after_changes`, but waits until the component
+    is visible. It also comes when the component is first visible.
+    """
     return _listen_to_changes(changes, only_visible=True) if changes else ""
 
 

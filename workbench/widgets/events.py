@@ -93,13 +93,16 @@ def listen(
     return _attach(events)(handler, plain, outputs, js=js, **settings)
 
 
-def together(events: list[Any]) -> gr.events.Dependency:
-    """Return a step at these events; all listeners that follow it start at the same time."""
-    return gr.on(events, None, None, None, **QUIET)
+def together(events: list[Any], inputs: Any = None, js: str | None = None) -> gr.events.Dependency:
+    """Return a step at these events; all listeners that follow it start at the same time.
+
+    js: runs in the browser, with the inputs.
+    """
+    return gr.on(events, None, inputs, None, js=js, **QUIET)
 
 
 def announce(name: str, events: list[Any] | gr.events.Dependency) -> None:
-    """Announce a change of this name to `after_changes` and `when_visible` at these events."""
+    """Announce a change of this name to the `tick` events of components at these events."""
     dispatch = f"() => {{ document.dispatchEvent(new Event('{change_event(name)}')); }}"
     _attach(events)(None, None, None, js=dispatch, **QUIET)
 

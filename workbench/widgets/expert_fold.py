@@ -13,16 +13,18 @@ from lrcore.system.as_json import json_text
 
 from .. import words
 from ..views.markup import EXPERT as EXPERT
-from .components import hidden_component
 
 
 @contextmanager
-def expert_fold(tab: str, parameters: Sequence[str] = (), plan: str = "") -> Iterator[gr.Accordion]:
+def expert_fold(
+    tab: str, opener: gr.HTML, parameters: Sequence[str] = (), plan: str = ""
+) -> Iterator[gr.Accordion]:
     """Place the fold of a tab around the components of the block.
 
     The fold opens by itself if a message names the label of a component in it, if the address of
     the page has one of the query parameters, and if no plan fits the settings. tab: a name for the
-    element id. plan: the element that shows the error of a plan.
+    element id. opener: a component of the tab whose script opens the fold. plan: the element that
+    shows the error of a plan.
     """
     elem_id = f"expert-{tab}"
     with gr.Accordion(
@@ -30,7 +32,7 @@ def expert_fold(tab: str, parameters: Sequence[str] = (), plan: str = "") -> Ite
     ) as fold:
         yield fold
     values = ", ".join(map(json_text, (elem_id, labels(fold), [*parameters], plan)))
-    hidden_component(f"{elem_id}-opener", js=f"openFoldByItself({values});")
+    opener.js_on_load = f"{opener.js_on_load or ''}\nopenFoldByItself({values});"
 
 
 def labels(block: gr.blocks.Block) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from ..base.assets import SharedScript, script
+from ..views import markup
 
 FIELDS = SharedScript(script("fields.js"), "attachFields")
 
@@ -58,12 +59,16 @@ def field_group(
     elem_id: str,
     fields: Sequence[Field] = (),
     button: tuple[str, str] | None = None,
+    intro: str = "",
     **settings: Any,
 ) -> FieldGroup:
-    """Place fields, and a button below them. button: its id and label."""
+    """Place fields, and a button below them.
+
+    button: its id and label. intro: text above the fields, as in `markup.prose`.
+    """
     value = gr.HTML(
         group_value(fields),
-        html_template="",
+        html_template=markup.prose(intro),
         js_on_load=FIELDS.call,
         elem_id=elem_id,
         button=button,

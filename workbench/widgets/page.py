@@ -13,7 +13,15 @@ import lrcore
 from .. import words
 from ..base import numbers
 from . import selection, steps
-from .components import after_changes, downloader, hidden_component, panel, pending_cells
+from .components import (
+    PRIMARY,
+    after_changes,
+    button_row_html,
+    downloader,
+    hidden_component,
+    panel,
+    pending_cells,
+)
 from .evaluation_controls import evaluation_controls
 from .events import FormData, warn
 from .fields import FieldGroup
@@ -38,14 +46,17 @@ def first_address() -> FormData:
     return FormData([], gr.JSON({}, visible=False, elem_id="address"))
 
 
-def shrink_button() -> gr.Button:
-    label = words.compress.COMPRESS_TO.format(numbers.size_left(START.ratio))
-    return gr.Button(label, variant="primary", elem_id="compress", render=False)
+def automatic_buttons() -> gr.HTML:
+    return panel("automatic", render=False, value=automatic_html(numbers.size_left(START.ratio)))
 
 
-def smallest_button() -> gr.Button:
-    label = words.compress.FIND_SMALLEST
-    return gr.Button(label, size="sm", elem_id="find-smallest", render=False)
+def automatic_html(size: str) -> str:
+    """Return the buttons that start a run. size: of the compressed model, as on the button."""
+    labels = {
+        "compress": words.compress.COMPRESS_TO.format(size),
+        "find-smallest": words.compress.FIND_SMALLEST,
+    }
+    return button_row_html(labels, classes={"compress": PRIMARY})
 
 
 @dataclass(frozen=True)
@@ -70,8 +81,7 @@ class Page:
     )
     status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
     # start a run and open its answers, see `tabs/compress/automatic.py`
-    shrink: gr.Button = field(default_factory=shrink_button)
-    find_smallest: gr.Button = field(default_factory=smallest_button)
+    automatic: gr.HTML = field(default_factory=automatic_buttons)
     job_list: gr.HTML = field(
         default_factory=partial(panel, "job-list", render=False, changes=("plan",))
     )

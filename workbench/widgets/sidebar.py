@@ -12,17 +12,18 @@ from .. import words
 from ..jobs import start_analysis
 from ..state.store import Store
 from . import calibration_text
-from .components import download, panel
+from .components import FLOW, download, panel
 from .events import QUIET, EventValues, bind, listen
 from .form import read_recipe
 from .page import Page, put_recipe
+
+SAVE = "save-recipe"  # id of a button
 
 
 @dataclass(frozen=True)
 class Sidebar:
     upload: gr.File
     analyze: gr.Button
-    save: gr.Button
     load: gr.UploadButton
     examples: gr.HTML
 
@@ -47,24 +48,20 @@ def layout(page: Page) -> Sidebar:
     with gr.Accordion(words.spectra.SOURCE_SETTINGS, open=False):
         for name in ("revision", "dtype", "device", "offload"):
             form[name].render()
-    with gr.Accordion(words.spectra.WINDOW_SETTINGS, open=False):
-        with gr.Row(elem_classes="pair"):
-            for name in ("samples", "seq_len", "sampling", "seed"):
-                form[name].render()
-        form["bos"].render()
+    with gr.Accordion(words.spectra.WINDOW_SETTINGS, open=False, elem_classes=FLOW):
+        for name in ("samples", "seq_len", "sampling", "seed", "bos"):
+            form[name].render()
     page.hint.render()
     analyze = gr.Button(words.spectra.ANALYZE, variant="primary", elem_id="analyse")
     with gr.Accordion(words.spectra.RECIPE_AND_EXAMPLES, open=False):
-        with gr.Row():
-            save = gr.Button(words.spectra.SAVE_RECIPE, size="sm", elem_id="save-recipe")
-            load = gr.UploadButton(
-                words.spectra.LOAD_RECIPE,
-                size="sm",
-                file_types=[".json", ".yaml", ".yml"],
-                elem_id="load-recipe",
-            )
+        load = gr.UploadButton(
+            words.spectra.LOAD_RECIPE,
+            size="sm",
+            file_types=[".json", ".yaml", ".yml"],
+            elem_id="load-recipe",
+        )
         examples = panel("examples", value=example_buttons())
-    return Sidebar(upload, analyze, save, load, examples)
+    return Sidebar(upload, analyze, load, examples)
 
 
 def wire(page: Page, store: Store, parts: Sidebar) -> None:
@@ -72,9 +69,9 @@ def wire(page: Page, store: Store, parts: Sidebar) -> None:
     stored = bind(calibration_text.store_upload, store)
     parts.upload.upload(stored, parts.upload, [page.form["data"], parts.upload], **QUIET)
     listen([parts.analyze.click], start, form, None, **QUIET)
-    listen([parts.save.click], bind(save_recipe), form, page.downloads, **QUIET)
     parts.load.upload(bind(open_file, store), parts.load, outputs, **QUIET)
-    listen([parts.examples.select], bind(open_example, store), form, outputs, **QUIET)
+    saved_or_opened, chosen = [*outputs, page.downloads], bind(press, page, store)
+    listen([parts.examples.select], chosen, form, saved_or_opened, **QUIET)
 
 
 def analyze(store: Store, browser: gr.Request, *values: Any) -> None:
@@ -84,6 +81,17 @@ def analyze(store: Store, browser: gr.Request, *values: Any) -> None:
 
 def save_recipe(*values: Any) -> str:
     return download("recipe.json", read_recipe(values).to_json())
+
+
+def press(
+    page: Page, store: Store, browser: gr.Request, event: gr.EventData, *values: Any
+) -> dict[Any, Any]:
+    """Save the recipe of the form, or open an example. Returns values by component."""
+    name = EventValues(event)["action"]
+    if name == SAVE:
+        return {page.downloads: save_recipe(*values)}
+    opened = open_example(store, browser, name, *values)
+    return dict(zip(page.recipe_outputs, opened, strict=True))
 
 
 def open_file(store: Store, browser: gr.Request, path: str) -> list[Any]:
@@ -97,20 +105,21 @@ def load_recipe(path: str) -> list[Any]:
 
 
 def example_buttons() -> str:
-    """Return a button for each example."""
+    """Return the button that saves the recipe, and a button for each example."""
+    save = f"<button type='button' class='act' id='{SAVE}' data-action='{SAVE}'>"
     buttons = "".join(
         f"<button type='button' class='act' data-action='{name}'>{escape(title)}</button>"
         for name, (title, _) in example_recipes().items()
     )
-    return f"<p>{words.spectra.EXAMPLES}</p>{buttons}"
+    return f"{save}{words.spectra.SAVE_RECIPE}</button><p>{words.spectra.EXAMPLES}</p>{buttons}"
 
 
-def open_example(store: Store, browser: gr.Request, event: gr.EventData, *values: Any) -> list[Any]:
-    """Load the example whose button was pressed, and queue its results except measurements."""
-    pressed, examples = EventValues(event), example_recipes()
-    if pressed["action"] not in examples:
-        raise pressed.unclear("action")
-    recipe = with_source(examples[pressed["action"]][1], read_recipe(values))
+def open_example(store: Store, browser: gr.Request, name: str, *values: Any) -> list[Any]:
+    """Load the example of this name, and queue its results except measurements."""
+    examples = example_recipes()
+    if name not in examples:
+        raise EventValues.unclear("action")
+    recipe = with_source(examples[name][1], read_recipe(values))
     start_analysis(store, recipe, browser.session_hash, measure=False)
     return put_recipe(recipe)
 

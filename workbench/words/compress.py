@@ -80,7 +80,6 @@ SWEEP_TABLES = {"CSV": "table.csv", "JSON": "table.json", "Report": "report.html
 
 # Layers, hidden size, shared bases
 REDUCE = "Prune layers, slice the hidden size, or share bases between layers"
-REDUCE_HELP = "Three ways to make the model smaller without the ranks of the Allocation tab."
 REDUCTION = "Compression"
 PRUNE = (
     "**Prune layers.** The result is a dense model of the same family with fewer layers and a "

@@ -17,9 +17,12 @@ from ...state.plan_view import PlanView, plan_view
 from ...state.store import Store
 from ...state.survey import measurements, survey
 from ...views import markup
+from ...widgets.components import button_row_html
 from ...widgets.events import EventValues
 from ...widgets.form import follows_rule, read_recipe, try_recipe, within_ranges, without_rule
 from . import measured_cells, plan_figures
+
+MEASURE_MORE = {"measure-more": words.allocation.MEASURE_MORE}
 
 
 class PlanWidgets(NamedTuple):
@@ -91,8 +94,9 @@ def plan_widgets(
     store.browsers.set_displayed(browser.session_hash, recipe)
     cells = measured_cells.cells(store, browser, view)
     context = store.browsers.context(browser.session_hash)
+    summary = markup.note(message, "error") + markup.summary(view.size, cells, context)
     return widgets._replace(
-        summary=markup.note(message, "error") + markup.summary(view.size, cells, context),
+        summary=summary + button_row_html(MEASURE_MORE, events={"measure-more": "submit"}),
         slider=plan_figures.temperature_slider(view.plan, recipe.temperature is None),
     )
 
@@ -184,7 +188,8 @@ def draw_policies(store: Store, *values: Any) -> tuple[Any, str]:
     if recipe and curves.shares:
         caption = words.spectra.recipe_caption(recipe, words.allocation.EVERY_POLICY)
         figure = captioned(policy_curves(curves.shares, recipe.policy), caption)
-    return figure, markup.note(" ".join(notes))
+    every_method = button_row_html({"survey": words.allocation.MEASURE_ALL})
+    return figure, markup.note(" ".join(notes)) + every_method
 
 
 def draw_ranking(store: Store, *values: Any) -> str:

@@ -12,7 +12,7 @@ from ...figures.budget_curve import HEIGHT
 from ...state.browsers import CONTEXT, CONTEXTS
 from ...views import answer_markup, markup
 from ...widgets import plan_address
-from ...widgets.components import log_slider, panel, plot, small_button, when_visible
+from ...widgets.components import FLOW, button_row_html, log_slider, panel, plot, small_button
 from ...widgets.expert_fold import EXPERT, expert_fold
 from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
@@ -21,28 +21,28 @@ from .options import OptionSets
 from .rank_editor import RankEditor
 from .ranks_table import COLUMNS, EDITABLE
 
-# Slow figures are redrawn by their `tick` event while they are on the screen, see `when_visible`.
+# Slow figures are redrawn by their `tick` event while they are on the screen, see `panel`.
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The left column. temperature: the column of the temperature controls."""
+    """The left column. temperature: the column of the temperature controls. summary: with the
+    button that measures on more tokens, whose event is `submit`.
+    """
 
     options: OptionSets
     about: gr.HTML
     temperature: gr.Column
     summary: gr.HTML
-    more: gr.Button
     context: gr.Dropdown
 
 
 @dataclass(frozen=True)
 class Policies:
-    """Every policy, layer by layer."""
+    """Every policy, layer by layer. caption: with the button that measures all methods."""
 
     curves: gr.HTML
     caption: gr.HTML
-    every_method: gr.Button
     ranking: gr.HTML
 
 
@@ -65,13 +65,12 @@ class LiveContinuation:
 
 @dataclass(frozen=True)
 class RanksTable:
-    """sight: has the `tick` event of the table. ranks: the ranks in the table; a different rank
-    after an edit was set manually.
+    """help_line: has the `tick` event of the table, and the button that saves it. ranks: the ranks
+    in the table; a different rank after an edit was set manually.
     """
 
-    sight: gr.HTML
+    help_line: gr.HTML
     table: gr.Dataframe
-    csv: gr.Button
     ranks: gr.State
 
 
@@ -149,11 +148,9 @@ def controls(page: Page) -> Controls:
     form["ratio"].render()
     form["budget"].render()
     about = panel("method-about")
-    page.shrink.render()
-    page.find_smallest.render()
+    page.automatic.render()
     summary = panel("size-and-cost")
-    more = small_button(words.allocation.MEASURE_MORE, "measure-more", 160)
-    with expert_fold("allocation", plan_address.EXPERT_FIELDS, plan="size-and-cost"):
+    with expert_fold("allocation", summary, plan_address.EXPERT_FIELDS, "size-and-cost"):
         with gr.Row(elem_classes="pair"):
             form["method"].render()
             form["policy"].render()
@@ -164,7 +161,7 @@ def controls(page: Page) -> Controls:
             log_slider("field-temperature")
             form["rule"].render()
         option_sets = options.layout()
-    return Controls(option_sets, about, temperature, summary, more, context)
+    return Controls(option_sets, about, temperature, summary, context)
 
 
 def cache_context() -> gr.Dropdown:
@@ -201,8 +198,8 @@ def live_continuation() -> LiveContinuation:
 def network() -> NetworkDiagram:
     """Place the network diagram."""
     with gr.Accordion(words.allocation.NETWORK, open=True, elem_classes=EXPERT):
-        figure = plot("network", 300, changes=("plan",))
-        panel("network-help", value=markup.note(words.allocation.NETWORK_HELP))
+        help_line = markup.note(words.allocation.NETWORK_HELP)
+        figure = plot("network", 300, changes=("plan",), help_line=help_line)
     return NetworkDiagram(figure)
 
 
@@ -225,27 +222,23 @@ def policies() -> Policies:
     """Place the curves of all policies and the ranking of measured perplexities."""
     with gr.Accordion(words.allocation.POLICIES, elem_id="policies", elem_classes=EXPERT):
         curves = plot("policy-curves", 220, changes=("plan", "results"))
-        with gr.Row():
-            caption = panel("policy-caption")
-            every_method = small_button(words.allocation.MEASURE_ALL, "survey", 200)
+        caption = panel("policy-caption")
         ranking = panel("ranking", changes=("plan", "figures"))
-        return Policies(curves, caption, every_method, ranking)
+        return Policies(curves, caption, ranking)
 
 
 def ranks_table(page: Page) -> RanksTable:
     """Place the settings of calibration and rounding, and the table of ranks."""
-    with gr.Accordion(words.allocation.RANKS_TABLE, open=False, elem_classes=EXPERT):
-        with gr.Row():
-            for name in (
-                "calibration_mode",
-                "refit",
-                "rounding",
-                "rank_multiple",
-                "component_ratios",
-            ):
-                page.form[name].render()
-        gr.Markdown(words.allocation.RANKS_HELP)
-        sight = when_visible("ranks-sight", "plan")
+    settings = ("calibration_mode", "refit", "rounding", "rank_multiple", "component_ratios")
+    with gr.Accordion(words.allocation.RANKS_TABLE, open=False, elem_classes=[EXPERT, FLOW]):
+        for name in settings:
+            page.form[name].render()
+        download = button_row_html({"ranks-csv": words.allocation.DOWNLOAD_RANKS})
+        help_line = panel(
+            "ranks-help",
+            value=markup.prose(words.allocation.RANKS_HELP) + download,
+            changes=("plan",),
+        )
         table = gr.Dataframe(
             headers=list(COLUMNS),
             interactive=True,
@@ -254,5 +247,4 @@ def ranks_table(page: Page) -> RanksTable:
             show_search="filter",
             static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
         )
-        csv = gr.Button(words.allocation.DOWNLOAD_RANKS, size="sm", elem_id="ranks-csv")
-    return RanksTable(sight, table, csv, gr.State({}))
+    return RanksTable(help_line, table, gr.State({}))

@@ -101,7 +101,9 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
     listen([form["temperature"].input], by_temperature, form.inputs, outputs, **MOVING)
     stream_more = bind(measured_cells.stream_more, store)
-    streamed = listen([controls.more.click], stream_more, form.inputs, page.pending_cells, **LIVE)
+    streamed = listen(
+        [controls.summary.submit], stream_more, form.inputs, page.pending_cells, **LIVE
+    )
     stream = bind(measured_cells.stream_cells, store)
     listen(streamed, draw, form.inputs, outputs, **LIVE)  # the interval for more tokens
     # Each figure that becomes known starts another stream: an answer may have been lost.
@@ -174,7 +176,7 @@ def wire_policies(page: Page, store: Store, parts: AllocationTab) -> None:
     listen([part.curves.tick], draw, form, [part.curves, part.caption], **SLOW)
     rank = bind(handlers.draw_ranking, store)
     listen([part.ranking.tick], rank, form, part.ranking, **DRAWN)
-    listen([part.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
+    listen([part.caption.select], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
 def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
@@ -187,10 +189,10 @@ def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     """Fill the table of ranks, take edits, and offer the download."""
     form, part = page.form, parts.ranks
     fill = bind(ranks_table.fill_table, store)
-    listen([part.sight.tick], fill, form.inputs, [part.table, part.ranks], **DRAWN)
+    listen([part.help_line.tick], fill, form.inputs, [part.table, part.ranks], **DRAWN)
     inputs = [part.table, part.ranks, *form.inputs]
     outputs = [form["rank_overrides"], part.table]
     listen([part.table.input], bind(ranks_table.edit_table, store), inputs, outputs, **QUIET)
     select_on_row(page, part.table, "component")
     download = bind(ranks_table.download_ranks, store)
-    listen([part.csv.click], download, form.inputs, page.downloads, **QUIET)
+    listen([part.help_line.select], download, form.inputs, page.downloads, **QUIET)

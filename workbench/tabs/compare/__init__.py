@@ -19,8 +19,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     conversations = chat.layout()
     columns = answers.layout()
     headline = panel("headline", changes=("runs",))
-    report_button = report.layout()
-    with expert_fold("compare"):
+    with expert_fold("compare", headline):
         comparison = runs.layout()
         prompts = prompt_set.layout()
         passage = token_losses.layout()
@@ -33,4 +32,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     token_losses.wire(page, store, passage)
     texts = [conversations.conversations, prompts.csv, columns.generated]
     inputs = [comparison.protocol, columns.settings, *texts]
-    report.wire(page, store, report_button, inputs)
+    report.wire(page, store, headline, inputs)

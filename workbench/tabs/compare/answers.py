@@ -18,7 +18,7 @@ from ...state.keys import Key, model_key
 from ...state.store import Store
 from ...views import answer_markup
 from ...widgets.chosen import chosen
-from ...widgets.components import MAX_TOKENS, whole_number
+from ...widgets.components import MAX_TOKENS, PRIMARY, button_row, whole_number
 from ...widgets.events import DRAWN, QUIET, bind, listen
 from ...widgets.expert_fold import EXPERT
 from ...widgets.fields import Field, FieldGroup, field_group
@@ -50,8 +50,7 @@ class Answers:
 
     prompt: gr.Textbox
     settings: FieldGroup
-    generate: gr.Button
-    stop: gr.Button
+    buttons: gr.HTML
     columns: gr.HTML
     generated: gr.State
 
@@ -63,10 +62,12 @@ def layout() -> Answers:
         prompt = gr.Textbox(
             words.allocation.PROMPT, label=text.PROMPT, lines=2, elem_id="prompt", scale=4
         )
-        start = gr.Button(
-            text.GENERATE, variant="primary", elem_id="generate", scale=0, min_width=130
+        buttons = button_row(
+            "answer-buttons",
+            {"generate": text.GENERATE, "stop-generate": text.STOP},
+            {"generate": PRIMARY},
+            {"generate": "submit", "stop-generate": "stop"},
         )
-        stop = gr.Button(text.STOP, elem_id="stop-generate", scale=0, min_width=100)
     fields = [
         Field("new-tokens", text.NEW_TOKENS, 96, low=8, high=512, step=8),
         *sampling_fields("sampling"),
@@ -75,7 +76,7 @@ def layout() -> Answers:
     settings = field_group("sampling", fields, elem_classes=EXPERT)
     copying = SharedScript(script("copy.js", "copy-answer.js"))
     columns = gr.HTML(js_on_load=copying.call, elem_id="answers")
-    return Answers(prompt, settings, start, stop, columns, gr.State(Generated()))
+    return Answers(prompt, settings, buttons, columns, gr.State(Generated()))
 
 
 def sampling_fields(prefix: str) -> list[Field]:
@@ -97,7 +98,7 @@ def wire(
     for events in (changed, [headline.tick]):
         listen(events, bind(draw, store), [parts.generated, *selected], outputs, **DRAWN)
     streaming = listen(
-        [parts.generate.click],
+        [parts.buttons.submit],
         bind(generate, store),
         [parts.prompt, parts.settings, *selected],
         outputs,
@@ -112,8 +113,9 @@ def wire(
         **QUIET,
         concurrency_limit=2,
     )
-    stopped = parts.stop.click(None, None, None, cancels=[streaming, finished], **QUIET)
-    listen(stopped, bind(mark, store), [parts.generated, *selected], outputs, **QUIET)
+    answered = [parts.generated, *selected]
+    stopped = QUIET | {"cancels": [streaming, finished]}
+    listen([parts.buttons.stop], bind(mark, store), answered, outputs, **stopped)
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:

@@ -18,7 +18,7 @@ from ... import words
 from ...base import process
 from ...state.store import Store
 from ...views import answer_markup, markup
-from ...widgets.components import panel
+from ...widgets.components import PRIMARY, button_row, panel
 from ...widgets.events import DRAWN, QUIET, bind, listen
 from ...widgets.fields import FieldGroup
 from ...widgets.page import Page
@@ -35,9 +35,7 @@ class Chat:
     conversations: gr.State
     view: gr.HTML
     message: gr.Textbox
-    send: gr.Button
-    stop: gr.Button
-    clear: gr.Button
+    buttons: gr.HTML
 
 
 def layout() -> Chat:
@@ -55,12 +53,13 @@ def layout() -> Chat:
                 elem_id="chat-message",
                 scale=4,
             )
-            send = gr.Button(
-                text.SEND, variant="primary", elem_id="send-message", scale=0, min_width=110
+            buttons = button_row(
+                "chat-buttons",
+                {"send-message": text.SEND, "stop-chat": text.STOP, "new-chat": text.NEW_CHAT},
+                {"send-message": PRIMARY},
+                {"send-message": "submit", "stop-chat": "stop", "new-chat": "clear"},
             )
-            stop = gr.Button(text.STOP, elem_id="stop-chat", scale=0, min_width=90)
-            clear = gr.Button(text.NEW_CHAT, elem_id="new-chat", scale=0, min_width=110)
-    return Chat(area, gr.State([]), view, message, send, stop, clear)
+    return Chat(area, gr.State([]), view, message, buttons)
 
 
 def wire(
@@ -75,15 +74,15 @@ def wire(
     outputs = [parts.area, parts.conversations, parts.view]
     listen(changed, bind(offer, store), selected, outputs, **DRAWN)
     streaming = listen(
-        [parts.send.click, parts.message.submit],
+        [parts.buttons.submit, parts.message.submit],
         bind(send, store),
         [parts.message, settings, parts.conversations, *selected],
         [parts.message, parts.conversations, parts.view],
         **QUIET,
         concurrency_limit=2,
     )
-    parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
-    parts.clear.click(clear, None, [parts.conversations, parts.view], **QUIET)
+    parts.buttons.stop(None, None, None, cancels=[streaming], **QUIET)
+    parts.buttons.clear(clear, None, [parts.conversations, parts.view], **QUIET)
 
 
 def offer(store: Store, ids: list[str], *values: Any) -> tuple[Any, ...]:

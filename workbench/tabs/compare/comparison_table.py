@@ -4,11 +4,13 @@ import csv
 import io
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from ... import words
 from ...base import numbers
 from ...views import markup
 from ...views.term_markup import marked
+from ...widgets.components import button_row_html
 from .metrics import METRICS, Column, Table
 
 FILES = {"CSV": "comparison.csv", "Markdown": "comparison.md", "LaTeX": "comparison.tex"}
@@ -27,7 +29,8 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 
 def headline(tables: Sequence[Table]) -> str:
-    """Return a row of cells per run: size, KV cache, perplexity and speed.
+    """Return a row of cells per run: size, KV cache, perplexity and speed; then the button that
+    saves the report.
 
     Several rows have the names of their runs.
     """
@@ -41,7 +44,8 @@ def headline(tables: Sequence[Table]) -> str:
         rows.append(
             f"{name}<div class='cells'>{perplexity_cell(table, column)}{''.join(cells)}</div>"
         )
-    return "".join(rows)
+    report = {"comparison-report": words.compare_and_runs.COMPARISON_REPORT}
+    return "".join(rows) + button_row_html(report)
 
 
 def headline_cell(table: Table, column: Column, name: str) -> str:
@@ -90,6 +94,20 @@ def table_html(table: Table) -> str:
         "<div class='compared' tabindex='0' role='region' aria-label='Comparison'><table>"
         f"<thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
         + "".join(map(markup.note, notes(table)))
+    )
+
+
+def plain_table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table. names: of the columns; the first column names the rows."""
+    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr><th scope='row'>{escape(str(first))}</th>"
+        f"{''.join(f'<td>{escape(str(value))}</td>' for value in values)}</tr>"
+        for first, *values in rows
+    )
+    return (
+        "<div class='compared plain' tabindex='0' role='region' aria-label='Differences'><table>"
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

@@ -16,7 +16,7 @@ from ... import words
 from ...base import process
 from ...state.store import Store
 from ...views import answer_markup, markup
-from ...widgets.components import MAX_TOKENS, download, panel, whole_number
+from ...widgets.components import MAX_TOKENS, button_row_html, download, panel, whole_number
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
@@ -31,12 +31,12 @@ TIMINGS = ("seconds", "tokens_per_second")  # not shown: other work runs meanwhi
 
 @dataclass(frozen=True)
 class PromptSet:
-    """settings: of the sampling. csv: the table as text."""
+    """settings: of the sampling, with the button that starts. summary: with the button that saves
+    the table. csv: the table as text.
+    """
 
     prompts: gr.Textbox
     settings: FieldGroup
-    answer: gr.Button
-    download: gr.Button
     table: gr.Dataframe
     summary: gr.HTML
     csv: gr.State
@@ -53,14 +53,11 @@ def layout() -> PromptSet:
             lines=4,
             elem_id="prompt-set",
         )
-        with gr.Row(elem_classes="bottom"):
-            fields = [
-                Field("set-tokens", text.NEW_TOKENS, 48, low=8, high=256, step=8),
-                *sampling_fields("set"),
-            ]
-            settings = field_group("set-sampling", fields)
-            answer = gr.Button(text.ANSWER_ALL, elem_id="set-go", scale=0, min_width=130)
-            save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
+        fields = [
+            Field("set-tokens", text.NEW_TOKENS, 48, low=8, high=256, step=8),
+            *sampling_fields("set"),
+        ]
+        settings = field_group("set-sampling", fields, ("set-go", text.ANSWER_ALL))
         table = gr.Dataframe(
             headers=COLUMNS,
             interactive=False,
@@ -69,19 +66,19 @@ def layout() -> PromptSet:
             column_widths=["20%", "18%", "50%", "12%"],
         )
         summary = panel("set-summary")
-        return PromptSet(prompts, settings, answer, save, table, summary, gr.State(""))
+        return PromptSet(prompts, settings, table, summary, gr.State(""))
 
 
 def wire(page: Page, store: Store, parts: PromptSet) -> None:
     """Attach the handlers."""
     listen(
-        [parts.answer.click],
+        [parts.settings.value.submit],
         bind(answer_all, store),
         [parts.prompts, parts.settings, page.chosen, *page.form.inputs],
         [parts.table, parts.csv, parts.summary],
         api_visibility="private",
     )
-    parts.download.click(bind(download, "answers.csv"), parts.csv, page.downloads, **QUIET)
+    parts.summary.select(bind(download, "answers.csv"), parts.csv, page.downloads, **QUIET)
 
 
 def answer_all(
@@ -116,7 +113,9 @@ def answer_all(
         ]
         store.runs.add_samples(run.id, samples)
     marked = marked_prompts(store, runs, dense_recipe(store, ids, form), prompts, rows)
-    summary = markup.note(answer_markup.agreement(rows)) + marked
+    summary = (
+        button_row_html({"set-csv": "CSV"}) + markup.note(answer_markup.agreement(rows)) + marked
+    )
     return answer_table(rows), answers_csv(rows), summary
 
 

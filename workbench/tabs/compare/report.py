@@ -17,7 +17,7 @@ from lrcore.system.path_access import strip_paths
 from ... import words
 from ...figures.comparison import Panel
 from ...state.store import Store
-from ...widgets.components import download, small_button
+from ...widgets.components import download
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.page import Page
 from .answers import Generated
@@ -30,16 +30,10 @@ from .runs import chart_panels
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "seed")
 
 
-def layout() -> gr.Button:
-    """Place the button."""
-    return small_button(words.compare_and_runs.COMPARISON_REPORT, "comparison-report")
-
-
-def wire(page: Page, store: Store, button: gr.Button, inputs: list[Any]) -> None:
-    """Attach the handler. inputs: of `save_report`, without the runs."""
-    listen(
-        [button.click], bind(save_report, store), [page.chosen, *inputs], page.downloads, **QUIET
-    )
+def wire(page: Page, store: Store, headline: gr.HTML, inputs: list[Any]) -> None:
+    """Attach the handler. headline: with the button. inputs: of `save_report`, without the runs."""
+    save = bind(save_report, store)
+    listen([headline.select], save, [page.chosen, *inputs], page.downloads, **QUIET)
 
 
 def save_report(store: Store, ids: list[str], protocol: str | None, *values: Any) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 
 import lrcore
 from lrcore.runs.runs import Run
@@ -40,87 +39,69 @@ class Comparison:
     caption: gr.HTML
 
 
-@dataclass(frozen=True)
-class Differences:
-    """The differences between the selected runs, or a note in their place."""
-
-    table: gr.Dataframe
-    note: gr.HTML
-
-
 def layout() -> Comparison:
     """Place the metrics of the selected runs and the chart."""
     text = words.compare_and_runs
     metrics = panel("compared")
-    with gr.Row(elem_classes="bottom", elem_id="measured-row"):
-        protocol = gr.Dropdown([], label=text.MEASURED_ON, elem_id="protocol", scale=2)
-        axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label=text.AXIS, elem_id="axis")
-        measurements = {
-            "measure-runs": text.MEASURE_RUNS,
-            "measure-speed": text.MEASURE_SPEED,
-            "measure-details": text.MEASURE_DETAILS,
-        }
-        measure = button_row("measurements", measurements)
+    protocol = gr.Dropdown([], label=text.MEASURED_ON, elem_id="protocol", scale=2)
+    axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label=text.AXIS, elem_id="axis")
+    measurements = {
+        "measure-runs": text.MEASURE_RUNS,
+        "measure-speed": text.MEASURE_SPEED,
+        "measure-details": text.MEASURE_DETAILS,
+    }
+    measure = button_row("measurements", measurements)
     chart, chart_caption = plot("scatter", 360), panel("scatter-caption")
     return Comparison(metrics, protocol, axis, measure, chart, chart_caption)
 
 
-def differences_layout() -> Differences:
-    """Place the table of differences."""
+def differences_layout() -> gr.HTML:
+    """Place the table of differences, or the note in its place."""
     with gr.Accordion(words.compare_and_runs.DIFFERENCES, open=True):
-        table = gr.Dataframe(interactive=False, elem_id="recipe-differences")
-        return Differences(table, panel("recipes-equal"))
+        return panel("recipe-differences")
 
 
 def wire(
-    page: Page, store: Store, headline: gr.HTML, parts: Comparison, differences: Differences
+    page: Page, store: Store, headline: gr.HTML, parts: Comparison, differences: gr.HTML
 ) -> None:
     """Attach the handlers. headline: the most important metrics; its `tick` event comes while the
     tab is open, when it opens and after changes of runs.
     """
     stamp = headline.tick
     choice = [page.chosen, parts.protocol]
-    page.chosen.change(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     listed = bind(list_runs, store)
     listen([stamp], listed, [*choice, *page.form.inputs], choice, **DRAWN)
     # the step after Compress compares the run that was made there
     page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
-    changed = together([page.chosen.change, parts.protocol.change, stamp])
-    listen(
-        changed,
-        bind(draw_runs, store),
-        choice,
-        [headline, parts.metrics, differences.table, differences.note],
-        **DRAWN,
-    )
+    address = {"inputs": page.chosen, "js": script("runs-address.js")}
+    changed = together([page.chosen.change, parts.protocol.change, stamp], **address)
+    drawn = [headline, parts.metrics, differences]
+    listen(changed, bind(draw_runs, store), choice, drawn, **DRAWN)
+    settings, chart = [*choice, parts.axis], [parts.chart, parts.caption]
     for events in (changed, [parts.axis.change]):
-        chart = [parts.chart, parts.caption]
-        listen(events, bind(draw_chart, store), [*choice, parts.axis], chart, **DRAWN)
+        listen(events, bind(draw_chart, store), settings, chart, **DRAWN)
     parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
-    parts.metrics.select(bind(save_table, store), choice, page.downloads, **QUIET)
-    chart_inputs = [*choice, parts.axis]
-    parts.caption.select(bind(save_points, store), chart_inputs, page.downloads, **QUIET)
+    saved = [parts.metrics.select, parts.caption.select]
+    listen(saved, bind(save, store, parts), settings, page.downloads, **QUIET)
     inputs = [page.chosen, page.evaluation]
     listen([parts.measure.select], bind(measure, store), inputs, None, **QUIET)
 
 
-def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
-    """Draw the headline, all metrics and the differences, or a note in place of the differences."""
+def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[str, str, str]:
+    """Draw the headline, all metrics and the differences."""
     runs = store.runs_by_id(ids)
-    rows = all_differences(runs) if len(runs) > 1 else []
-    columns = ["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]
-    frame = pd.DataFrame(rows, columns=columns) if rows else None
-    message = ""
-    if not rows:
-        text = words.compare_and_runs
-        message = text.RECIPES_EQUAL if len(runs) > 1 else text.SELECT_TWO
     metrics = tables(runs, protocol, results(store, runs))
-    return (
-        comparison_table.headline(metrics),
-        comparison_table.html(metrics),
-        gr.update(value=frame, visible=bool(rows)),
-        markup.note(message),
-    )
+    return comparison_table.headline(metrics), comparison_table.html(metrics), differences(runs)
+
+
+def differences(runs: Sequence[Run]) -> str:
+    """Return a table of the differences between runs, or a note in its place."""
+    text = words.compare_and_runs
+    rows = all_differences(runs) if len(runs) > 1 else []
+    if not rows:
+        return markup.note(text.RECIPES_EQUAL if len(runs) > 1 else text.SELECT_TWO)
+    names = ["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]
+    return comparison_table.plain_table(names, rows)
 
 
 def draw_chart(
@@ -169,6 +150,20 @@ def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
     """Select the run of the clicked point, or deselect it."""
     custom = EventValues(event).listed("custom")
     return toggle(store, ids or [], str(custom[2])) if len(custom) > 2 else gr.skip()
+
+
+def save(
+    store: Store,
+    parts: Comparison,
+    event: gr.EventData,
+    ids: list[str],
+    protocol: str | None,
+    axis: str | None,
+) -> str:
+    """Return the points of the chart, or the metrics, as a file to download."""
+    if event.target is parts.caption:
+        return save_points(store, ids, protocol, axis, event)
+    return save_table(store, ids, protocol, event)
 
 
 def save_table(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:

@@ -12,7 +12,7 @@ from ... import words
 from ...state.keys import model_key
 from ...state.store import Store
 from ...views import answer_markup
-from ...widgets.components import panel
+from ...widgets.components import button_row_html, panel
 from ...widgets.events import bind, listen
 from ...widgets.page import Page
 from .chosen_runs import selected_runs
@@ -20,10 +20,9 @@ from .chosen_runs import selected_runs
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """The passage, the button, and the colored passages."""
+    """colored: the button, and the colored passages."""
 
     passage: gr.Textbox
-    color: gr.Button
     colored: gr.HTML
 
 
@@ -31,20 +30,31 @@ def layout() -> TokenLosses:
     """Place the passage and the button."""
     text = words.compare_and_runs
     with gr.Accordion(text.TOKEN_LOSSES, open=False):
-        gr.Markdown(text.TOKENS_HELP)
-        passage = gr.Textbox(text.PASSAGE, label=text.PASSAGE_BOX, lines=3, elem_id="passage")
-        color = gr.Button(text.COLOR_TOKENS, elem_id="colour")
-        return TokenLosses(passage, color, panel("coloured"))
+        passage = gr.Textbox(
+            text.PASSAGE,
+            label=text.PASSAGE_BOX,
+            info=text.TOKENS_HELP,
+            lines=3,
+            elem_id="passage",
+        )
+        return TokenLosses(passage, panel("coloured", value=color_button()))
+
+
+def color_button() -> str:
+    """Return the button above the colored passages."""
+    return button_row_html({"colour": words.compare_and_runs.COLOR_TOKENS})
 
 
 def wire(page: Page, store: Store, parts: TokenLosses) -> None:
     """Attach the handler."""
     inputs, private = [parts.passage, page.chosen], {"api_visibility": "private"}
-    listen([parts.color.click], bind(color_passage, store), inputs, parts.colored, **private)
+    listen([parts.colored.select], bind(color_passage, store), inputs, parts.colored, **private)
 
 
 def color_passage(store: Store, passage: str, ids: list[str]) -> str:
-    """Return the passage for each selected run, colored by the change from the dense model."""
+    """Return the button, and the passage of each selected run, colored by the change from the
+    dense model.
+    """
     passages, runs = [], selected_runs(store, ids)
     bases = {model_key(run.recipe): run.recipe for run in runs}
     dense = {key: token_losses(store.dense(recipe), passage) for key, recipe in bases.items()}
@@ -57,7 +67,8 @@ def color_passage(store: Store, passage: str, ids: list[str]) -> str:
         ]
         title = words.compare_and_runs.MEAN_CHANGE.format(run.name, mean_change(tokens))
         passages.append(f"<h4>{escape(title)}</h4>{answer_markup.colored(tokens)}")
-    return "".join(passages) + answer_markup.scale(words.compare_and_runs.TOKEN_SCALE)
+    scale = answer_markup.scale(words.compare_and_runs.TOKEN_SCALE)
+    return color_button() + "".join(passages) + scale
 
 
 def mean_change(tokens: Sequence[tuple[str, float, float]]) -> float:

@@ -13,7 +13,6 @@ TITLE = words.compress.COMPRESS_TAB
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     """Place the components of the tab and attach their handlers."""
     run = one_run.layout(page)
-    gr.Markdown(f"### {words.compress.JOBS}")
     page.job_list.render()
     one_run.wire(page, store, run)
     automatic.wire(page, store)

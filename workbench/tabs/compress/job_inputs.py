@@ -12,7 +12,6 @@ from ... import words
 from ...state.store import Store
 from ...views import markup
 from ...widgets.evaluation_controls import read_settings
-from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.form import read_recipe, try_recipe
 from ...widgets.page import Page
@@ -75,33 +74,15 @@ def describe_model(
     return sentence_or_error(lambda: sentence(recipe, model))
 
 
-def wire_start(page: Page, store: Store, group: FieldGroup, start: Callable[..., None]) -> None:
-    """Start a job when the button of the group is pressed, and empty the name of the run.
+def job_fields(elem_id: str, fields: Sequence[Field], label: str, intro: str) -> FieldGroup:
+    """Place the fields of a job, the name of its run, and the button with this label.
 
-    `start` takes the store, the values of the group, and the arguments of `read_and_check`.
+    intro: text above the fields.
     """
-    begin = bind(start_group, store, group, start)
-    listen([group.value.submit], begin, [group, *inputs(page)], group.value, **QUIET)
-
-
-def start_group(
-    store: Store,
-    group: FieldGroup,
-    start: Callable[..., None],
-    controls: list[Any],
-    *values: Any,
-) -> list[dict[str, Any]]:
-    """Start a job, and return the value of the group with an empty name."""
-    start(store, controls, *values)
-    return group.with_values([*controls[:-1], ""])
-
-
-def job_fields(elem_id: str, fields: Sequence[Field], label: str) -> FieldGroup:
-    """Place the fields of a job, the name of its run, and the button with this label."""
     name = Field(
         f"{elem_id}-name",
         words.compress.RUN_NAME,
         "",
         placeholder=words.compress.RUN_NAME_HINT,
     )
-    return field_group(f"{elem_id}-fields", [*fields, name], (elem_id, label))
+    return field_group(f"{elem_id}-fields", [*fields, name], (elem_id, label), intro)

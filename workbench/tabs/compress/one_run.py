@@ -17,28 +17,30 @@ from ...state.store import Store
 from ...views import markup, memory, preview, run_text
 from ...widgets.events import DRAWN, QUIET, bind, listen
 from ...widgets.expert_fold import expert_fold
+from ...widgets.fields import Field, FieldGroup, field_group, group_value
 from ...widgets.page import Page
 from .job_inputs import inputs, read, read_and_check, run_name
+
+NAME = Field(
+    "run-name", words.compress.RUN_NAME, "", placeholder=words.compress.RUN_NAME_HINT
+)  # of the run
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """The description of the run, and the controls that start it."""
+    """The description of the run, and its name with the button that starts it."""
 
     description: gr.Markdown
     command: gr.Code
-    name: gr.Textbox
-    start: gr.Button
+    run: FieldGroup
 
 
 def layout(page: Page) -> OneRun:
     """Place the description, the command line and the controls."""
     text = words.compress
     description = gr.Markdown(elem_id="what-happens")
-    with gr.Row(elem_classes="bottom"):
-        name = gr.Textbox(label=text.RUN_NAME, placeholder=text.RUN_NAME_HINT, elem_id="run-name")
-        start = gr.Button(text.START, variant="primary", elem_id="start", scale=0, min_width=160)
-    with expert_fold("compress"):
+    run = field_group("run-fields", [NAME], ("start", text.START))
+    with expert_fold("compress", page.job_list):
         page.evaluation.value.render()
         command = gr.Code(
             language="shell",
@@ -48,7 +50,7 @@ def layout(page: Page) -> OneRun:
             elem_id="command",
             wrap_lines=True,
         )
-    return OneRun(description, command, name, start)
+    return OneRun(description, command, run)
 
 
 def wire(page: Page, store: Store, parts: OneRun) -> None:
@@ -58,7 +60,8 @@ def wire(page: Page, store: Store, parts: OneRun) -> None:
     changed = [page.job_list.tick]
     changed += [page.evaluation.value.input, page.evaluation.value.blur]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
-    listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)
+    run = parts.run
+    listen([run.value.submit], bind(start, store), [run, *values], run.value, **QUIET)
 
 
 def describe(store: Store, *values: Any) -> tuple[str, str]:
@@ -85,8 +88,8 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
     return markup.as_markdown("\n\n".join(paragraphs)), recipe.command()
 
 
-def start(store: Store, name: str, *values: Any) -> str:
-    """Queue the run and return an empty name."""
+def start(store: Store, controls: list[Any], *values: Any) -> list[dict[str, Any]]:
+    """Queue the run, and return the value of its fields with an empty name. controls: its name."""
     recipe, settings = read_and_check(store, values)
-    store.jobs.submit(CompressJob(recipe, run_name(name), settings))
-    return ""
+    store.jobs.submit(CompressJob(recipe, run_name(controls[0]), settings))
+    return group_value([NAME])

@@ -5,7 +5,7 @@ import gradio as gr
 from ... import words
 from ...state.store import Store
 from ...widgets.page import Page
-from . import paper_table, pruning, sharing, slicing, sweep
+from . import paper_table, pruning, reduction, sharing, slicing, sweep
 
 TITLE = words.compress.EXPERIMENTS_TAB
 
@@ -15,17 +15,8 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     gr.Markdown(words.compress.EXPERIMENTS_HELP)
     sweep_controls = sweep.layout()
     table = paper_table.layout()
-    with gr.Accordion(words.compress.REDUCE, open=False):
-        gr.Markdown(words.compress.REDUCE_HELP)
-        with gr.Row():
-            with gr.Column(min_width=320):
-                layers = pruning.layout()
-            with gr.Column(min_width=320):
-                width = slicing.layout()
-            with gr.Column(min_width=320):
-                bases = sharing.layout()
+    with gr.Accordion(words.compress.REDUCE, open=False, elem_id="reduce"):
+        reductions = (pruning.layout(), slicing.layout(), sharing.layout())
     sweep.wire(page, store, sweep_controls)
     paper_table.wire(page, store, table)
-    pruning.wire(page, store, layers, tab)
-    slicing.wire(page, store, width, tab)
-    sharing.wire(page, store, bases, tab)
+    reduction.wire(page, store, reductions, tab)

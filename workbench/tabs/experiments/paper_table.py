@@ -14,7 +14,7 @@ from lrcore.runs.sweep import included_sweeps
 from ... import words
 from ...jobs import TableJob
 from ...state.store import Store
-from ...widgets.components import panel, small_button
+from ...widgets.components import FLOW, button_row_html, panel
 from ...widgets.events import PRESSED, QUIET, bind, listen
 from ...widgets.form import read_recipe
 from ...widgets.page import Page
@@ -25,38 +25,42 @@ MAX_NAME_LENGTH = 80
 
 @dataclass(frozen=True)
 class TableControls:
-    """selected: name and sweep of the listed table; None before a selection."""
+    """rows: with the button that starts the table. selected: name and sweep of the listed table;
+    None before a selection.
+    """
 
     included: gr.Dropdown
     load: gr.UploadButton
-    start: gr.Button
     rows: gr.HTML
-    selected: gr.JSON
+    selected: gr.State
 
 
 def layout() -> TableControls:
     """Place the controls and the list of rows."""
     text = words.compress
-    with gr.Accordion(text.TABLE, open=False):
-        with gr.Row(elem_classes="bottom"):
-            included = gr.Dropdown(
-                included_sweeps(),
-                value=None,
-                label=text.INCLUDED_TABLE,
-                info=text.TABLE_INFO,
-                elem_id="table-shipped",
-            )
-            load = gr.UploadButton(
-                text.LOAD_SWEEP,
-                size="sm",
-                file_types=[".json", ".yaml", ".yml"],
-                elem_id="table-load",
-                scale=0,
-                min_width=160,
-            )
-            start = small_button(text.START_TABLE, "start-table", 160)
-        rows, selected = panel("table-rows"), gr.JSON({}, visible=False)
-    return TableControls(included, load, start, rows, selected)
+    with gr.Accordion(text.TABLE, open=False, elem_classes=FLOW):
+        included = gr.Dropdown(
+            included_sweeps(),
+            value=None,
+            label=text.INCLUDED_TABLE,
+            info=text.TABLE_INFO,
+            elem_id="table-shipped",
+        )
+        load = gr.UploadButton(
+            text.LOAD_SWEEP,
+            size="sm",
+            file_types=[".json", ".yaml", ".yml"],
+            elem_id="table-load",
+            scale=0,
+            min_width=160,
+        )
+        rows = panel("table-rows", value=start_button())
+    return TableControls(included, load, rows, gr.State(None))
+
+
+def start_button() -> str:
+    """Return the button above the rows."""
+    return button_row_html({"start-table": words.compress.START_TABLE})
 
 
 def wire(page: Page, store: Store, parts: TableControls) -> None:
@@ -65,13 +69,13 @@ def wire(page: Page, store: Store, parts: TableControls) -> None:
     parts.included.input(bind(select_included), parts.included, outputs, **PRESSED)
     parts.load.upload(bind(load_file), parts.load, [*outputs, parts.included], **PRESSED)
     values = [parts.selected, *page.form.inputs]
-    listen([parts.start.click], bind(start, store), values, None, **QUIET)
+    listen([parts.rows.select], bind(start, store), values, None, **QUIET)
 
 
 def select_included(name: str | None) -> tuple[dict[str, Any] | None, str]:
     """Return an included table, and the rows as HTML."""
     if name not in included_sweeps():  # `Sweep.read` would also read a path
-        return None, ""
+        return None, start_button()
     return described_sweep(name, lrcore.Sweep.read(name))
 
 
@@ -93,7 +97,8 @@ def described_sweep(name: str, sweep: lrcore.Sweep) -> tuple[dict[str, Any], str
     texts = ", ".join(dict.fromkeys(settings.data for settings in sweep.evaluations))
     head = escape(words.compress.TABLE_ROWS.format(name, len(chains), texts))
     rows = f"<details open><summary>{head}</summary><ol>{items}</ol>{remainder}</details>"
-    return {"name": name, "sweep": sweep.to_dict()}, f"<div class='note'>{rows}</div>"
+    listing = f"{start_button()}<div class='note'>{rows}</div>"
+    return {"name": name, "sweep": sweep.to_dict()}, listing
 
 
 def start(store: Store, selected: Mapping[str, Any] | None, *values: Any) -> None:

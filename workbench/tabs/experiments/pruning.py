@@ -1,7 +1,6 @@
 """Removal of complete layers: their choice, the remaining size, and the job."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -15,48 +14,26 @@ from ...jobs import PruneLayersJob
 from ...state.store import Store
 from ...views import markup, preview
 from ...widgets.components import panel, plot, whole_number
-from ...widgets.events import DRAWN, bind, listen
 from ...widgets.fields import Field, FieldGroup
 from ...widgets.form import try_recipe
-from ...widgets.page import Page
 from ..compress.job_inputs import (
     job_fields,
     read_and_check,
     run_name,
     sentence_or_error,
-    wire_start,
 )
+from .reduction import Reduction
 
 
-@dataclass(frozen=True)
-class Pruning:
-    """controls: number of layers, criterion, and name of the run."""
-
-    controls: FieldGroup
-    influence: gr.HTML
-    caption: gr.HTML
-
-
-def layout() -> Pruning:
+def layout() -> Reduction:
     """Place the controls and the figure of Block Influence."""
     text = words.compress
-    gr.Markdown(text.PRUNE)
     layers = Field("drop-layers", text.LAYERS_TO_PRUNE, 1, low=1, high=2, step=1)
     criteria = tuple((label, name) for name, label in text.PRUNE_CRITERIA.items())
     criterion = Field("drop-by", text.PRUNE_CRITERION, "influence", choices=criteria)
-    controls = job_fields("drop", [layers, criterion], text.START_PRUNE)
-    return Pruning(controls, plot("influence", 180), panel("drop-caption"))
-
-
-def wire(page: Page, store: Store, parts: Pruning, tab: gr.Tab) -> None:
-    """Attach the handlers."""
-    group = parts.controls
-    fit = bind(fit_range, store, group)
-    inputs = [group, *page.form.inputs]
-    listen([page.analysis_key.change, tab.select], fit, inputs, group.value, **DRAWN)
-    changed = [tab.select, page.analysis_key.change, group.value.input]
-    listen(changed, bind(draw, store), inputs, [parts.influence, parts.caption], **DRAWN)
-    wire_start(page, store, group, start)
+    controls = job_fields("drop", [layers, criterion], text.START_PRUNE, text.PRUNE)
+    results = (plot("influence", 180), panel("drop-caption"))
+    return Reduction(controls, results, draw, start, fit_range)
 
 
 def fit_range(store: Store, group: FieldGroup, controls: list[Any], *values: Any) -> Any:

@@ -1,9 +1,6 @@
 """Bases that neighboring layers share (Basis Sharing): the remaining size, and the job."""
 
-from dataclasses import dataclass
 from typing import Any
-
-import gradio as gr
 
 import lrcore
 from lrcore.compression.steps.share import shared_size
@@ -13,53 +10,30 @@ from ...jobs import ShareJob
 from ...state.store import Store
 from ...views import preview
 from ...widgets.components import panel, whole_number
-from ...widgets.events import DRAWN, bind, listen
-from ...widgets.fields import Field, FieldGroup
-from ...widgets.page import Page
+from ...widgets.fields import Field
 from ..compress.job_inputs import (
     describe_model,
     job_fields,
     read_and_check,
     run_name,
-    wire_start,
 )
+from .reduction import Reduction
 
 RATIO, GROUP = 0.2, 2
 
 
-@dataclass(frozen=True)
-class SharedBases:
-    """controls: ratio, layers per basis, and name of the run."""
-
-    controls: FieldGroup
-    caption: gr.HTML
-
-
-def layout() -> SharedBases:
+def layout() -> Reduction:
     """Place the controls."""
     text = words.compress
-    gr.Markdown(text.SHARE)
     ratio = Field(
         "share-ratio", text.REDUCTION, RATIO, text.SHARE_RATIO, low=0.02, high=0.9, step=0.01
     )
     group = Field("share-group", text.GROUP, GROUP, text.GROUP_INFO, low=1)
-    controls = job_fields("share", [ratio, group], text.START_SHARE)
-    return SharedBases(controls, panel("share-caption"))
+    controls = job_fields("share", [ratio, group], text.START_SHARE, text.SHARE)
+    return Reduction(controls, (panel("share-caption"),), describe, start)
 
 
-def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
-    """Attach the handlers."""
-    listen(
-        [tab.select, page.analysis_key.change, parts.controls.value.input],
-        bind(describe, store),
-        [parts.controls, *page.form.inputs],
-        parts.caption,
-        **DRAWN,
-    )
-    wire_start(page, store, parts.controls, start)
-
-
-def describe(store: Store, controls: list[Any], *values: Any) -> str:
+def describe(store: Store, controls: list[Any], *values: Any) -> tuple[str]:
     """Describe the result of the job."""
 
     def sentence(recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> str:
@@ -67,7 +41,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
         remaining = shared_size(model, ratio, group)
         return preview.sharing(remaining, model.size.decoder_linear, group)
 
-    return describe_model(store, values, sentence)
+    return (describe_model(store, values, sentence),)
 
 
 def read_controls(recipe: lrcore.Recipe, controls: list[Any]) -> tuple[float, int]:

@@ -1,9 +1,6 @@
 """Slicing of the hidden size (SliceGPT): the remaining size, and the job."""
 
-from dataclasses import dataclass
 from typing import Any
-
-import gradio as gr
 
 import lrcore
 from lrcore.compression.steps.slicing.slicing import sliced_size
@@ -13,32 +10,21 @@ from ...jobs import SliceJob
 from ...state.store import Store
 from ...views import preview
 from ...widgets.components import panel
-from ...widgets.events import DRAWN, bind, listen
-from ...widgets.fields import Field, FieldGroup
-from ...widgets.page import Page
+from ...widgets.fields import Field
 from ..compress.job_inputs import (
     describe_model,
     job_fields,
     read_and_check,
     run_name,
-    wire_start,
 )
+from .reduction import Reduction
 
 RATIO, ROTATIONS = 0.2, "block"
 
 
-@dataclass(frozen=True)
-class Slicing:
-    """controls: ratio, rotations, and name of the run."""
-
-    controls: FieldGroup
-    caption: gr.HTML
-
-
-def layout() -> Slicing:
+def layout() -> Reduction:
     """Place the controls."""
     text = words.compress
-    gr.Markdown(text.SLICE)
     ratio = Field(
         "slice-ratio", text.REDUCTION, RATIO, text.SLICE_RATIO, low=0.02, high=0.7, step=0.01
     )
@@ -46,28 +32,11 @@ def layout() -> Slicing:
     rotations = Field(
         "slice-rotations", text.SLICE_BASES, ROTATIONS, text.SLICE_BASES_INFO, choices=choices
     )
-    controls = job_fields("slice", [ratio, rotations], text.START_SLICE)
-    return Slicing(controls, panel("slice-caption"))
+    controls = job_fields("slice", [ratio, rotations], text.START_SLICE, text.SLICE)
+    return Reduction(controls, (panel("slice-caption"),), describe, start)
 
 
-def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
-    """Attach the handlers."""
-    listen(
-        [
-            tab.select,
-            page.analysis_key.change,
-            page.form["rank_multiple"].change,
-            parts.controls.value.input,
-        ],
-        bind(describe, store),
-        [parts.controls, *page.form.inputs],
-        parts.caption,
-        **DRAWN,
-    )
-    wire_start(page, store, parts.controls, start)
-
-
-def describe(store: Store, controls: list[Any], *values: Any) -> str:
+def describe(store: Store, controls: list[Any], *values: Any) -> tuple[str]:
     """Describe the result of the job."""
     ratio, rotations, _ = controls
 
@@ -76,7 +45,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
         size = sliced_size(model, ratio, rotations, recipe.rank_multiple)
         return preview.slicing(size, model.size)
 
-    return describe_model(store, values, sentence)
+    return (describe_model(store, values, sentence),)
 
 
 def start(store: Store, controls: list[Any], *values: Any) -> None:

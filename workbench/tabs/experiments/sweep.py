@@ -10,6 +10,7 @@ import lrcore
 from ... import words
 from ...jobs import SweepJob
 from ...state.store import Store
+from ...widgets.components import FLOW
 from ...widgets.events import QUIET, bind, listen
 from ...widgets.fields import Field, FieldGroup, field_group
 from ...widgets.page import Page
@@ -28,21 +29,20 @@ class SweepControls:
 def layout() -> SweepControls:
     """Place the controls."""
     text = words.compress
-    with gr.Accordion(text.SWEEP, open=False):
-        with gr.Row(elem_classes="bottom"):
-            methods = gr.Dropdown(
-                [row["name"] for row in lrcore.list_methods()],
-                multiselect=True,
-                label=text.SWEEP_METHODS,
-                elem_id="sweep-methods",
-            )
-            policies = gr.Dropdown(
-                [row["name"] for row in lrcore.list_policies()],
-                multiselect=True,
-                label=text.SWEEP_POLICIES,
-                info=text.SWEEP_EMPTY,
-                elem_id="sweep-policies",
-            )
+    with gr.Accordion(text.SWEEP, open=False, elem_classes=FLOW):
+        methods = gr.Dropdown(
+            [row["name"] for row in lrcore.list_methods()],
+            multiselect=True,
+            label=text.SWEEP_METHODS,
+            elem_id="sweep-methods",
+        )
+        policies = gr.Dropdown(
+            [row["name"] for row in lrcore.list_policies()],
+            multiselect=True,
+            label=text.SWEEP_POLICIES,
+            info=text.SWEEP_EMPTY,
+            elem_id="sweep-policies",
+        )
         fields = [
             Field("sweep-ratios", text.REDUCTION, "0.1, 0.2, 0.3, 0.4", text.SWEEP_RATIOS_INFO),
             Field("sweep-sets", text.SWEEP_TEXTS, "", text.SWEEP_EMPTY),

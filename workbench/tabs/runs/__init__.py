@@ -18,7 +18,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     with gr.Column(visible=False, elem_id="run-details") as column:
         run = details.layout()
         exported = exports.layout()
-        with expert_fold("runs"):
+        with expert_fold("runs", run.heading):
             derived = derive.layout()
             card = details.model_card()
     runs_table.wire(page, store, table)

@@ -1,6 +1,5 @@
 """Runs made from the opened run: quantized or healed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +29,13 @@ def layout() -> Derive:
     """Place the controls of both steps."""
     text = words.compare_and_runs
     with gr.Accordion(text.QUANTIZE, open=False):
-        gr.Markdown(text.QUANTIZE_HELP)
         choices = tuple((str(count), count) for count in (8, 4, 3, 2))
         bits = Field("quantise-bits", text.BITS, 8, choices=choices)
-        quantizing = field_group("quantise-fields", [bits], ("quantise", text.QUANTIZE))
+        begin = ("quantise", text.QUANTIZE)
+        quantizing = field_group("quantise-fields", [bits], begin, text.QUANTIZE_HELP)
     with gr.Accordion(text.HEAL, open=False):
-        gr.Markdown(text.HEAL_HELP)
-        healing = field_group("heal-fields", healing_fields(), ("heal", text.HEAL))
+        begin = ("heal", text.HEAL)
+        healing = field_group("heal-fields", healing_fields(), begin, text.HEAL_HELP)
     return Derive(quantizing, healing)
 
 
@@ -53,15 +52,25 @@ def healing_fields() -> list[Field]:
 
 
 def wire(store: Store, parts: Derive, opened: gr.State) -> None:
-    """Attach the handlers. opened: the id of the opened run."""
-    for group, handler in ((parts.bits, quantize), (parts.healing, heal)):
-        start = bind(start_step, store, handler)
-        listen([group.value.submit], start, [opened, group], None, **QUIET)
+    """Attach the handler. opened: the id of the opened run."""
+    pressed = [parts.bits.value.submit, parts.healing.value.submit]
+    start, inputs = bind(start_step, store, parts), [opened, parts.bits, parts.healing]
+    listen(pressed, start, inputs, None, **QUIET)
 
 
-def start_step(store: Store, start: Callable[..., None], run_id: str, values: list[Any]) -> None:
-    """Queue a step of a run. values: of the fields."""
-    start(store, run_id, *values)
+def start_step(
+    store: Store,
+    parts: Derive,
+    event: gr.EventData,
+    run_id: str,
+    quantizing: list[Any],
+    healing: list[Any],
+) -> None:
+    """Queue the step whose button was pressed. quantizing, healing: values of the fields."""
+    if event.target is parts.healing.value:
+        heal(store, run_id, *healing)
+    else:
+        quantize(store, run_id, *quantizing)
 
 
 def quantize(store: Store, run_id: str, bits: int) -> None:

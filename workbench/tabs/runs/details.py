@@ -8,18 +8,19 @@ from typing import Any
 import gradio as gr
 
 import lrcore
-from lrcore.recipes.history import Healed, standard_fit_of
+from lrcore.recipes.history import Healed
 from lrcore.runs.runs import Run
 from lrcore.system.path_access import strip_paths
 
 from ... import words
 from ...state.store import Store
 from ...views import export, job_markup, markup, run_text
-from ...widgets.components import button_row, download, panel, small_button
+from ...widgets.components import PRIMARY, STOP, button_row, download, panel
 from ...widgets.events import DRAWN, QUIET, EventValues, bind, listen
 from ...widgets.expert_fold import EXPERT
 from ...widgets.fields import Field, FieldGroup, field_group, group_value
 from ...widgets.page import Page, put_recipe
+from . import exports
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,8 @@ class RunDetails:
     """The components of the opened run."""
 
     heading: gr.HTML
-    use: gr.Button
-    files: gr.HTML
+    actions: gr.HTML
     labels: FieldGroup
-    delete: gr.Button
     folder: gr.Textbox
 
 
@@ -38,12 +37,11 @@ def layout() -> RunDetails:
     """Place the components of the opened run."""
     text = words.compare_and_runs
     heading = panel("run-heading")
-    with gr.Row(equal_height=True):
-        use = gr.Button(text.LOAD_SETTINGS, variant="primary", size="sm", elem_id="run-open")
-        delete = small_button(text.DELETE, "run-delete", variant="stop", elem_classes=EXPERT)
-    files = button_row("run-files", {name: label for name, (label, _) in FILES.items()})
+    files = {name: label for name, (label, _) in FILES.items()}
+    labels = {LOAD: text.LOAD_SETTINGS, **files, DELETE: text.DELETE}
+    actions = button_row("run-actions", labels, {LOAD: PRIMARY, DELETE: f"{STOP} {EXPERT}"})
     save = ("run-rename", text.SAVE_LABELS)
-    labels = field_group("run-labels", label_fields(), save, elem_classes=EXPERT)
+    names = field_group("run-labels", label_fields(), save, elem_classes=EXPERT)
     folder = gr.Textbox(
         label=text.FOLDER,
         interactive=False,
@@ -51,7 +49,7 @@ def layout() -> RunDetails:
         elem_id="run-folder",
         elem_classes=EXPERT,
     )
-    return RunDetails(heading, use, files, labels, delete, folder)
+    return RunDetails(heading, actions, names, folder)
 
 
 def label_fields() -> list[Field]:
@@ -77,11 +75,11 @@ def undo_button() -> gr.Button:
 def wire(page: Page, store: Store, parts: RunDetails, undo: gr.Button) -> None:
     """Attach the handlers. undo: the button that restores the run that was deleted last."""
     opened, address, deleted = page.opened_run, page.run_address, gr.State("")
-    parts.use.click(bind(load_settings, store), opened, page.recipe_outputs, **QUIET)
-    parts.files.select(bind(download_file, store), opened, page.downloads, **QUIET)
+    removed = [address, undo, deleted]
+    outputs = [*page.recipe_outputs, *removed, page.downloads]
+    parts.actions.select(bind(press, page, store, removed), opened, outputs, **QUIET)
     labels = [opened, parts.labels]
     listen([parts.labels.value.submit], bind(set_labels, store), labels, None, **QUIET)
-    parts.delete.click(bind(delete, store), opened, [address, undo, deleted], **QUIET)
     undo.click(bind(restore, store), deleted, [opened, address, undo], **QUIET)
 
 
@@ -103,21 +101,19 @@ def outputs(parts: RunDetails) -> list[Any]:
 
 
 def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
-    """Return the column, the description, the standard fit, the exports and the card.
+    """Return the column, the description, the exports and the card.
 
     stamp: changes with the runs on disk.
     """
     if run_id not in store.runs.ids():
         hidden = gr.update(visible=False)
-        return hidden, "", group_value(label_fields()), "", "", hidden, hidden, hidden, ""
+        return hidden, "", group_value(label_fields()), "", "", "", hidden, ""
     run = store.runs.get(run_id)
     folders = [row["folder"] for row in store.runs.results(run_id, "export")]
     return (
         gr.update(visible=True),
         *description(run),
-        *standard_fit(run),
-        gr.update(value="\n".join(folders), visible=bool(folders)),
-        gr.update(visible=bool(folders)),
+        *exports.values(run, folders),
         markup.as_markdown(
             export.model_card(run).split("\n---\n", 1)[-1]
         ),  # the front matter is for the hub
@@ -170,16 +166,6 @@ def target_format(store: Store, run_id: str) -> dict[str, Any]:
     )
 
 
-def standard_fit(run: Run) -> tuple[str, dict[str, Any]]:
-    """Return whether a standard architecture can load the run, and the button for other ranks."""
-    fit = standard_fit_of(run.history)
-    has_ranks = bool(fit and fit.ranks and not fit.qualifies)
-    return (
-        markup.as_markdown(run_text.standard_fit(fit, not run.ranks_csv)),
-        gr.update(visible=has_ranks),
-    )
-
-
 def load_settings(store: Store, run_id: str) -> list[Any]:
     """Load the recipe of a run into the form."""
     return put_recipe(store.runs.get(run_id).recipe)
@@ -200,6 +186,7 @@ def download_report(store: Store, run_id: str) -> str:
     return download("report.html", export.report_html(store.runs.get(run_id)))
 
 
+LOAD, DELETE = "run-open", "run-delete"  # ids of buttons
 FILES: dict[str, tuple[str, Callable[[Store, str], str]]] = {
     "run-recipe": (words.compare_and_runs.RECIPE, download_recipe),
     "run-ranks": (words.compare_and_runs.RANKS_CSV, download_ranks),
@@ -207,13 +194,23 @@ FILES: dict[str, tuple[str, Callable[[Store, str], str]]] = {
 }
 
 
-def download_file(store: Store, event: gr.EventData, run_id: str) -> str:
-    """Return the file whose button was pressed."""
+def press(
+    page: Page, store: Store, removed: list[Any], event: gr.EventData, run_id: str
+) -> dict[Any, Any]:
+    """Load the settings of a run, delete it, or download a file of it.
+
+    removed: the components of the values of `delete`. Returns values by component.
+    """
     pressed = EventValues(event)
-    if pressed["action"] not in FILES:
+    action = pressed["action"]
+    if action == LOAD:
+        return dict(zip(page.recipe_outputs, load_settings(store, run_id), strict=True))
+    if action == DELETE:
+        return dict(zip(removed, delete(store, run_id), strict=True))
+    if action not in FILES:
         raise pressed.unclear("action")
-    _, file = FILES[pressed["action"]]
-    return file(store, run_id)
+    _, file = FILES[action]
+    return {page.downloads: file(store, run_id)}
 
 
 def set_labels(store: Store, run_id: str, labels: list[str]) -> None:

@@ -26,7 +26,7 @@ def layout(store: Store) -> gr.HTML:
 
     The events are `open` with the id of a run, `choose` with the selected ids, and `compare`. The
     browser requests rows without Gradio's queue while the table is visible. Columns, order and
-    search terms are stored in the browser. A `tick` event comes as in `when_visible`, after changes
+    search terms are stored in the browser. A `tick` event comes as in `panel`, after changes
     of runs.
     """
 
