@@ -273,6 +273,21 @@ def test_the_remaining_time_is_estimated_from_measured_steps(monkeypatch):
     assert job.eta() is None
 
 
+def test_the_remaining_time_of_a_part_is_estimated_from_its_steps_that_ended(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: clock[0])
+    job = JobRecord(Steps(), state="running")
+    job.begin_step("choose: a", 0, 3)
+    assert job.steps_eta() is None
+    clock[0] += 10
+    job.begin_step("choose: b", 1, 3)
+    clock[0] += 4
+    assert job.steps_eta() == pytest.approx(16)
+    assert words.compress.STEPS_LEFT.format(words.compress.duration(16)) in job_markup.steps(job)
+    job.part = "compress"
+    assert job.steps_eta() is None
+
+
 def test_stages_have_their_duration_and_its_estimate(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("workbench.state.job_record.time.monotonic", lambda: clock[0])

@@ -158,8 +158,10 @@ def choose_method(
         reporter.add_log(text.FORM_CHOICE)
         return recipe
     best, lowest, budget = recipe, math.inf, ""
-    for method, policy in dict.fromkeys(((recipe.method, recipe.policy), *CANDIDATES)):
-        reporter.part = f"{text.CHOICE_PART}: {method}, {policy}"
+    candidates = [*dict.fromkeys(((recipe.method, recipe.policy), *CANDIDATES))]
+    for i, (method, policy) in enumerate(candidates):
+        part = f"{text.CHOICE_PART}: {method}, {policy}"
+        reporter.begin_step(part, i, len(candidates))
         candidate = recipe.with_(method=method, policy=policy)
         try:
             request = sample_request(store, reporter, candidate)

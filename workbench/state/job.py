@@ -32,6 +32,9 @@ class Reporter(Protocol):
     def add_log(self, line: str) -> None:
         """Add a line to the log."""
 
+    def begin_step(self, part: str, done: int, total: int) -> None:
+        """Begin one of several similar steps of a job, after `done` of `total`. part: its name."""
+
     def progress(self, stage: str, done: int, total: int) -> None:
         """Report progress after each layer or batch. Raises Cancelled for a canceled job."""
 

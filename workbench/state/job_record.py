@@ -71,6 +71,19 @@ class Stage:
             self.estimate = seconds * (total - self.first) / completed
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Similar steps of a job: done, total, start of the first (monotonic seconds), and seconds of
+    those that are done. part: of the current step.
+    """
+
+    part: str = ""
+    done: int = 0
+    total: int = 0
+    start: float = 0.0
+    seconds: float = 0.0
+
+
 @dataclass
 class JobRecord:
     """A job in the queue, or a job that has ended. It is the `Reporter` of a running job.
@@ -110,6 +123,7 @@ class JobRecord:
     _unit_seconds: list[float] = field(default_factory=list, repr=False)
     _last_progress: float = 0.0
     _stage_start: float = 0.0
+    _steps: Steps = field(default_factory=Steps, repr=False)
 
     def __post_init__(self) -> None:
         self.title = strip_paths(self.title or self.job.title)
@@ -131,6 +145,12 @@ class JobRecord:
         """Add a line to the log."""
         self.log.append(f"{time.strftime('%H:%M:%S')}  {strip_paths(line)}")
         log.info("job %s: %s", self.id, line)
+
+    def begin_step(self, part: str, done: int, total: int) -> None:
+        """Record the part, and the time of the steps before, for `steps_eta`."""
+        current_time = time.monotonic()
+        start = self._steps.start if done else current_time
+        self.part, self._steps = part, Steps(part, done, total, start, current_time - start)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Record the progress of a stage; called by lrcore after each layer or batch.
@@ -187,6 +207,17 @@ class JobRecord:
         if self.state != "running" or not self._unit_seconds or not self.total:
             return None
         return (self.total - self.done) * sum(self._unit_seconds) / len(self._unit_seconds)
+
+    def steps_eta(self) -> float | None:
+        """Return the remaining seconds of the similar steps, from the time of those before.
+
+        Returns None until one step ended, and after the last.
+        """
+        steps = self._steps
+        if self.state != "running" or not steps.done or self.part != steps.part:
+            return None
+        elapsed = time.monotonic() - steps.start
+        return max(0.0, steps.seconds * steps.total / steps.done - elapsed)
 
     def elapsed(self) -> float:
         """Return the seconds since the start of the current stage; 0 before the first stage."""

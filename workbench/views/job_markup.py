@@ -46,7 +46,10 @@ def steps(job: JobRecord) -> str:
     remaining, duration = job.eta(), words.compress.duration
     if job.stages:
         parts.append(words.compress.ELAPSED.format(duration(job.elapsed())))
-    if remaining is not None:
+    steps_remaining = job.steps_eta()
+    if steps_remaining is not None:
+        parts.append(words.compress.STEPS_LEFT.format(duration(steps_remaining)))
+    elif remaining is not None:
         parts.append(words.compress.TIME_LEFT.format(duration(remaining)))
     return " · ".join(escape(part) for part in parts if part)
 

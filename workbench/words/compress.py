@@ -144,6 +144,7 @@ NOTHING_WITHIN = (
 # Jobs
 JOBS, NO_JOBS, CANCELING, READY = "Jobs", "No jobs yet.", "canceling…", "Ready"
 ELAPSED, TIME_LEFT, QUEUED = "{} elapsed", "about {} left in this stage", "{} queued"
+STEPS_LEFT = "about {} left in this part"
 OTHERS_RUN = "A job of another browser is running; the Compress tab lists all jobs."
 QUEUE_POSITION = "queued, {} before it"
 DONE, DONE_IN = "done in {}", "in {}"
