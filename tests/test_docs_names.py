@@ -5,10 +5,10 @@ import importlib
 import re
 import subprocess
 from argparse import ArgumentParser
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-import pytest
 import typer
 
 import lrcore
@@ -36,6 +36,7 @@ EXAMPLES = re.findall(
 """Files that docs/extending.md contains in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
 ALSO_FLAGS |= {"--address", "--head", "--index-url"}  # of `ray start` and pip
+ALSO_FLAGS |= {"--repo-type"}  # of `hf upload`
 ALSO_FLAGS |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task"}  # of Slurm
 ALSO_FLAGS |= {"--min-nodes"}  # of `ray symmetric-run`
 ALSO_FLAGS.update(*FLAGS.values())
@@ -47,10 +48,6 @@ ALSO_FLAGS |= set(PAGE._option_string_actions)
 
 def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 @cache
@@ -97,68 +94,88 @@ def defined(path: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
-def test_names_of_lrcore_exist(path: Path) -> None:
-    named = set(re.findall(r"\blrcore(?:\.[a-zA-Z_]\w*)+", text(path))) - {"lrcore.json"}  # a file
-    assert not {dotted_name for dotted_name in named if not exists(dotted_name)}
+def unknown(paths: Iterable[Path], names: Callable[[Path], Iterable[str]]) -> list[str]:
+    """Return "file: name" of the names that a check of each file returns."""
+    return [f"{path.relative_to(ROOT)}: {name}" for path in paths for name in sorted(names(path))]
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
-def test_named_files_exist(path: Path) -> None:
-    named = set(re.findall(r"[\w./-]*\w/[\w.-]+\.(?:py|md|json|js|css)\b(?!\w)", text(path)))
-    missing = {
-        file_name
-        for file_name in named
-        if "://" not in file_name
-        and not any(
-            f"/{file}".endswith(f"/{file_name.strip('./')}") for file in [*FILES, *EXAMPLES]
-        )
+def test_names_of_lrcore_exist() -> None:
+    def names(path: Path) -> set[str]:
+        named = set(re.findall(r"\blrcore(?:\.[a-zA-Z_]\w*)+", text(path)))
+        return {dotted for dotted in named - {"lrcore.json"} if not exists(dotted)}  # a file
+
+    assert unknown([*DOCUMENTS, *SOURCES], names) == []
+
+
+def test_named_files_exist() -> None:
+    ends = {
+        "/".join(parts[start:])
+        for parts in (file.split("/") for file in [*FILES, *EXAMPLES])
+        for start in range(len(parts))
     }
-    assert not missing
+
+    def names(path: Path) -> set[str]:
+        named = set(re.findall(r"[\w./-]*\w/[\w.-]+\.(?:py|md|json|js|css)\b(?!\w)", text(path)))
+        return {file for file in named if "://" not in file and file.strip("./") not in ends}
+
+    assert unknown([*DOCUMENTS, *SOURCES], names) == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_functions_named_by_module_exist(path: Path) -> None:
+def test_functions_named_by_module_exist() -> None:
     """In `a3.qk_svd` or `healing/trainable.add_channel`, the module is the end of a file's path."""
-    missing = set()
-    for module, function in re.findall(r"`([a-z_][\w/]*)\.([a-zA-Z_]\w*)`", text(path)):
-        files = [
-            file for file in FILES if f"/{file}".endswith(f"/{module}.py") and "test" not in file
+
+    def names(path: Path) -> set[str]:
+        missing = set()
+        for module, function in re.findall(r"`([a-z_][\w/]*)\.([a-zA-Z_]\w*)`", text(path)):
+            files = [
+                file
+                for file in FILES
+                if f"/{file}".endswith(f"/{module}.py") and "test" not in file
+            ]
+            if files and not any(function in defined(file) for file in files):
+                missing.add(f"{module}.{function}")
+        extensions = (".py", ".json", ".md", ".csv", ".html")
+        return {dotted for dotted in missing if not dotted.endswith(extensions)}
+
+    assert unknown(DOCUMENTS, names) == []
+
+
+def test_commands_and_their_flags_exist() -> None:
+    def names(path: Path) -> set[str]:
+        spans = re.findall(r"`([^`]+)`", text(path))
+        spans += re.findall(r"^python .*$", text(path), re.MULTILINE)
+        return {span for span in spans if not is_valid_command(span)}
+
+    assert unknown(DOCUMENTS, names) == []
+
+
+def is_valid_command(span: str) -> bool:
+    """Return False for an unknown command of lrcore, and for text with an unknown flag."""
+    words = span.replace("python -m lrcore ", "").replace("lrcore ", "").split()
+    flags = {flag for flag in words if re.match(r"--[a-z]", flag)}
+    if words and words[0] in commands() and "scripts/" not in span:
+        subcommand = " ".join(words[:2])
+        return flags <= commands()[subcommand if subcommand in commands() else words[0]] | {
+            "--help"
+        }
+    if span.startswith("python -m lrcore "):
+        return False
+    return flags <= known_flags()
+
+
+@cache
+def known_flags() -> set[str]:
+    return set().union(*commands().values(), ALSO_FLAGS)
+
+
+def test_flags_in_messages_exist() -> None:
+    def names(path: Path) -> set[str]:
+        strings = [
+            node.value
+            for node in ast.walk(ast.parse(text(path)))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
         ]
-        if files and not any(function in defined(file) for file in files):
-            missing.add(f"{module}.{function}")
-    assert not {
-        dotted_name
-        for dotted_name in missing
-        if not dotted_name.endswith((".py", ".json", ".md", ".csv", ".html"))
-    }
+        named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", "\n".join(strings))
+        return set(named) - known_flags()
 
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_commands_and_their_flags_exist(path: Path) -> None:
-    spans = re.findall(r"`([^`]+)`", text(path)) + re.findall(
-        r"^python .*$", text(path), re.MULTILINE
-    )
-    for span in spans:
-        words = span.replace("python -m lrcore ", "").replace("lrcore ", "").split()
-        flags = {flag for flag in words if re.match(r"--[a-z]", flag)}
-        known_flags = set().union(*commands().values(), ALSO_FLAGS)
-        if words and words[0] in commands() and "scripts/" not in span:
-            subcommand = " ".join(words[:2])
-            known_flags = commands()[subcommand if subcommand in commands() else words[0]] | {
-                "--help"
-            }
-        elif span.startswith("python -m lrcore "):
-            pytest.fail(f"no such command: {span}")
-        assert flags <= known_flags, span
-
-
-@pytest.mark.parametrize("path", [path for path in SOURCES if "lrcore" in path.parts], ids=name)
-def test_flags_in_messages_exist(path: Path) -> None:
-    strings = [
-        node.value
-        for node in ast.walk(ast.parse(text(path)))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    flags = {flag for string in strings for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", string)}
-    assert flags <= set().union(*commands().values(), ALSO_FLAGS)
+    assert unknown([path for path in SOURCES if "lrcore" in path.parts], names) == []

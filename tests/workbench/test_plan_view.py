@@ -1,10 +1,11 @@
 """The values of the Allocation tab for a recipe, without Gradio."""
 
-import subprocess
-import sys
+import os
 from dataclasses import replace
 
+import fresh
 import pytest
+from page_server import ROOT
 
 import lrcore
 from workbench import words
@@ -46,7 +47,8 @@ def store(tmp_path_factory, recipe, cache):
 
 def test_plan_view_needs_no_gradio():
     code = "import sys, workbench.state.plan_view; assert 'gradio' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    done = fresh.project().run(["-c", code], os.environ, ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_factors_there_is_neither_a_plan_nor_an_error(store, recipe):

@@ -1,11 +1,12 @@
 """The store without page and Gradio: caching, plans, jobs and the survey."""
 
-import subprocess
-import sys
+import os
 import threading
 import time
 
+import fresh
 import pytest
+from page_server import ROOT
 from tiny_models import family_folder
 
 import lrcore
@@ -42,7 +43,8 @@ def test_store_and_jobs_need_no_gradio():
         "import workbench.views.memory\n"
         "assert 'gradio' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    done = fresh.project().run(["-c", code], os.environ, ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_plan_is_allocated_once_and_needs_factors(store, recipe, monkeypatch):
