@@ -110,8 +110,8 @@ def small(model: lrcore.LoadedModel, recipe: lrcore.Recipe) -> lrcore.LoadedMode
 
 
 CHANGES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], lrcore.LoadedModel]] = {
-    "fused, probed": lambda model, recipe: lrcore.compress(
-        model, replace(recipe, method="fused", policy="probed")
+    "fused, probed": lambda model, recipe: lrcore.compress(  # the probes of one layer are enough
+        lrcore.drop_layers(model, [1, 2]), replace(recipe, method="fused", policy="probed")
     ),
     "fused, trained": lambda model, recipe: lrcore.compress(
         model, replace(recipe, method="fused", refit="trained")

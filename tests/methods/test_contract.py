@@ -176,6 +176,7 @@ def test_full_rank_keeps_the_layer_and_slots_are_independent(
             assert torch.equal(projection.weight, backward.matrices()[name].weight)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_float32_weights_stay_float32_and_results_are_reproducible(
     method: tuple[str, dict], kind: tuple

@@ -13,7 +13,7 @@ from sixty_digits import DIGITS
 
 from lrcore.methods import METHODS
 
-pytestmark = pytest.mark.one_in(2)
+pytestmark = pytest.mark.one_in(3)
 
 
 @pytest.fixture(autouse=True)

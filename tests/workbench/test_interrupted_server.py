@@ -10,7 +10,7 @@ from gradio_client import Client
 from interrupts import hears_ctrl_c
 from page_server import PATIENCE, ROOT, free_port
 
-SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3}
+SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3, "samples": 4, "seq_len": 64}
 
 
 def test_ctrl_c_during_a_job_ends_the_server_without_an_error(tmp_path):
