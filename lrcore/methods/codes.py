@@ -89,8 +89,9 @@ class CodedMatrices:
 def fitted(
     product: Tensor, start: Tensor, weight: Tensor, entries: int, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, mask and dictionary as `alternate` does, but with the least-squares dictionary
-    of the last codes, `(C^T C)^{-1} C^T W`, whose atoms are not orthonormal.
+    """Return codes [out, k], mask and dictionary [k, in] as `alternate` does, but with the
+    least-squares dictionary of the last codes, `(C^T C)^{-1} C^T W`, whose atoms are not
+    orthonormal.
     """
     codes, mask, _ = alternate(product, start, weight, entries, rounds)
     triangle = cholesky(codes.mT @ codes, EPS)
