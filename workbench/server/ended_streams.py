@@ -1,18 +1,24 @@
-"""Workaround for answers that Gradio loses when a browser closes an ended stream."""
+"""Workarounds for streams of answers whose page closes the connection."""
 
 import asyncio
 from typing import Any
+
+from starlette.exceptions import HTTPException
 
 STREAM = "/queue/data"
 LAST_MESSAGE = b'"close_stream"'
 
 
 class EndedStreams:
-    """ASGI middleware that hides the disconnect after the last message of an answer stream.
+    """ASGI middleware that hides the disconnect after the last message of an answer stream, and the
+    error of a stream whose page is closed.
 
     Gradio ends the stream of a page after the last answer, and the page closes the connection. If a
     busy server reads the disconnect before it has left the stream, it takes the page for closed and
     drops the events that arrived meanwhile: a click without an answer.
+
+    If a page with two streams closes, the first one drops its events, and Gradio ends the other
+    with an HTTPException after the answer began. Nobody reads this answer.
     """
 
     def __init__(self, app: Any) -> None:
@@ -35,4 +41,8 @@ class EndedStreams:
                 await asyncio.Event().wait()  # until Gradio leaves the stream
             return message
 
-        await self.app(scope, receive_until_ended, watch)
+        try:
+            await self.app(scope, receive_until_ended, watch)
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, HTTPException):
+                raise

@@ -4,6 +4,7 @@ import logging
 from traceback import walk_tb
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
@@ -36,7 +37,14 @@ async def answer_invalid(request: Request, error: Exception) -> PlainTextRespons
 
 
 async def answer_failure(request: Request, error: Exception) -> PlainTextResponse:
-    """Log the error and answer 500."""
+    """Log the error and answer 500.
+
+    An HTTPException after the answer began is no fault: a stream ends because its page is closed,
+    see `EndedStreams`.
+    """
+    if isinstance(error.__cause__, HTTPException):
+        log.info("stream ended: %r (%s)", request.url.path[:80], error.__cause__.detail)
+        return PlainTextResponse(error.__cause__.detail, error.__cause__.status_code)
     log.error("request failed: %r", request.url.path[:80], exc_info=error)
     return PlainTextResponse(FAILED, 500)
 
