@@ -10,6 +10,7 @@ python -m benchmarks NAME, where NAME is one of:
     cached      perplexity with a half to a tenth of the KV cache, by CARE and by `fused`
     trained     perplexity with refit 'trained' and with refit 'on'
     bytes       perplexity against MB: quantized, low rank, both in sequence, and budget bytes
+    codes       perplexity of `fused` with pairs, and with sparse codes for gate and up
     nested      perplexity of models cut from a nested checkpoint, and compressed directly
     healing     perplexity before and after healing, for a few settings on demo-llama
     healed      perplexity before and after healing on the calibration text, for several methods
@@ -54,6 +55,7 @@ import lrcore
 from .accuracy import accuracy
 from .cancel import cancel
 from .chat import chat
+from .codes import codes
 from .energy import energy
 from .first_sight import first_sight
 from .fresh_models import fresh
@@ -93,6 +95,7 @@ JOBS = {
     "width": width,
     "cached": cached,
     "bytes": sizes,
+    "codes": codes,
     "nested": nested,
     "healing": healing,
     "healed": healed,

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def machine() -> str:
     """Return the processor, the number of threads and the version of torch."""
     version = torch.__version__.partition("+")[0]
-    return f"{processor()}, {torch.get_num_threads()} threads, torch {version}"
+    count = torch.get_num_threads()
+    return f"{processor()}, {count} {'thread' if count == 1 else 'threads'}, torch {version}"
 
 
 def processor() -> str:

@@ -22,7 +22,7 @@ RECORDED = {
     "interaction": "predictions",
     "bytes": "sizes",
     "accuracy": "accuracy",
-    **{part: part for part in ("tokens", "trained", "chat", "healed", "nested")},
+    **{part: part for part in ("tokens", "trained", "chat", "healed", "nested", "codes")},
 }
 # Modules that measure the cells of a part, if named otherwise
 MEASURED_BY = {"cells": "perplexity", "trained": "refit", "healed": "healing"}

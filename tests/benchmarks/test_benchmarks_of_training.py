@@ -1,8 +1,8 @@
-"""The tables of `refit: trained`, of nested checkpoints and of healing, and their cells in the
-record.
+"""The tables of `refit: trained`, of nested checkpoints, of sparse codes and of healing, and their
+cells in the record.
 """
 
-from benchmarks import healing, nested, record, refit
+from benchmarks import codes, healing, nested, record, refit
 
 
 def test_a_cell_is_added_to_the_current_record(tmp_path, monkeypatch) -> None:
@@ -51,3 +51,10 @@ def test_the_table_of_nested_checkpoints_has_a_row_per_refit_and_kind() -> None:
     assert "| off | cut | – | – | – | – |" in table
     assert "| on | direct | – | – | – | 3.500 ± 0.250 |" in table
     assert table.endswith("| on | cut | 2.500 ± 0.125 | – | – | – |")
+
+
+def test_the_table_of_sparse_codes_has_a_row_per_form() -> None:
+    cells = {"fused probed codes 0.4": {"perplexity": 2.5, "error": 0.125}}
+    table = codes.section(cells, (0.2, 0.4))
+    assert "| `pairs` | – | – |" in table
+    assert "| `codes` | – | 2.500 ± 0.125 |" in table

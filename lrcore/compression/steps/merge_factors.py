@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...layers.forms import Blocks, Matrix, count, dense, tensors_of
+from ...layers.forms import Blocks, Matrix, SparseCodes, count, dense, tensors_of
 from ...layers.layer import Layer, Linear, LowRank, Projection, Stored
 from ...layers.modules.projections import projection_modules
 from ...models.architectures import decoder_layers
@@ -38,13 +38,13 @@ def merge_factors(
 ) -> LoadedModel:
     """Return the model with the fastest form of each factored projection on the device.
 
-    Factors may be multiplied out, W = U V, or their identity blocks filled in. The model itself is
-    returned if nothing is faster, and is never changed. For running a model: merged factors need
-    more memory, at most that of the dense matrix, which `size` and `account` count.
+    Factors and sparse codes may be multiplied out, W = U V, or identity blocks filled in. The model
+    itself is returned if nothing is faster, and is never changed. For running a model: merged
+    factors need more memory, at most that of the dense matrix, which `size` and `account` count.
 
     tokens: number of tokens per call; 1 for decoding one sequence. During the measurement the other
-    forms of all factors are in memory. Cached latents, quantized and sparse parts, and experts are
-    not merged, and narrower heads and MLPs stay narrower. Outputs differ by rounding.
+    forms of all factors are in memory. Cached latents, quantized and sparse matrices, and experts
+    are not merged, and narrower heads and MLPs stay narrower. Outputs differ by rounding.
 
     Raises InputError for tokens below 1 and for offloaded layers, and ResourceError if the memory
     does not suffice for the matrices.
@@ -144,11 +144,13 @@ def _shape(value: LowRank | Stored) -> tuple[int, int]:
 
 
 def _plain(value: LowRank | Stored) -> bool:
-    """Return whether no part is quantized or sparse: merging would lose the smaller size."""
+    """Return whether no part is quantized, 2:4 sparse or a sparse term: merging would lose the
+    smaller size. Sparse codes are factors, whose product is a dense matrix.
+    """
     if isinstance(value, Stored):
         return isinstance(value.form, Blocks)
-    parts = (value.down, value.up)
-    return value.sparse is None and all(isinstance(part, Tensor | Blocks) for part in parts)
+    mergeable = Tensor | Blocks | SparseCodes
+    return value.sparse is None and all(isinstance(p, mergeable) for p in (value.down, value.up))
 
 
 def _product(value: LowRank | Stored) -> Tensor:

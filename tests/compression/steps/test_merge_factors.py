@@ -15,7 +15,7 @@ from lrcore.models.layers import read_layer
 from lrcore.system.errors import ResourceError
 
 TOKENS = torch.arange(3, 43).view(2, 20)
-METHODS = ("svd", "svd_llm", "latentllm", "fused", "a3", "care")
+METHODS = ("svd", "svd_llm", "compot", "latentllm", "fused", "a3", "care")
 
 
 def logits(model):
