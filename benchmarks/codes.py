@@ -55,9 +55,5 @@ def _name(forms: str, ratio: float) -> str:
 def section(cells: Mapping[str, Cell], ratios: tuple[float, ...]) -> str:
     """Return a row per form, with the perplexity at each ratio."""
     header = ["forms", *(f"{ratio:.0%}" for ratio in ratios)]
-    rows = [[f"`{f}`", *(_figure(cells.get(_name(f, r))) for r in ratios)] for f in FORMS]
+    rows = [[f"`{f}`", *(with_error(cells.get(_name(f, r))) for r in ratios)] for f in FORMS]
     return table(header, rows)
-
-
-def _figure(cell: Cell | None) -> str:
-    return "–" if cell is None else with_error(cell)

@@ -66,13 +66,9 @@ def _name(refit: str, ratio: float, kind: str) -> str:
 def section(title: str, entry: Mapping[str, Any]) -> str:
     """Return a row per refit and kind, with the perplexity at each ratio."""
     rows = [
-        [refit, kind, *(_figure(entry["nested"].get(_name(refit, r, kind))) for r in RATIOS)]
+        [refit, kind, *(with_error(entry["nested"].get(_name(refit, r, kind))) for r in RATIOS)]
         for refit in REFITS
         for kind in KINDS
     ]
     header = ["refit", "made", *(f"{ratio:.0%}" for ratio in RATIOS)]
     return f"**{title}**, dense perplexity {entry['dense']:.3f}:\n\n{table(header, rows)}"
-
-
-def _figure(cell: Cell | None) -> str:
-    return "–" if cell is None else with_error(cell)

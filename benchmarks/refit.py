@@ -95,7 +95,7 @@ def _rows(entry: Entry) -> Iterator[list[str]]:
         for refit in REFITS:
             cells = [cell_of(entry, method, policy, ratio, refit) for ratio in RATIOS]
             if any(cells):
-                figures = ["–" if cell is None else with_error(cell) for cell in cells]
+                figures = [with_error(cell) for cell in cells]
                 yield [method, policy, refit, *figures]
 
 

@@ -28,10 +28,12 @@ def table(header: list[str], rows: list[list]) -> str:
     return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
-def with_error(cell: Mapping[str, Any]) -> str:
+def with_error(cell: Mapping[str, Any] | None) -> str:
     """Return the perplexity of a cell ± the standard error of the difference from the dense model,
-    paired by window.
+    paired by window; "–" for a missing cell.
     """
+    if cell is None:
+        return "–"
     return f"{cell['perplexity']:.3f} ± {cell['error']:.3f}"
 
 

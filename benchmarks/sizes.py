@@ -118,7 +118,7 @@ def _sizes(cells: Mapping[str, Cell]) -> list[float]:
 
 def _row(cells: Mapping[str, Cell], size: float) -> list[str]:
     best = {name: _lowest(cells, name, size) for name in SERIES}
-    figures = ["–" if cell is None else with_error(cell) for cell in best.values()]
+    figures = [with_error(cell) for cell in best.values()]
     return [f"{size:.3f}", *figures]
 
 

@@ -144,7 +144,7 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[list[str]]:
     for row in ROWS:
         cells = [entry.get(row.key(multiple)) for multiple in MULTIPLES]
         if any(cells):
-            figures = ["–" if cell is None else with_error(cell) for cell in cells]
+            figures = [with_error(cell) for cell in cells]
             falls = "yes" if is_falling([cell for cell in cells if cell]) else "no"
             yield [f"{row.ratio:.0%}", row.title, *figures, falls]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .forms import Form, Matrix, Sparse, SparseCodes, count, dense, tensors_of
+from .forms import Form, Matrix, Sparse, SparseCodes, count, dense, memory_of, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,9 +410,7 @@ class Layer:
 
 def same_matrix(a: Matrix, b: Matrix) -> bool:
     """Return True if two matrices hold the same tensors, so that they are stored once."""
-    pair = ([m] if isinstance(m, Tensor) else tensors_of(m).values() for m in (a, b))
-    first, second = ([(t.data_ptr(), t.shape) for t in tensors] for tensors in pair)
-    return first == second
+    return memory_of(a) == memory_of(b)
 
 
 def rank_of(projection: Projection) -> int:

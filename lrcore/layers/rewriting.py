@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .forms import Matrix, dense, tensors_of
+from .forms import Matrix, dense, memory_of
 from .layer import Linear, LowRank, Projection, Stored
 from .obs import second_factor
 
@@ -40,8 +40,7 @@ def once_each(rewrite: Rewrite) -> Rewrite:
     seen: dict[Any, tuple[Matrix, Matrix]] = {}  # holds the matrices, so addresses stay unique
 
     def rewrite_once(matrix: Matrix, moment: Tensor | None) -> Matrix:
-        tensors = [matrix] if isinstance(matrix, Tensor) else tensors_of(matrix).values()
-        key = tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
+        key = memory_of(matrix)
         if key not in seen:
             seen[key] = matrix, rewrite(matrix, moment)
         return seen[key][1]

@@ -50,9 +50,9 @@ from .attention_scores import (
 from .costs import mlp_cost, ov_cost, qk_cost
 from .expert_factors import EachExpert
 from .factors import Factor, LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
-from .fused_forms import JOINT_GATE_UP, cached_latents, pairs
+from .fused_forms import cached_latents, pairs
 from .grams import by_group, head_gram, output_gram
-from .method import COMPONENT_MATRICES, COMPONENTS, Method
+from .method import COMPONENT_MATRICES, COMPONENTS, JOINT_GATE_UP, Method
 from .modegpt import column_losses, qk_cr, refit_damping, shrinkage_option
 
 NEEDS = frozenset(
@@ -82,10 +82,9 @@ class FusedOptions:
         "Forms in addition to narrowed heads and removed neurons. pairs: each matrix as a low-rank "
         "pair. codes: as pairs, but gate and up as a common dictionary and sparse codes: a lower "
         "loss, slower decoding. latents: keys and values as cached latents; the MLP is unchanged. "
-        "narrowed: no "
-        "additional form of parts that can be narrowed; sufficient for all policies except probed, "
-        "and faster. auto: latents under budget kv; narrowed if a model is compressed directly by "
-        "such a policy; otherwise pairs.",
+        "narrowed: no additional form of parts that can be narrowed; sufficient for all policies "
+        "except probed, and faster. auto: latents under budget kv; narrowed if a model is "
+        "compressed directly by such a policy; otherwise pairs.",
         choices=("auto", "pairs", "codes", "latents", "narrowed"),
     )
     shrinkage: bool = shrinkage_option()

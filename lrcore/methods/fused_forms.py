@@ -37,10 +37,9 @@ from .latentllm.joint import joint_qk
 from .latentllm.junction import nested
 from .latentllm.local import StackedMatrices, stacked, stacked_cost
 from .latents import with_latents
-from .method import CODED
+from .method import JOINT_GATE_UP
 
 PAIR_JUNCTION = "right_identity"  # a refit solves `up` again, so `up` must be a plain matrix
-JOINT_GATE_UP = CODED[0]
 # The smallest losses at 20 to 60 % were at two to three atoms per nonzero number; after 10 rounds,
 # 60 rounds reduce them by less than a fifth.
 CODING = Coding(atoms=3, rounds=10, is_orthogonal=False)

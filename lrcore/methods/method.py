@@ -15,7 +15,8 @@ from .factors import LayerFactors
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 COMPONENT_MATRICES = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 COMPONENTS = tuple(COMPONENT_MATRICES)
-CODED = ("joint_gate_up", "up")  # slots that the option forms=codes turns into sparse codes
+JOINT_GATE_UP = "joint_gate_up"
+CODED = (JOINT_GATE_UP, "up")  # slots that the option forms=codes turns into sparse codes
 KEYS_AND_VALUES = frozenset({"k", "v"})
 AUTO = ("auto", None)  # values of an option that the method chooses by itself
 CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")

@@ -258,7 +258,7 @@ class _LayerRefit:
         groups = sharing_dictionary(layer, names)
         if not changing and not groups:
             return
-        tap = [*changing, *(name for group in groups for name in group)][0]
+        tap = changing[0] if changing else next(iter(groups[0]))
         fit = Regression()  # of the dense input on the compressed input of these projections
         for position, batch in enumerate(self.batches):
             streams, number = batch

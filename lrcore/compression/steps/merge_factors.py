@@ -7,7 +7,7 @@ multiply-adds, but the selection of columns takes longer than it saves.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...layers.forms import Blocks, Matrix, SparseCodes, count, dense, tensors_of
+from ...layers.forms import Blocks, Matrix, SparseCodes, count, dense, memory_of
 from ...layers.layer import Layer, Linear, LowRank, Projection, Stored
 from ...layers.modules.projections import projection_modules
 from ...models.architectures import decoder_layers
@@ -166,7 +166,7 @@ class _FillIn:
     """Factors with filled-in identity blocks; a part that projections share stays one tensor."""
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[int, ...], Tensor] = {}
+        self._cache: dict[Hashable, Tensor] = {}
 
     def alternatives(self, value: LowRank | Stored) -> tuple[Projection, ...]:
         """Return the alternative forms of a projection, see `_Factored`."""
@@ -178,7 +178,7 @@ class _FillIn:
     def _filled(self, part: Matrix) -> Tensor:
         if isinstance(part, Tensor):
             return part
-        key = tuple(tensor.data_ptr() for tensor in tensors_of(part).values())
+        key = memory_of(part)
         if key not in self._cache:
             self._cache[key] = dense(part).contiguous()
         return self._cache[key]
