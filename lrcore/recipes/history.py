@@ -111,8 +111,9 @@ class Compressed(_Step):
     """Compression by a recipe.
 
     ranks: an entry per slot. calibration: protocol of the windows, "mode" and "refit";
-    "tokens_needed", if the windows have fewer; and "rare_experts", the number of experts with too
-    few tokens. seconds: per stage. bounds: rows of `model_bounds.plan_bounds`, if computed.
+    "distillation_steps", if it was distilled, 0 if that was undone; "tokens_needed", if the windows
+    have fewer; and "rare_experts", the number of experts with too few tokens. seconds: per stage.
+    bounds: rows of `model_bounds.plan_bounds`, if computed.
     """
 
     kind: ClassVar[str] = "compressed"

@@ -69,7 +69,8 @@ class Recipe:
     dense model as the target; "trained" then trains all numbers of each layer
     (lrcore/compression/solve/trained_layer.py); "distilled" instead trains all layers together,
     afterwards, towards the predictions of the dense model (lrcore/compression/solve/distill.py);
-    "auto" is the method's default (on for fused).
+    "auto" is the method's default: on for fused, and with policy probed, followed by a distillation
+    of fewer steps.
 
     ratio: in (0, 1), share to remove of the quantity that `budget` names. temperature: > 0, of
     policy softmax; None for automatic. rounding: "down" never exceeds the budget; "nearest" rounds
@@ -129,7 +130,8 @@ class Recipe:
     refit: str = setting(
         "auto",
         "Refit each layer on the compressed layers before it: on, off, trained (then train the "
-        "layer), distilled (train all layers together at the end), or auto (the method's default).",
+        "layer), distilled (train all layers together at the end), or auto (the method's default; "
+        "fused with measured ranks is distilled briefly).",
         REFIT,
         group="passes",
     )

@@ -13,7 +13,7 @@ from typing import Any
 from ..compression.calibration.calibrate import calibrate
 from ..compression.evidence.measure import measure_evidence
 from ..compression.solve.compress_layers import requests_refit
-from ..compression.solve.distill import distillation_key
+from ..compression.solve.distill import schedule_of
 from ..compression.solve.factorize import Factorization, factorize, method_options
 from ..compression.solve.refit import refit_key
 from ..compression.steps.chain import Chain
@@ -90,8 +90,9 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     refit = [s.recipe for s in chain if s.kind == "compress" and requests_refit(s.recipe)]
     if refit:
         settings["refit_key"] = refit_key(any(recipe.trains_layers for recipe in refit))
-    if any(recipe.distills for recipe in refit):
-        settings["distillation_key"] = distillation_key()
+    schedules = [schedule for r in refit if (schedule := schedule_of(r, model)) is not None]
+    if schedules:
+        settings["distillation_key"] = schedules[0].key
     if any(step.kind == "quantize" or step.recipe.budget == "bytes" for step in chain):
         settings["quantizers"] = QUANTIZERS_REVISION
     measured = [_evaluation_key(evaluation) for evaluation in sweep.evaluations]

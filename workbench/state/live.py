@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import lrcore
 from lrcore.compression.solve.compress_layers import window_passes
-from lrcore.compression.solve.distill import TOKENS as DISTILLATION_TOKENS
+from lrcore.compression.solve.distill import before_distillation, full_schedule
 from lrcore.compression.solve.factorize import Factorization
 from lrcore.ranks.plan import RankPlan
 from lrcore.system.as_json import json_text
@@ -169,7 +169,7 @@ def tokens_run(recipe: lrcore.Recipe, has_refit: bool) -> int:
     """
     passes = window_passes(recipe, has_refit)
     compressing = passes * recipe.samples * recipe.seq_len
-    return WINDOWS * LENGTH + compressing + recipe.distills * DISTILLATION_TOKENS
+    return WINDOWS * LENGTH + compressing + recipe.distills * full_schedule().tokens
 
 
 def is_affordable(
@@ -401,7 +401,9 @@ class LiveMeasurements:
     def _compressed(
         self, request: LiveRequest, dense: lrcore.LoadedModel, progress: Progress
     ) -> lrcore.LoadedModel:
-        return lrcore.compress(dense, request.recipe, request.factors, request.plan, progress)
+        """Return the compressed model, without a distillation by default, which takes minutes."""
+        recipe = before_distillation(request.recipe, dense)
+        return lrcore.compress(dense, recipe, request.factors, request.plan, progress)
 
     def _figure(
         self, request: LiveRequest, dense: lrcore.LoadedModel, progress: Progress

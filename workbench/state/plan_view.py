@@ -8,6 +8,7 @@ from typing import Any
 
 import lrcore
 from lrcore.compression.slower_decoding import slower_decoding
+from lrcore.compression.solve.distill import before_distillation
 from lrcore.ranks.plan import RankPlan
 
 from .. import words
@@ -189,12 +190,19 @@ def plan_name(recipe: lrcore.Recipe) -> str:
 
 
 def status_message(store: Store, recipe: lrcore.Recipe, plan: RankPlan) -> str:
-    """Return sentences: why compression may not use these ranks, the cost of the target, and why
-    decoding takes longer.
+    """Return sentences: why compression may not use these ranks, the cost of the target, why
+    decoding takes longer, and what the perplexities of the plan do not include.
     """
     status = words.allocation.plan_status(plan, recipe.policy, store.is_draft(recipe))
     sentences = status, target_message(store, recipe, plan), slower_decoding(recipe)
-    return " ".join(filter(None, sentences))
+    return " ".join(filter(None, (*sentences, distillation_message(store, recipe))))
+
+
+def distillation_message(store: Store, recipe: lrcore.Recipe) -> str:
+    """Return a sentence about a distillation that the perplexities of the plan do not include."""
+    model = store.peek_dense(recipe)
+    is_distilled = model is not None and before_distillation(recipe, model) != recipe
+    return words.allocation.DISTILLS if is_distilled else ""
 
 
 def target_message(store: Store, recipe: lrcore.Recipe, plan: RankPlan) -> str:

@@ -1,10 +1,8 @@
 """Estimated memory of a compression, and free memory."""
 
-from typing import Any
-
 import lrcore
 from lrcore.compression.solve.compress_layers import has_refit as lrcore_has_refit
-from lrcore.compression.solve.distill import STEP_TOKENS
+from lrcore.compression.solve.distill import STEP_TOKENS, schedule_of
 from lrcore.system.hardware import hardware
 
 from .. import words
@@ -15,8 +13,9 @@ LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 # Copies of the numbers of a layer that is trained: the numbers at the start, the best and the
 # present ones, a gradient and two moments of Adam.
 TRAINING_COPIES = 6
-# The same for all layers that are distilled: a gradient, two moments and the numbers themselves.
-DISTILLATION_COPIES = 4
+# The same for all layers that are distilled: the numbers at the start and the present ones, a
+# gradient and two moments.
+DISTILLATION_COPIES = 5
 # Bytes of activations in float32 per token, layer and number of the residual stream that a backward
 # pass keeps: twice the 34 in 16 bits of Korthikanti et al. 2022.
 ACTIVATIONS = 68
@@ -47,19 +46,20 @@ def needed(
     width = parallel_states * config.hidden_size + config.num_hidden_layers * layer_input
     itemsize = model.network.dtype.itemsize
     states = tokens * width * itemsize
-    training = _training(recipe, config, megabytes * 1e6 / itemsize) if has_refit else 0
+    training = _training(recipe, model, megabytes * 1e6 / itemsize) if has_refit else 0
     logits = 0
     if evaluation is not None:
         logits = min(LOGITS, 8 * (evaluation.seq_len or 256) * config.vocab_size * 4)
     return int(megabytes * 1e6) + states + training + logits
 
 
-def _training(recipe: lrcore.Recipe, config: Any, numbers: float) -> int:
+def _training(recipe: lrcore.Recipe, model: lrcore.LoadedModel, numbers: float) -> int:
     """Return the bytes that a refit needs for training. numbers: of the compressed model."""
+    config = model.network.config.get_text_config()
     layers = config.num_hidden_layers
     if recipe.trains_layers:
         return int(TRAINING_COPIES * 4 * numbers / layers)
-    if not recipe.distills:
+    if schedule_of(recipe, model) is None:
         return 0
     activations = STEP_TOKENS * layers * config.hidden_size * ACTIVATIONS
     return int(DISTILLATION_COPIES * 4 * numbers) + activations

@@ -29,7 +29,7 @@ FIELDS = {
         "Refit",
         "on: each layer compensates for the error of the compressed layers before it; trained: "
         "each layer is then trained; distilled: all layers are trained together at the end; "
-        "auto: the method's default",
+        "auto: the method's default, with a short training of all layers after measured ranks",
     ),
     "calibration_mode": (
         "Calibration passes",
@@ -92,6 +92,10 @@ PREDICTED_POINT = (
 )
 NOT_PREDICTED = "no prediction"
 NOT_PREDICTED_INFO = "These ranks are too far from the measured plans."
+DISTILLS = (
+    "At the end, a short training of all layers lowers the perplexity further; the perplexities "
+    "here are without it."
+)
 NOT_PREDICTED_TRAINED = "The prediction does not cover the training of the layers."
 PROBED_ON_CALIBRATION = "; probed on calibration windows, because the text has too few others"
 DRAFT = (

@@ -30,7 +30,7 @@ from ..calibration.calibrate import Calibration, calibrate, method_needs
 from ..evidence.measure import evidence_key, measure_evidence
 from ..solve.allocate import check_budget
 from ..solve.compress_layers import compress_layers, has_refit
-from ..solve.distill import distill, distillation_windows
+from ..solve.distill import distill, distillation_windows, schedule_of
 from ..solve.factorize import Factorization, factorize, method_options
 from ..solve.tokens_needed import tokens_needed
 from ..step_rules import check_may_follow
@@ -95,9 +95,11 @@ def compress(
         plan = plan or choose_plan(model, factors, recipe)
     fit = _checked_fit(model, recipe, plan)
     error_bounds = tuple(plan_bounds(model, factors, plan, progress)) if bounds else ()
-    network = _solve(model, recipe, factors, plan, progress, seconds)
+    network, steps = _solve(model, recipe, factors, plan, progress, seconds)
     protocol = factors.calibration.protocol | {"mode": recipe.calibration_mode, "refit": refit}
     protocol |= _missing_tokens(model, recipe, factors)
+    if steps is not None:
+        protocol["distillation_steps"] = steps
     step = Compressed(recipe, plan.slot_ranks, protocol, fit, seconds, error_bounds)
     return replace(
         model,
@@ -106,7 +108,7 @@ def compress(
         fingerprint=_fingerprint(model, recipe, plan, factors.calibration),
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
-        account=_account(plan, network),
+        account=_account(plan, network).without_prediction() if steps else _account(plan, network),
     )
 
 
@@ -127,16 +129,19 @@ def _solve(
     plan: RankPlan,
     progress: Progress,
     seconds: dict[str, float],
-) -> PreTrainedModel:
-    """Return a clone of the network with the ranks of a plan, distilled if the recipe says so."""
+) -> tuple[PreTrainedModel, int | None]:
+    """Return a clone of the network with the ranks of a plan, distilled if the recipe says so, and
+    the number of steps that were kept; None if it is not distilled.
+    """
     with _timed(seconds, "compress"):
         network = compress_layers(model, recipe, factors, plan, progress)
-    if recipe.distills:
-        with _timed(seconds, "distill"):
-            windows = distillation_windows(model, recipe)
-            key = _fingerprint(model, recipe, plan, factors.calibration)
-            distill(network, model, windows, key, progress)
-    return network
+    schedule = schedule_of(recipe, model, _text_tokens(factors.calibration))
+    if schedule is None:
+        return network, None
+    with _timed(seconds, "distill"):
+        windows = distillation_windows(model, recipe, schedule.steps)
+        key = _fingerprint(model, recipe, plan, factors.calibration)
+        return network, distill(network, model, windows, schedule, key, progress)
 
 
 def _prepare(
@@ -243,12 +248,21 @@ def _fingerprint(
     ranks, and not from the paths of model and text or the machine.
     """
     covered = {*Recipe.fields_of("source", "windows")}
-    if recipe.distills:  # on other windows, which `seed` and `bos` determine
+    schedule = schedule_of(recipe, model, _text_tokens(calibration))
+    if schedule is not None:  # on other windows, which `seed` and `bos` determine
         covered -= {"seed", "bos"}
     settings = {name: value for name, value in recipe.identity().items() if name not in covered}
+    if schedule is not None and not recipe.distills:
+        settings["distillation"] = schedule.key
     inputs = [calibration.protocol["fingerprint"], key_of(calibration.tokens), model.dtype]
     identity = json_text([model.fingerprint, inputs, settings, *plan.key], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _text_tokens(calibration: Calibration) -> int | None:
+    """Return the number of tokens of the calibration text, None if unknown."""
+    tokens: int | None = calibration.protocol.get("tokens_available")
+    return tokens
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Distillation of a compressed network: the last part of `refit: distilled`.
+"""Distillation of a compressed network: the last part of `refit: distilled`, and, with fewer steps,
+of the default refit after measured ranks.
 
 The refit approximates the dense residual stream, layer by layer. Afterwards all numbers of the
 decoder layers are trained together for what the stream is used for, the predictions:
@@ -25,14 +26,15 @@ from transformers import PreTrainedModel
 from ...evaluation.evaluate import batches
 from ...models.architectures import decoder_layers, text_config
 from ...models.load import LoadedModel
+from ...ranks.policies import find_policy
 from ...recipes.recipe import Recipe
 from ...system.cache import trim
-from ...system.errors import InputError
 from ...system.files import cache_folder, cache_key
 from ...system.hardware import has_bfloat16_products
 from ...system.progress import Progress
 from ..calibration.calibrate import make_calibration_windows
-from ..steps.healing.distillation import Descent, Parts, Stage, Terms, mean_divergence
+from ..steps.healing.distillation import Descent, Diverged, Parts, Stage, Terms, mean_divergence
+from .compress_layers import has_refit
 from .refit import refit_key
 from .trained_layer import assign, trainable
 
@@ -43,8 +45,16 @@ STEPS, STEP_TOKENS = 300, 2048
 RATES_TIMES_WIDTH = (0.64, 0.2, 0.06)
 # Steps of a trial, and batches, of other windows, on which the divergence is measured
 TRIAL, CHECKED = 30, 2
-# Cost in tokens that run forward; a step also runs the dense model, and its gradients count twice.
-TOKENS = 4 * (TRIAL + STEPS) * STEP_TOKENS
+# Of a step, in passes forward; it also runs the dense model, and its gradients count twice.
+COST = 4
+# By default: tokens of the steps for each token of the calibration, the highest and the lowest
+# number of steps, the share of the text that they read at most, so that the divergence is measured
+# on other tokens, the rate, which suits models that have lost little, and the largest model, whose
+# copies for the training fit into the memory of a laptop.
+DEFAULT_PASSES, MOST_STEPS, FEWEST_STEPS, SHARE_OF_TEXT = 3, 96, 16, 0.5
+DEFAULT_RATE_TIMES_WIDTH = 0.2
+LEAST_DIVERGENCE = 0.01  # nats/token; a model that is closer to the dense model is left as it is
+LARGEST = 500_000_000  # numbers
 # Highest share of the rounding to bfloat16 in the divergence before the distillation
 MAX_ROUNDING = 0.01
 REVISION = 2  # part of `distillation_key`: increase it if a distillation yields other weights
@@ -53,19 +63,77 @@ STAGE = Stage("distill", "Distillation", REMEDY)
 TRIAL_STAGE = Stage("try learning rate", "Distillation", REMEDY)
 
 
-def distillation_key() -> tuple[float | int, ...]:
-    """Return the constants that the distillation depends on."""
-    steps = STEPS, STEP_TOKENS, TRIAL, CHECKED
-    return REVISION, *steps, *RATES_TIMES_WIDTH, MAX_ROUNDING
+@dataclass(frozen=True)
+class Schedule:
+    """The length and the learning rates of a distillation.
+
+    rates: the highest learning rates, as a share of the root mean square of a tensor times the
+    width of the stream, in the order in which they are tried. trial: steps of the trial of a rate;
+    0: the first rate is used without a trial. least: a model with a smaller divergence, in
+    nats/token, is not distilled.
+    """
+
+    steps: int
+    rates: tuple[float, ...]
+    trial: int
+    least: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The cost, in tokens that run forward through the network."""
+        return COST * (self.trial + self.steps) * STEP_TOKENS
+
+    @property
+    def key(self) -> tuple[float | int, ...]:
+        """The constants that the distillation depends on."""
+        steps = self.steps, STEP_TOKENS, self.trial, CHECKED
+        least = (self.least,) if self.least else ()
+        return REVISION, *steps, *self.rates, MAX_ROUNDING, *least
 
 
-def distillation_windows(model: LoadedModel, recipe: Recipe) -> Tensor:
+def schedule_of(
+    recipe: Recipe, model: LoadedModel, text_tokens: int | None = None
+) -> Schedule | None:
+    """Return how a recipe distills a model, None if it does not.
+
+    It does by setting. It also does, with fewer steps, if the refit is the method's default and the
+    policy measures its ranks, which takes as long: for a model in memory that is not too large, and
+    with enough tokens in the calibration windows and in the text. Quantized numbers cannot be
+    trained. text_tokens: of the calibration text; None if unknown, for a long text.
+    """
+    if recipe.distills:
+        return full_schedule()
+    by_default = recipe.refit == "auto" and find_policy(recipe.policy).distills
+    if not by_default or recipe.budget == "bytes" or not has_refit(recipe, model.network):
+        return None
+    tokens = DEFAULT_PASSES * recipe.samples * recipe.seq_len
+    if text_tokens is not None:
+        tokens = min(tokens, int(SHARE_OF_TEXT * text_tokens))
+    steps = min(tokens // STEP_TOKENS, MOST_STEPS)
+    if steps < FEWEST_STEPS or model.offloaded or model.size.parameters > LARGEST:
+        return None
+    return Schedule(steps, (DEFAULT_RATE_TIMES_WIDTH,), 0, LEAST_DIVERGENCE)
+
+
+def full_schedule() -> Schedule:
+    """Return the schedule of `refit: distilled`."""
+    return Schedule(STEPS, RATES_TIMES_WIDTH, TRIAL)
+
+
+def before_distillation(recipe: Recipe, model: LoadedModel) -> Recipe:
+    """Return the recipe of the same model before a distillation by default."""
+    if recipe.distills or schedule_of(recipe, model) is None:
+        return recipe
+    return recipe.with_(refit="on")
+
+
+def distillation_windows(model: LoadedModel, recipe: Recipe, steps: int) -> Tensor:
     """Return windows [CHECKED + steps, b, t] of a recipe's calibration text, about STEP_TOKENS per
     batch.
 
     Raises InputError as `make_calibration_windows` does.
     """
-    batch, batches = max(1, STEP_TOKENS // recipe.seq_len), CHECKED + STEPS
+    batch, batches = max(1, STEP_TOKENS // recipe.seq_len), CHECKED + steps
     drawn = recipe.with_(samples=batches * batch, sampling="random", seed=recipe.seed + 1)
     return make_calibration_windows(model, drawn).tokens.view(batches, batch, -1)
 
@@ -74,15 +142,17 @@ def distill(
     network: PreTrainedModel,
     model: LoadedModel,
     windows: Tensor,
+    schedule: Schedule,
     key: str,
     progress: Progress,
-) -> None:
-    """Train the decoder layers of a compressed network towards the dense model, in place.
+) -> int:
+    """Train the decoder layers of a compressed network towards the dense model, in place, and
+    return the number of steps; 0 if its divergence did not fall, and the network is unchanged.
 
     windows [CHECKED + steps, b, t]: of tokens; the divergence is measured on the first batches, and
-    each other one is a step. key: identifies the network before the distillation. An interrupted
-    distillation resumes from the cache. Quantized and sparse numbers are not trained. The network
-    is unchanged if its divergence does not fall. Raises InputError if a loss is not finite.
+    each other one is a step. schedule: see `schedule_of`. key: identifies the network before the
+    distillation. An interrupted distillation resumes from the cache. Quantized and sparse numbers
+    are not trained. Raises InputError if the cache cannot be written.
     """
     dtype = _dtype_of_products(network, model, windows[0])
     with (
@@ -90,11 +160,11 @@ def distill(
         torch.enable_grad(),
         trainable(decoder_layers(network), network.dtype) as parameters,
     ):
-        if parameters:
-            parts = _parts(network, model, windows, dtype)
-            width = text_config(network).hidden_size
-            task = _Task(parts, len(windows) - CHECKED, width, key)
-            _Distillation(parameters, task, progress).run()
+        if not parameters:
+            return 0
+        parts = _parts(network, model, windows, dtype)
+        task = _Task(parts, schedule, text_config(network).hidden_size, key)
+        return schedule.steps * _Distillation(parameters, task, progress).run()
 
 
 @dataclass(frozen=True)
@@ -102,9 +172,14 @@ class _Task:
     """What is distilled. parts(i): the pieces of batch i. width: of the stream."""
 
     parts: Parts
-    steps: int
+    schedule: Schedule
     width: int
     key: str
+
+    def state_file(self, rate: float) -> Path:
+        """Return the file of the cache for the state of an interrupted distillation."""
+        name = cache_key(self.key, *self.schedule.key, *refit_key(), rate)
+        return cache_folder() / "distillations" / f"{name}.safetensors"
 
 
 class _Distillation:
@@ -116,30 +191,42 @@ class _Distillation:
         self.sizes = [float(p.float().square().mean().sqrt()) for p in self.start]
         self.before = self._divergence()
 
-    def run(self) -> None:
-        """Train at the first rate whose trial succeeds, or at that of an interrupted run."""
-        begun = [rate for rate in RATES_TIMES_WIDTH if _state_file(self.task.key, rate).is_file()]
-        for rate in begun or RATES_TIMES_WIDTH:
+    def run(self) -> bool:
+        """Train at the first rate whose trial succeeds, or at that of an interrupted run, unless
+        the divergence is small already, and return whether it fell.
+        """
+        if self.before < self.task.schedule.least:
+            return False
+        rates = self.task.schedule.rates
+        begun = [rate for rate in rates if self.task.state_file(rate).is_file()]
+        for rate in begun or rates:
             if begun or self._succeeds(rate):
-                self._train(rate)
-                return
+                return self._train(rate)
+        return False
 
     def _succeeds(self, rate: float) -> bool:
-        """Return whether a trial lowers the divergence, and undo it."""
-        with suppress(InputError):  # a loss that is not finite
-            self._descend(Descent(self.parameters, self._rates(rate), TRIAL, stage=TRIAL_STAGE))
+        """Return whether a trial, if there is one, lowers the divergence, and undo it."""
+        steps = self.task.schedule.trial
+        if not steps:
+            return True
+        with suppress(Diverged):
+            self._descend(Descent(self.parameters, self._rates(rate), steps, stage=TRIAL_STAGE))
         is_lower = self._divergence() < self.before  # not if it is NaN
         assign(self.parameters, self.start)
         return is_lower
 
-    def _train(self, rate: float) -> None:
-        file = _state_file(self.task.key, rate)
+    def _train(self, rate: float) -> bool:
+        """Train at a rate, undo it if the divergence did not fall, and return whether it did."""
+        file, steps = self.task.state_file(rate), self.task.schedule.steps
         rates = self._rates(rate)
-        self._descend(Descent(self.parameters, rates, self.task.steps, file, self.task.key, STAGE))
-        if not self._divergence() < self.before:
+        with suppress(Diverged):
+            self._descend(Descent(self.parameters, rates, steps, file, self.task.key, STAGE))
+        is_lower = self._divergence() < self.before  # not if it is NaN
+        if not is_lower:
             assign(self.parameters, self.start)
         file.unlink(missing_ok=True)
         trim()
+        return is_lower
 
     def _rates(self, rate: float) -> list[float]:
         """Return the highest learning rate of each parameter."""
@@ -153,12 +240,6 @@ class _Distillation:
         """Return the divergence on the first batches."""
         pieces = [piece for batch in range(CHECKED) for piece in self.task.parts(batch)]
         return sum(share * float(compute()[1]) for share, compute in pieces) / CHECKED
-
-
-def _state_file(key: str, rate: float) -> Path:
-    """Return the file of the cache for the state of an interrupted distillation."""
-    name = cache_key(key, *distillation_key(), *refit_key(), rate)
-    return cache_folder() / "distillations" / f"{name}.safetensors"
 
 
 def _dtype_of_products(

@@ -84,4 +84,5 @@ PROBED = Policy(
     needs="probes",
     checked=True,
     forms=True,
+    distills=True,
 )

@@ -28,6 +28,8 @@ class Policy:
     (lrcore/compression/pipeline/choose_plan.py).
     forms: the policy chooses between the forms of a part and returns targets only for slots of the
     chosen forms. Other policies get the first form only.
+    distills: the default refit ends with a brief distillation, see
+    lrcore/compression/solve/distill.py.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Policy:
     suggest: Callable[[Evidence, Budget], float] | None = None
     checked: bool = False
     forms: bool = False
+    distills: bool = False
 
     @property
     def has_temperature(self) -> bool:

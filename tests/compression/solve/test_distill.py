@@ -27,6 +27,7 @@ TOKENS = torch.arange(3, 3 + 6 * 16).view(6, 16)
 def few_steps(monkeypatch):
     monkeypatch.setattr(distill, "STEPS", 60)
     monkeypatch.setattr(distill, "TRIAL", 6)
+    monkeypatch.setattr(distill, "STEP_TOKENS", 256)
 
 
 def requested(folder, story_file, method="fused", **changes):
@@ -50,7 +51,7 @@ def test_distillation_lowers_the_divergence_at_the_same_size(
     recipe = requested(family_folder(family, tiny_llama, tmp_path), story_file)
     model = lrcore.load(recipe.model)
     before = [p.clone() for p in model.network.parameters()]
-    tokens = distill.distillation_windows(model, recipe)[::10].flatten(0, 1)[::16]
+    tokens = distill.distillation_windows(model, recipe, 60)[::10].flatten(0, 1)[::16]
     before_it, distilled = (
         lrcore.compress(model, recipe.with_(refit=r)) for r in ("on", "distilled")
     )
@@ -210,6 +211,99 @@ def test_products_are_in_bfloat16_only_if_its_rounding_is_small_beside_the_diver
     assert dtype(small) is None
 
 
+@pytest.fixture
+def few_tokens_suffice(monkeypatch):
+    """The default distillation of `default` has 40 steps of 64 tokens."""
+    monkeypatch.setattr(distill, "STEP_TOKENS", 64)
+    monkeypatch.setattr(distill, "DEFAULT_PASSES", 10)
+    monkeypatch.setattr(distill, "SHARE_OF_TEXT", 1.0)
+
+
+def default(folder, story_file, **changes):
+    return requested(folder, story_file).with_(policy="probed", refit="auto", **changes)
+
+
+def test_measured_ranks_are_distilled_briefly_by_default(
+    tiny_llama, story_file, few_tokens_suffice
+):
+    recipe = default(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    made, before_it = (lrcore.compress(model, r) for r in (recipe, recipe.with_(refit="on")))
+    tokens = distill.distillation_windows(model, recipe, 60)[::10].flatten(0, 1)
+    assert divergence(model, made, tokens) < 0.9 * divergence(model, before_it, tokens)
+    assert made.size == before_it.size
+    assert made.fingerprint != before_it.fingerprint
+    assert made.step(Compressed).calibration["distillation_steps"] == 40
+    assert before_it.account.planned.predicted_perplexity is not None
+    assert made.account.planned.predicted_perplexity is None
+    assert distill.before_distillation(recipe, model) == recipe.with_(refit="on")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": "uniform"},
+        {"method": "svd_llm"},
+        {"refit": "on"},
+        {"refit": "off"},
+        {"budget": "bytes"},
+        {"samples": 3},  # 15 steps
+        {"offload": True},
+    ],
+    ids=str,
+)
+def test_other_recipes_are_not_distilled_by_default(
+    tiny_llama, story_file, few_tokens_suffice, changes
+):
+    recipe = default(tiny_llama, story_file).with_(**changes)
+    model = lrcore.load(recipe.model, offload=recipe.offload)
+    assert distill.schedule_of(recipe, model) is None
+    assert distill.before_distillation(recipe, model) == recipe
+
+
+def test_short_texts_are_read_once_at_most(tiny_llama, story_file, few_tokens_suffice):
+    recipe = default(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    steps = {tokens: distill.schedule_of(recipe, model, tokens) for tokens in (1000, 1600, 10000)}
+    assert steps[1000] is None
+    assert steps[1600].steps == 25
+    assert steps[10000] == distill.schedule_of(recipe, model)
+
+
+def test_a_model_that_is_close_to_the_dense_model_is_left_as_it_is(
+    tiny_llama, story_file, few_tokens_suffice, monkeypatch
+):
+    recipe = default(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    monkeypatch.setattr(distill, "LEAST_DIVERGENCE", 1e3)
+    made, before_it = (lrcore.compress(model, r) for r in (recipe, recipe.with_(refit="on")))
+    with torch.inference_mode():
+        assert torch.equal(made.network(TOKENS).logits, before_it.network(TOKENS).logits)
+
+
+def test_large_models_are_not_distilled_by_default(
+    tiny_llama, story_file, few_tokens_suffice, monkeypatch
+):
+    recipe = default(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    assert distill.schedule_of(recipe, model) is not None
+    monkeypatch.setattr(distill, "LARGEST", model.size.parameters - 1)
+    assert distill.schedule_of(recipe, model) is None
+
+
+def test_a_distillation_that_diverges_leaves_the_model_of_the_refit(
+    tiny_llama, story_file, few_tokens_suffice, monkeypatch
+):
+    monkeypatch.setattr(distill, "DEFAULT_RATE_TIMES_WIDTH", 1e30)
+    recipe = default(tiny_llama, story_file)
+    model = lrcore.load(recipe.model)
+    made, before_it = (lrcore.compress(model, r) for r in (recipe, recipe.with_(refit="on")))
+    with torch.inference_mode():
+        assert torch.equal(made.network(TOKENS).logits, before_it.network(TOKENS).logits)
+    assert made.step(Compressed).calibration["distillation_steps"] == 0
+    assert made.account.planned.predicted_perplexity is not None
+
+
 def small_and_dense(folder, story_file):
     recipe = requested(folder, story_file)
     model = lrcore.load(recipe.model)
@@ -218,9 +312,10 @@ def small_and_dense(folder, story_file):
 
 def distilled(small, model, recipe):
     """Return the divergence on other windows before and after a distillation."""
-    windows = distill.distillation_windows(model, recipe)
+    schedule = distill.schedule_of(recipe, model)
+    windows = distill.distillation_windows(model, recipe, schedule.steps)
     before = divergence(model, small, windows[0])
-    distill.distill(small.network, model, windows, "key", silent)
+    distill.distill(small.network, model, windows, schedule, "key", silent)
     return before, divergence(model, small, windows[0])
 
 

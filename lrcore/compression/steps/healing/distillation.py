@@ -37,6 +37,10 @@ Terms = tuple[Tensor, Tensor]
 Parts = Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]
 
 
+class Diverged(InputError):
+    """The loss of a training, or its gradient, is not finite."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """The wording of a training. name: the stage in progress reports. title: starts the message
@@ -151,7 +155,7 @@ class Descent:
         """Run the remaining steps; return L_CE and L_KD of all steps, including earlier ones.
 
         parts(step): the pieces of the step's batch, each with a share and a function for the
-        terms. weight: beta tau^2 of eq. 8. Raises InputError if a loss or gradient is not finite.
+        terms. weight: beta tau^2 of eq. 8. Raises Diverged if a loss or gradient is not finite.
         """
         self._drop_gradients()  # of a descent that diverged
         for step in range(self.done, self.steps):
@@ -178,7 +182,7 @@ class Descent:
                 master.grad = parameter.grad.float()
         norm = float(nn.utils.clip_grad_norm_(self.masters, CLIP))
         if not math.isfinite(entropy + divergence + norm):
-            raise InputError(
+            raise Diverged(
                 f"{self.stage.title} diverged at step {step + 1} of {self.steps}: the loss "
                 f"({entropy:g} + {weight:g} * {divergence:g}) or its gradient ({norm:g}) is not "
                 f"finite. Use {self.stage.remedy}."
