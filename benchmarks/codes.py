@@ -11,7 +11,7 @@ import lrcore
 from .perplexity import evaluation, figures_of
 from .record import add_cell, read_record
 from .report import log, table, with_error, write_section
-from .subjects import RATIOS, Subject, real_subject, reference_text, subjects
+from .subjects import RATIOS, Subject, real_subject, recipe_of, reference_text, subjects
 
 FORMS = ("pairs", "codes")
 REAL_RATIOS = (0.2, 0.4)
@@ -27,8 +27,12 @@ def codes(models: list[str]) -> None:
             for forms in FORMS:
                 if _name(forms, ratio) in read_record().get(subject.title, {}).get("codes", {}):
                     continue
-                recipe = subject.recipe.with_(
-                    method="fused", policy="probed", ratio=ratio, options={"forms": forms}
+                recipe = recipe_of(
+                    subject.recipe,
+                    "fused",
+                    policy="probed",
+                    ratio=ratio,
+                    options={"forms": forms},
                 )
                 small = lrcore.compress(model, recipe)
                 cell = figures_of(evaluation(small, subject), dense)

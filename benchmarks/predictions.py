@@ -11,7 +11,7 @@ import lrcore
 from .perplexity import spearman
 from .record import read_record, stamped, write_record
 from .report import log, table, write_section
-from .subjects import RATIOS, Subject, subjects
+from .subjects import RATIOS, Subject, recipe_of, subjects
 
 POLICIES = ("probed", "uniform")
 WINDOWS = 128  # of 256 tokens: with 32 windows the actual increase has an error of 7 to 30 %
@@ -43,7 +43,7 @@ def measure(
     model: lrcore.LoadedModel, subject: Subject, method: str, dense: float
 ) -> dict[str, Cell]:
     """Return the cells of a method by "method policy ratio": loss increases in nats/token."""
-    base, cells = subject.recipe.with_(method=method, policy="probed"), dict[str, Cell]()
+    base, cells = recipe_of(subject.recipe, method, policy="probed"), dict[str, Cell]()
     factors = lrcore.prepare(model, base)
     text = factors.evidence.get("probes").interaction.target.dense_loss
     for policy in POLICIES:

@@ -1,4 +1,6 @@
-"""Perplexity of several methods with `refit: on`, `trained` and `distilled`."""
+"""Perplexity of several methods with `refit: on`, `trained` and `distilled`, and of `fused` with
+measured ranks and its default refit, `auto`.
+"""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -23,7 +25,7 @@ PAIRINGS = (
     ("svd_llm", "uniform"),
     ("llm_surgeon", "uniform"),
 )
-REFITS = ("on", "trained", "distilled")
+REFITS = ("on", "auto", "trained", "distilled")
 DISTILLED = PAIRINGS[:2]  # pairings that are distilled as well
 Entry = Mapping[str, Any]
 
@@ -57,6 +59,8 @@ def _missing_recipes(subject: Subject) -> Iterator[tuple[str, lrcore.Recipe]]:
     for (method, policy), refit, ratio in product(PAIRINGS, REFITS, RATIOS):
         if refit == "distilled" and (method, policy) not in DISTILLED:
             continue
+        if refit == "auto" and (method, policy) != BEST:  # the same as on, or as no refit
+            continue
         if cell_of(entry, method, policy, ratio, refit) is None:
             recipe = recipe_of(subject.recipe, method, policy=policy, ratio=ratio)
             yield key(method, policy, ratio, refit), recipe.with_(refit=refit)
@@ -70,9 +74,7 @@ def key(method: str, policy: str, ratio: float, refit: str) -> str:
 def cell_of(
     entry: Entry, method: str, policy: str, ratio: float, refit: str
 ) -> dict[str, Any] | None:
-    """Return a cell of this table; for `fused`, whose default is `refit: on`, from the perplexity
-    tables.
-    """
+    """Return a cell of this table; for `fused` with `refit: on`, from the perplexity tables."""
     if method == BEST[0] and refit == "on":
         return entry.get("cells", {}).get(f"{method} {policy} params {ratio}")
     return entry.get("trained", {}).get(key(method, policy, ratio, refit))

@@ -35,10 +35,12 @@ class Subject:
         return lrcore.EvaluationSettings(self.data, samples=self.windows, seq_len=self.length)
 
 
-# Recipe fields without which a method would equal a different method.
+# Recipe fields without which a method would equal a different method, or, for `fused`, would be
+# distilled after measured ranks, which the other methods are not.
 METHOD_FIELDS: dict[str, dict[str, str]] = {
-    "aa_svd": {"calibration_mode": "sequential"}
-}  # else svd_llm
+    "aa_svd": {"calibration_mode": "sequential"},  # else svd_llm
+    "fused": {"refit": "on"},
+}
 
 
 def recipe_of(base: lrcore.Recipe, method: str, **fields: Any) -> lrcore.Recipe:
