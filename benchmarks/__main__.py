@@ -11,6 +11,8 @@ python -m benchmarks NAME, where NAME is one of:
     trained     perplexity with refit 'trained' and with refit 'on'
     bytes       perplexity against MB: quantized, low rank, both in sequence, and budget bytes
     codes       perplexity of `fused` with pairs, and with sparse codes for gate and up
+    sparse_decoding
+                decoding of SmolLM2-135M with sparse matrices, in processor time
     nested      perplexity of models cut from a nested checkpoint, and compressed directly
     healing     perplexity before and after healing, for a few settings on demo-llama
     healed      perplexity before and after healing on the calibration text, for several methods
@@ -78,6 +80,7 @@ from .predictions import prediction
 from .real_model import real
 from .refit import trained
 from .sizes import sizes
+from .sparse_decoding import sparse_decoding
 from .speed import speed
 from .stages import stages
 from .start import start
@@ -96,6 +99,7 @@ JOBS = {
     "cached": cached,
     "bytes": sizes,
     "codes": codes,
+    "sparse_decoding": sparse_decoding,
     "nested": nested,
     "healing": healing,
     "healed": healed,

@@ -178,11 +178,15 @@ class Sparse:
     def parameters(self) -> int:
         return 2 * self.values.numel()
 
+    @property
+    def matrix(self) -> Tensor:
+        """The matrix [out, in] with zeros."""
+        zeros = self.values.new_zeros(self.shape[0] * self.shape[1])
+        return zeros.index_copy(0, self.index.long(), self.values).view(*self.shape)
+
     def apply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; the dense matrix exists during the product only."""
-        zeros = self.values.new_zeros(self.shape[0] * self.shape[1])
-        flat = zeros.index_copy(0, self.index.long(), self.values)
-        return torch.nn.functional.linear(x, flat.view(*self.shape))
+        return torch.nn.functional.linear(x, self.matrix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,8 +258,8 @@ class _WithMask:
 
     values: the nonzero numbers, row by row. mask uint8 [out, ceil(in / 8)]: one bit per number of a
     row, the first number in the lowest bit. Sizes in bytes include the mask, counts of parameters
-    do not. The product uses the dense matrix, which exists during the product only: a mask saves
-    memory but no time.
+    do not. `apply` uses the dense matrix, which exists during the product only: a mask saves memory
+    but no time.
     """
 
     values: Tensor

@@ -116,7 +116,7 @@ def test_the_model_card_has_license_perplexity_recipe_and_ranks(
 def test_the_code_of_an_export_is_short_and_independent_of_lrcore(tiny_llama) -> None:
     source = modeling_source(lrcore.load(str(tiny_llama)).network)
     compile(source, "modeling_lowrank.py", "exec")
-    assert len(source.splitlines()) < 1550
+    assert len(source.splitlines()) < 1600
     assert "lrcore" not in source
     assert not any(f"def {name}(" in source for name in (*LEFT_OUT, "architecture_of"))
 

@@ -12,13 +12,20 @@ from torch import Tensor, nn
 
 from ..forms import FORMS, Form, Matrix, count, kind_of, memory_of, settings_of, tensors_of
 from ..layer import Linear, LowRank, Projection, Stored
+from ..sparse_product import KeptMatrix, can_keep
+
+SPARSE_KINDS = ("sparse", "two_of_four", "masked", "sparse_codes")
 
 
 class StoredLinear(nn.Module):
-    """`y = M x + bias` with M in a stored form: numbers are parameters, permutations buffers."""
+    """`y = M x + bias` with M in a stored form: numbers are parameters, permutations buffers.
+
+    A sparse matrix is kept for further steps after the first product with few tokens.
+    """
 
     def __init__(self, form: Form, bias: Tensor | None = None) -> None:
         super().__init__()
+        self._kept: KeptMatrix | None = None
         self.kind, self.settings = kind_of(form), settings_of(form)
         for name, tensor in tensors_of(form).items():
             if name in form.WEIGHTS:
@@ -55,8 +62,23 @@ class StoredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        y = self.form.apply(x)
+        values: Any = self.values if self.kind in SPARSE_KINDS else None
+        if values is not None and can_keep(values, x):
+            y = self._kept_matrix(values).product(x)
+        else:
+            y = self.form.apply(x)
         return y if self.bias is None else y + self.bias
+
+    def _kept_matrix(self, values: Tensor) -> KeptMatrix:
+        """Return the matrix of few tokens, made again if the numbers have changed."""
+        if self._kept is None or not self._kept.is_of(values):
+            form: Any = self.form
+            self._kept = KeptMatrix(values, form.matrix.detach())
+        return self._kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and other processes make the kept matrix again when they need it."""
+        return self.__dict__ | {"_kept": None}
 
 
 class LowRankLinear(nn.Module):
