@@ -7,12 +7,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tokenizers
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..system.errors import InputError, unknown
@@ -24,7 +24,8 @@ from .chat_template import is_rendered, render, template_key
 from .long_conversations import tokenized_parts
 from .text_growth import USUAL, growth_of
 from .texts import Texts
-from .tokenized import Tokenized, keep_tokens, read_tokens
+from .tokenized import Tokenized, bytes_before, keep_tokens, read_tokens
+from .word_tokens import BLOCK, can_tokenize_words, tokenize_words
 
 PANIC = "PanicException"  # of pyo3, which does not export it
 # Characters that are tokenized at a time. A tokenizer that does not split a text into words takes
@@ -38,13 +39,15 @@ _WORD_ENDS = (
     re.compile(r"[^\W\d_](?= [^\W\d_])"),
     re.compile(r"[^\W_](?=[ ,.;:!?/|、。，．：；！？][^\W_])"),
 )
+WITH_OFFSETS = {"return_offsets_mapping": True, "return_attention_mask": False}
 FORMAT = 1  # of the cached files; increase it when the meaning of the contents changes
 MIN_STORED = 2**18  # characters of a text in the disk cache; shorter ones take a few tenths of 1 s
 MAX_CACHED = 8  # tokenized texts; a million tokens take 16 MB
 
 
-def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
-    """Return `tokenizer(text, **options)` without the warning for texts beyond the context.
+def encoded(tokenizer: Callable[..., Any], text: str | Sequence[str], **options: Any) -> Any:
+    """Return `tokenizer(text, **options)`, of a text or of several, without the warning for texts
+    beyond the context.
 
     Raises InputError if it fails. The author of a model defines the patterns; the library stops an
     endless match with a panic, which is not an `Exception` and would end the thread.
@@ -58,8 +61,8 @@ def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
             raise
         raise_shortage(error)
         raise InputError(
-            f"The tokenizer failed on a text of {len(text):,} characters ({type(error).__name__}). "
-            "The files are damaged: copy them again."
+            f"The tokenizer failed on a text of {len(''.join(text)):,} characters "
+            f"({type(error).__name__}). The files are damaged: copy them again."
         ) from error
 
 
@@ -88,6 +91,8 @@ def tokenize(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
     tokenized in parts, with the tokens of the whole text. Raises ResourceError for a text that is
     too long for the free memory, before the system kills the process.
     """
+    if not special_tokens and can_tokenize_words(text, tokenizer):
+        return _tokenize_by_words(text, tokenizer)
     parts: Iterable[str] = [text] if special_tokens else _parts(text, tokenizer)
     tokenized, longest = [], 0
     for part in parts:
@@ -105,15 +110,24 @@ def _tokenize_part(text: str, tokenizer: Callable[..., Any], special_tokens: boo
     Other tokenizers return ids of images, which do not fit into int32.
     """
     is_fast = bool(getattr(tokenizer, "is_fast", False))
-    options = {"return_offsets_mapping": True, "return_attention_mask": False} if is_fast else {}
+    options = WITH_OFFSETS if is_fast else {}
     encoding = encoded(tokenizer, text, add_special_tokens=special_tokens, **options)
     dtype = np.int32 if is_fast else np.int64
     ids = torch.from_numpy(np.array(encoding["input_ids"], dtype=dtype))
     if not is_fast or not len(ids):
         return Tokenized(ids, None)
     ends = np.maximum.accumulate(np.array([end for _, end in encoding["offset_mapping"]]))
-    byte_ends = torch.from_numpy(_bytes_before(text)[ends])
+    byte_ends = torch.from_numpy(bytes_before(text)[ends])
     return Tokenized(ids, byte_ends.int() if int(byte_ends[-1]) < 2**31 else byte_ends)
+
+
+def _tokenize_by_words(text: str, tokenizer: Any) -> Tokenized:
+    def encode_each(words: Sequence[str], verbose: bool) -> Any:
+        # without lists of masks and types per word, which take as long as the encoding
+        return tokenizer.backend_tokenizer.encode_batch(words, add_special_tokens=False)
+
+    _check_memory(BLOCK, tokenizer)
+    return _joined(list(tokenize_words(text, partial(encoded, encode_each))))
 
 
 def _parts(text: str, tokenizer: Callable[..., Any]) -> Iterator[str]:
@@ -280,10 +294,3 @@ def _tokenize_conversations(
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _bytes_before(text: str) -> NDArray[np.int64]:
-    """Return the UTF-8 bytes before each character and at the end, [characters + 1]."""
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    return np.concatenate(([0], np.cumsum(sizes)))
