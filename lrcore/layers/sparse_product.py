@@ -56,7 +56,7 @@ class KeptMatrix:
             )
 
     def is_of(self, values: Tensor) -> bool:
-        """Return whether the stored numbers are those that it was made from, unchanged."""
+        """Return whether numbers [k] are those that it was made from, unchanged."""
         return _state(values) == self._source
 
     def product(self, x: Tensor) -> Tensor:
