@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from kinds_of_job import TEST_KINDS
+from page_server import PATIENCE
 
 import lrcore
 from workbench.state.job_queue import JobQueue
@@ -22,7 +23,7 @@ def bench(tmp_path):
         order.append(record.job.n)
         for i in range(5):
             record.progress("step", i, 5)
-            gate.wait(5)
+            gate.wait(PATIENCE)
         return ["run-1"]
 
     return JobQueue(tmp_path, TEST_KINDS, work), gate, order

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from page_server import PATIENCE
 
 from workbench.state.job import Job
 from workbench.state.job_record import ENDED
@@ -59,7 +60,7 @@ class Broken(Steps):
 TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unstored, Yielding, Wrong, Broken)}
 
 
-def wait_for_job(jobs, job, seconds=10):
+def wait_for_job(jobs, job, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while jobs.get(job.id).state not in ENDED:
         assert time.monotonic() < end, job

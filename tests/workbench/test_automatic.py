@@ -5,6 +5,7 @@ import time
 
 import gradio as gr
 import pytest
+from page_server import PATIENCE
 
 import lrcore
 from workbench.jobs import KINDS, ShrinkJob, SmallestJob, automatic
@@ -35,7 +36,7 @@ def store(tmp_path):
 
 def ended(store, job):
     record = store.jobs.submit(job)
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while record.state not in ENDED:
         assert time.monotonic() < end, record.log
         time.sleep(0.02)

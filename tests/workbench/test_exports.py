@@ -5,6 +5,7 @@ import time
 
 import pytest
 from elsewhere import elsewhere
+from page_server import PATIENCE
 
 import lrcore
 from lrcore.recipes.history import Healed, StandardFit
@@ -31,11 +32,11 @@ def store(tmp_path):
     return Store(tmp_path / "runs")
 
 
-def run_job(store, job, seconds=60):
+def run_job(store, job, seconds=PATIENCE):
     return wait_for_job(store.jobs.submit(job), seconds)
 
 
-def wait_for_job(job, seconds=60):
+def wait_for_job(job, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while job.state not in ENDED:
         assert time.monotonic() < end, job
@@ -210,7 +211,7 @@ def test_a_healing_job_resumes_and_its_run_is_compared_with_the_original(
     ).result
     healing = lrcore.Healing(steps=60, seq_len=32, samples=8, batch=2, lr=1e-3)
     job = store.jobs.submit(HealJob(first, healing))
-    run, end = store.runs.get(first), time.monotonic() + 60
+    run, end = store.runs.get(first), time.monotonic() + PATIENCE
     while not (run.folder / "healing.safetensors").exists() and job.state not in ENDED:
         assert time.monotonic() < end, job
         time.sleep(0.005)

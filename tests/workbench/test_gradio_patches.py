@@ -15,7 +15,7 @@ from gradio.queueing import Queue
 from gradio.state_holder import SessionState, StateHolder
 from gradio_client import Client
 from page_client import PageClient, PageEvent
-from page_server import served
+from page_server import PATIENCE, served
 
 from workbench.server import gradio_patches as patches
 from workbench.server.gradio_patches import CheckedBlocks
@@ -51,7 +51,7 @@ def join(http, page):
 
 
 def wait_until(condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

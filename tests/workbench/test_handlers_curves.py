@@ -8,6 +8,7 @@ import time
 import gradio as gr
 import pandas as pd
 import pytest
+from page_server import PATIENCE
 from page_values import BROWSER, click
 
 import lrcore
@@ -267,7 +268,7 @@ def test_live_figures_of_the_displayed_plan_are_streamed(store):
     recipe = RECIPE.with_(policy="softmax")
     measured_cells.request_continuation(store, BROWSER, True, "One day", *input_values(recipe))
     key = handlers.draw_plan(store, BROWSER, *input_values(recipe)).plan_key
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
 
     async def last_cells() -> dict[str, str]:
         cells = {}

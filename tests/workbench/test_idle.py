@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
+from page_server import PATIENCE
 
 import lrcore
 from workbench import build_app
@@ -89,7 +90,7 @@ def test_the_version_changes_only_with_displayed_content(tmp_path):
     seen.append(polling.version(store))
     plan = SimpleNamespace(account=SimpleNamespace(budget="params", achieved=0.2))
     store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), plan))
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while store.live.peek("key") is None:  # an error, since the model does not exist
         assert time.monotonic() < end
         time.sleep(0.02)

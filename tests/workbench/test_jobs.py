@@ -10,12 +10,13 @@ from contextlib import suppress
 import pytest
 import torch
 from kinds_of_job import TEST_KINDS, Broken, Once, Steps, Wrong, Yielding, wait_for_job
+from page_server import PATIENCE
 
 import lrcore
 from lrcore.system.errors import ResourceError
 from lrcore.system.files import write_text
 from workbench import words
-from workbench.base.process import JOB_NICENESS
+from workbench.base.process import JOB_NICENESS, lower_priority
 from workbench.state.job import Job
 from workbench.state.job_queue import JobQueue
 from workbench.state.job_record import JobRecord
@@ -46,12 +47,27 @@ def test_a_job_has_a_lower_priority_than_the_page(tmp_path):
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads share a priority")
+def test_a_job_of_a_page_of_low_priority_keeps_that_priority():
+    seen = []
+
+    def job():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), JOB_NICENESS + 7)
+        lower_priority(JOB_NICENESS)
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join(PATIENCE)
+    assert seen == [JOB_NICENESS + 7]
+
+
 def test_clients_take_turns_regardless_of_their_number_of_jobs(tmp_path):
     client, gate, order = ["first"], threading.Event(), []
 
     def work(record):
         order.append(record.job.n)
-        gate.wait(10)
+        gate.wait(PATIENCE)
         return []
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work, lambda: client[0])
@@ -114,7 +130,7 @@ def test_waiting_and_running_jobs_can_be_canceled(bench):
 
 def test_the_status_bar_shows_the_jobs_of_its_browser(tmp_path):
     gate, browser = threading.Event(), ["first"]
-    jobs = JobQueue(tmp_path, TEST_KINDS, lambda _: gate.wait(10) and [], lambda: browser[0])
+    jobs = JobQueue(tmp_path, TEST_KINDS, lambda _: gate.wait(PATIENCE) and [], lambda: browser[0])
     jobs.submit(Steps(0))
     assert "job 0" in job_markup.status_bar(jobs, "first")
     idle = job_markup.status_bar(jobs, "second")
@@ -138,7 +154,7 @@ def test_the_status_bar_shows_the_jobs_of_its_browser(tmp_path):
 
 
 def wait_for_start(order, count=1):
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while len(order) < count:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -192,7 +208,7 @@ def test_canceling_stops_a_job_within_a_layer(tmp_path):
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
     job = jobs.submit(Steps(0))
-    assert began.wait(10)
+    assert began.wait(PATIENCE)
     network(torch.zeros(1))  # other threads are not canceled
     jobs.cancel(job.id)
     assert wait_for_job(jobs, job).state == "cancelled"
@@ -213,7 +229,7 @@ def test_canceling_stops_a_job_that_calls_no_network(tmp_path):
 
     jobs = JobQueue(tmp_path, TEST_KINDS, work)
     job = jobs.submit(Steps(0))
-    assert began.wait(10)
+    assert began.wait(PATIENCE)
     jobs.cancel(job.id)
     assert wait_for_job(jobs, job).state == "cancelled"
 

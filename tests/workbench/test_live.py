@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import log
 
 import pytest
+from page_server import PATIENCE
 
 import lrcore
 from lrcore.evaluation.evaluate import token_losses
@@ -119,7 +120,7 @@ def test_a_measurement_of_more_windows_extends_the_first_one(factors):
     few = wait_for_figure(live, live_request.key)
     live.request(replace(live_request, windows=MORE_WINDOWS))
     live.request(live_request)  # the page was redrawn in the meantime
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while live.is_measuring_more(live_request.browser):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -294,7 +295,7 @@ def test_a_prompt_is_continued_by_the_compressed_and_the_dense_model(factors):
     compressed = lrcore.compress(model, live_request.recipe, factors)
     for prompt in ("One day", "Tom saw"):
         live.request(replace(live_request, prompt=prompt))
-        end = time.monotonic() + 120
+        end = time.monotonic() + PATIENCE
         while live.is_pending("one"):
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -325,7 +326,7 @@ def test_a_prompt_longer_than_the_context_is_reported_and_figures_precede_prompt
     first = replace(request(factors, small(ratio=0.2), "one"), prompt="word " * 2000)
     live.request(first)
     assert wait_for_figure(live, first.key).perplexity
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while live.is_pending("one"):
         assert time.monotonic() < end
         time.sleep(0.02)

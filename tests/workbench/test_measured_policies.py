@@ -7,6 +7,7 @@ from itertools import product
 
 import gradio as gr
 import pytest
+from page_server import PATIENCE
 from page_values import BROWSER
 
 import lrcore
@@ -129,7 +130,7 @@ def test_the_displayed_ranks_are_those_of_the_compressed_model(store, recipe, mo
 
 
 def wait_until(done):
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < end
         time.sleep(0.02)

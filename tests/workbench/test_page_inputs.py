@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 from page_client import PageClient, PageEvent, PageResponse
-from page_server import served
+from page_server import PATIENCE, served
 
 import lrcore
 from workbench.app.app import build_app
@@ -75,7 +75,7 @@ def store(tmp_path_factory, recipe):
     store = Store(tmp_path_factory.mktemp("page") / "runs", KINDS)
     measured = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=16)
     for job in (AnalyzeJob(recipe), CompressJob(recipe, "first", measured)):
-        record, end = store.jobs.submit(job), time.monotonic() + 120
+        record, end = store.jobs.submit(job), time.monotonic() + PATIENCE
         while record.state not in ENDED:
             assert time.monotonic() < end, record
             time.sleep(0.02)

@@ -7,6 +7,7 @@ import time
 
 import gradio as gr
 import pytest
+from page_server import PATIENCE
 
 import lrcore
 import workbench.tabs
@@ -210,7 +211,7 @@ def test_a_failed_job_is_in_the_status_bar_until_marked_as_read(tmp_path):
         raise lrcore.InputError("no such text")
 
     jobs = JobQueue(tmp_path, KINDS, fail)
-    job, end = jobs.submit(CompressJob(lrcore.Recipe())), time.monotonic() + 30
+    job, end = jobs.submit(CompressJob(lrcore.Recipe())), time.monotonic() + PATIENCE
     while not job.ended or job.state != "failed":
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from page_server import PATIENCE
 from transformers import AutoModelForCausalLM
 
 import lrcore
@@ -59,7 +60,7 @@ def recipe(tiny_llama, story_file):
 
 
 def run_job(store, job):
-    record, end = store.jobs.submit(job), time.monotonic() + 60
+    record, end = store.jobs.submit(job), time.monotonic() + PATIENCE
     while record.state not in ENDED:
         assert time.monotonic() < end, record
         time.sleep(0.02)

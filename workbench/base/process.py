@@ -51,7 +51,10 @@ def permanent_objects() -> Iterator[None]:
 def lower_priority(niceness: int) -> None:
     """Lower the priority of this thread and of the threads that torch starts for it.
 
-    This has an effect only on Linux, where threads have priorities.
+    A lower priority, as of a page started with `nice`, is kept. This has an effect only on Linux,
+    where threads have priorities.
     """
     with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        thread = threading.get_native_id()
+        lowest = max(niceness, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, lowest)
