@@ -8,14 +8,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from levels import graph, grouped, imports, levels, row_of, rows, sources  # noqa: E402
+from levels import Graph, graph, grouped, imports, levels, row_of, rows, sources  # noqa: E402
 
 TABLE = rows()
-MODULES, GRAPH = sources(), graph()
+MODULES = sources()
 CORE = [name for name in MODULES if name.startswith("lrcore")]
 PAGE = [name for name in MODULES if name.startswith("workbench")]
 TENSORS_ONLY = {"lrcore/layers/", "lrcore/methods/", "lrcore/ranks/"}
 MEND = "run python scripts/levels.py to update the table of docs/architecture.md"
+
+
+@pytest.fixture(scope="module")
+def needed() -> Graph:
+    """Return the modules that each module imports; all sources are parsed."""
+    return graph()
 
 
 def outside(name: str) -> set[str]:
@@ -27,11 +33,11 @@ def test_each_module_has_a_row_and_each_row_a_module():
     assert TABLE.keys() == {row_of(name) for name in MODULES}, MEND
 
 
-def test_modules_import_only_lower_levels_or_their_package():
+def test_modules_import_only_lower_levels_or_their_package(needed):
     higher = [
         f"{name} (level {TABLE.get(row_of(name))}) imports {imported}"
         for name in MODULES
-        for imported in sorted(GRAPH[name])
+        for imported in sorted(needed[name])
         if row_of(imported) != row_of(name)
         and TABLE.get(row_of(imported), 99) >= TABLE.get(row_of(name), -1)
     ]
@@ -39,18 +45,18 @@ def test_modules_import_only_lower_levels_or_their_package():
 
 
 @pytest.mark.parametrize("package", ["lrcore", "workbench"])
-def test_no_module_imports_itself_indirectly(package):
+def test_no_module_imports_itself_indirectly(package, needed):
     needs = {
         name: {imported for imported in imported_modules if imported.startswith(package)}
-        for name, imported_modules in GRAPH.items()
+        for name, imported_modules in needed.items()
         if name.startswith(package)
     }
     circular = sorted(needs.keys() - levels(needs).keys())
     assert not circular, "import cycles and modules that depend on them"
 
 
-def test_levels_are_as_low_as_the_imports_allow():
-    level = levels(grouped(GRAPH, row_of))
+def test_levels_are_as_low_as_the_imports_allow(needed):
+    level = levels(grouped(needed, row_of))
     assert max(TABLE.values()) == max(level.values()), MEND
 
 
