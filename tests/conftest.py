@@ -51,15 +51,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect tests marked `soak` or `cluster` unless `-m` names the marker. Cases of parametrized
     tests that `one_in` leaves out become `soak` tests.
     """
-    for item in items:
-        sampled = "[" in item.name and item.get_closest_marker("one_in")
-        if sampled and zlib.crc32(item.name.encode()) % sampled.args[0]:
-            item.add_marker("soak")
+    for item in _left_out(items):
+        item.add_marker("soak")
     for marker in ("soak", "cluster"):
         if marker not in config.option.markexpr:
             is_deselected = [item.get_closest_marker(marker) is not None for item in items]
             config.hook.pytest_deselected(items=list(compress(items, is_deselected)))
             items[:] = compress(items, (not deselected for deselected in is_deselected))
+
+
+def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases that `one_in` leaves out. With `each`, the name of a parameter, one case of
+    each of its values remains; of a tuple, the first entry counts, such as the name of a method.
+    """
+    left_out, kept = [], set()
+    for item in items:
+        marker = item.get_closest_marker("one_in") if "[" in item.name else None
+        if marker is None:
+            continue
+        value = item.callspec.params.get(marker.kwargs.get("each"))
+        case = (item.nodeid.partition("[")[0], value[0] if isinstance(value, tuple) else value)
+        if zlib.crc32(item.name.encode()) % marker.args[0]:
+            left_out.append((item, case))
+        else:
+            kept.add(case)
+    remaining = []
+    for item, case in left_out:
+        if case[1] is None or case in kept:
+            remaining.append(item)
+        kept.add(case)
+    return remaining
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,6 +44,7 @@ def _on_device(kind: tuple):
     return moved(case.layer), Moments(moved(dict(case.moments.values)), case.moments.tokens)
 
 
+@pytest.mark.one_in(2, each="method")
 @pytest.mark.parametrize(("method", "kind"), CASES)
 def test_methods_give_the_results_of_the_cpu_on_another_device(
     method: tuple[str, dict], kind

@@ -138,7 +138,7 @@ def test_loss_curves_are_finite_and_fall_to_zero(method: tuple[str, dict], kind:
         assert s.energy(s.cost.full) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4, each="method")
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_parameters_and_cache_equal_the_cost_at_every_rank(
     method: tuple[str, dict], kind: tuple, monkeypatch
@@ -158,6 +158,7 @@ def test_parameters_and_cache_equal_the_cost_at_every_rank(
             assert saved == factor.cost.kv_dense - factor.cost.kv(rank)
 
 
+@pytest.mark.one_in(2, each="method")
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_full_rank_keeps_the_layer_and_slots_are_independent(
     method: tuple[str, dict], kind: tuple
@@ -176,7 +177,7 @@ def test_full_rank_keeps_the_layer_and_slots_are_independent(
             assert torch.equal(projection.weight, backward.matrices()[name].weight)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(2, each="method")
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_float32_weights_stay_float32_and_results_are_reproducible(
     method: tuple[str, dict], kind: tuple

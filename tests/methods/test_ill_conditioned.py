@@ -125,7 +125,7 @@ HARD = CASES | {
 ROWS = [(name, options) for name in METHODS for options in ({}, *VARIANTS.get(name, ()))]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(10, each="row")
 @pytest.mark.parametrize("case", HARD)
 @pytest.mark.parametrize(
     "row", ROWS, ids=lambda row: "-".join(map(str, (row[0], *row[1].values())))

@@ -53,6 +53,7 @@ def turns(problem, result, rounds: int = 4):
             yield result
 
 
+@pytest.mark.one_in(3, each="bias")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", ["update", "add", "keep"])
 @pytest.mark.parametrize("rank", [4, 13])
@@ -157,6 +158,7 @@ def test_fit_out_is_reduced_rank_regression_and_beats_the_fixed_basis_of_the_pap
     assert ours < best(torch.linalg.svd(a.o.weight @ root)[0][:, :rank])
 
 
+@pytest.mark.one_in(2, each="junction")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("junction", ["left", "left_identity", "right_identity"])
 def test_junctions_keep_the_outputs_and_cost_the_same_as_for_joint_vo(kind, junction):
@@ -206,6 +208,7 @@ def solved(case, moments: Moments, vo: str, rank: int):
     ].truncate(case.layer, rank)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["few tokens", "zero head", "constant activation"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [1, 7, 23])
