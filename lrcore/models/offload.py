@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..layers.modules.projections import StoredLinear
 from ..system.tensor_files import StoredTensor, Temporary, stored_tensors, write_tensors
 from .architectures import architecture_of, decoder_layers
 
@@ -129,9 +130,12 @@ def return_freed_memory() -> None:
 
 
 def move_to_meta(layer: nn.Module) -> None:
-    """Move a layer's tensors to the device "meta"."""
+    """Move a layer's tensors to the device "meta", and drop matrices made from them."""
     for name, tensor in named_tensors(layer).items():
         put_tensor(layer, name, tensor.to("meta"))
+    for module in layer.modules():
+        if isinstance(module, StoredLinear):
+            module.drop_kept_matrix()
 
 
 # Hooks are functions of this module, not closures, so that a deep copy of a layer has hooks, too.

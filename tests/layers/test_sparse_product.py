@@ -2,13 +2,16 @@
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
+from torch import nn
 
 from lrcore.layers.forms import Sparse, dense, masked, sparse_codes, two_of_four
 from lrcore.layers.modules.projections import StoredLinear
 from lrcore.layers.sparse_product import TOKENS
+from lrcore.models.offload import move_to_meta
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
 
@@ -46,6 +49,16 @@ def test_a_decoding_step_does_not_make_the_matrix_dense_again(monkeypatch):
     monkeypatch.setattr(type(module.form), "matrix", None)
     assert torch.equal(module(x), first)
     assert module.state_dict().keys() == {"values", "mask"}
+
+
+@needs_mkl
+@torch.no_grad()
+def test_a_released_layer_does_not_keep_the_matrix():
+    module = StoredLinear(forms()["sparse_codes"])
+    module(torch.randn(1, 1, 32))
+    kept = weakref.ref(module._kept)
+    move_to_meta(nn.Sequential(module))
+    assert kept() is None
 
 
 @torch.no_grad()

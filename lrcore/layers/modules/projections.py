@@ -76,6 +76,10 @@ class StoredLinear(nn.Module):
             self._kept = KeptMatrix(values, form.matrix.detach())
         return self._kept
 
+    def drop_kept_matrix(self) -> None:
+        """Free the kept matrix; the next step of few tokens makes it again."""
+        self._kept = None
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and other processes make the kept matrix again when they need it."""
         return self.__dict__ | {"_kept": None}
