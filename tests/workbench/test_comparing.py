@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from page_values import click
+from page_values import BROWSER, click
 
 import lrcore
 from lrcore.evaluation.evaluation_settings import PROTOCOLS
@@ -19,9 +19,10 @@ from lrcore.runs.runs import Run
 from workbench import words
 from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto, ratios, title
 from workbench.jobs import SweepJob
-from workbench.jobs.models import run_name
+from workbench.jobs.models import run_name, unused_name
 from workbench.jobs.sweep import table_files
 from workbench.state import sweep_runs
+from workbench.state.browsers import BrowserState
 from workbench.state.job_record import JobRecord
 from workbench.state.store import Store
 from workbench.tabs.compare import chart, chart_files, chosen_runs, comparison_table, metrics
@@ -203,22 +204,53 @@ def test_a_click_on_a_point_adds_or_removes_its_run():
     assert runs_handlers.toggle_clicked(store, [], click(custom=None))["__type__"] == "update"
 
 
-def test_the_newest_run_of_the_model_is_compared_unless_the_address_selects_runs():
-    made = [make_run(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
-    made.append(make_run("another model's", lrcore.Recipe("demo-opt")))
+def store_of(made):
+    """Return a store with these runs, oldest first."""
     made_by_id = {run.id: run for run in made}
-    store = SimpleNamespace(
+    return SimpleNamespace(
         runs=SimpleNamespace(all=lambda: made, ids=lambda: [*made_by_id], get=made_by_id.get),
         runs_by_id=lambda ids: [made_by_id[run_id] for run_id in ids or [] if run_id in made_by_id],
+        browsers=BrowserState(),
     )
-    form = input_values(lrcore.Recipe())
-    assert chosen_runs.list_runs(store, [], None, *form)[0]["value"] == ["new"]
-    other = chosen_runs.list_runs(store, [], None, *input_values(lrcore.Recipe("demo-moe")))
-    assert "value" not in other[0]
-    assert "value" not in chosen_runs.list_runs(store, ["middle"], None, *form)[0]
+
+
+def test_the_newest_run_of_the_model_is_compared_unless_the_address_selects_runs():
+    made = [make_run(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
+    store = store_of([*made, make_run("another model's", lrcore.Recipe("demo-opt"))])
+
+    def listed(ids, recipe):
+        return chosen_runs.list_runs(store, BROWSER, ids, None, *input_values(recipe))[0]
+
+    assert listed([], lrcore.Recipe())["value"] == ["new"]
+    assert "value" not in listed([], lrcore.Recipe("demo-moe"))
+    assert "value" not in listed(["middle"], lrcore.Recipe())
     assert select_linked(store, {"runs": "old,gone,middle"})["value"] == ["old", "middle"]
     assert chosen_runs.add_newest(store, ["old"])[0]["value"] == ["another model's", "old"]
     assert "value" not in chosen_runs.add_newest(store, ["another model's"])[0]
+
+
+def test_another_model_selects_its_newest_run_once():
+    runs_of_models = (lrcore.Recipe(), lrcore.Recipe("demo-opt"))
+    store = store_of([make_run(recipe.model, recipe) for recipe in runs_of_models])
+    moves = (  # selected run, model of the form, runs that the page selects then
+        ([], "demo-llama", ["demo-llama"]),
+        (["demo-llama"], "demo-opt", ["demo-opt"]),
+        (["demo-llama"], "demo-opt", None),  # selected by the user
+        (["demo-llama", "demo-opt"], "demo-llama", None),
+        (["demo-llama"], "demo-moe", []),
+    )
+    for ids, model, expected in moves:
+        form = input_values(lrcore.Recipe(model))
+        update = chosen_runs.list_runs(store, BROWSER, ids, None, *form)[0]
+        assert update.get("value") == expected, model
+
+
+def test_default_names_of_runs_are_different():
+    name = run_name(lrcore.Recipe())
+    store = store_of([])
+    assert unused_name(store, name) == name
+    store = store_of([make_run(name, lrcore.Recipe()), make_run(f"{name} (2)", lrcore.Recipe())])
+    assert unused_name(store, name) == f"{name} (3)"
 
 
 def test_the_default_name_of_a_run_contains_the_model():

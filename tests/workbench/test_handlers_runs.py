@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 from page_server import PATIENCE
-from page_values import click
+from page_values import BROWSER, click
 
 import lrcore
 from lrcore.system.hardware import Hardware
@@ -133,10 +133,10 @@ def test_pruning_and_slicing_have_a_preview(store, recipe):
 
 def test_runs_are_listed_compared_and_drawn(store, recipe):
     (run,), form = store.runs.all(), input_values(recipe)
-    chosen, protocol = chosen_runs.list_runs(store, [], None, *form)
+    chosen, protocol = chosen_runs.list_runs(store, BROWSER, [], None, *form)
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
-    relisted = chosen_runs.list_runs(store, [run.id], measured, *form)
+    relisted = chosen_runs.list_runs(store, BROWSER, [run.id], measured, *form)
     # the current selection must not be overwritten
     assert not [part for part in relisted if "value" in part]
     headline, cards, hint = runs.draw_runs(store, [run.id], measured)

@@ -20,7 +20,14 @@ from ..state.keys import (
 from ..state.live import LiveRequest
 from ..state.store import Store
 from .measuring import load_dense, measure_speeds
-from .models import compressed, deleted_if_canceled, log_notices, run_name, save_and_evaluate
+from .models import (
+    compressed,
+    deleted_if_canceled,
+    log_notices,
+    run_name,
+    save_and_evaluate,
+    unused_name,
+)
 from .ratio_search import MOST_TRIES, Increase, interpolated, largest_ratio
 
 # Methods and policies that are compared with the default on a small model: the best of
@@ -135,7 +142,8 @@ def save_and_measure(
     """Save a model as a run, measure its perplexity and speed, and return its id."""
     log_notices(reporter, recipe, small)
     reporter.part = words.compress.MEASURE_PART
-    ids = save_and_evaluate(store, reporter, recipe, run_name(recipe), small, evaluation)
+    name = unused_name(store, run_name(recipe))
+    ids = save_and_evaluate(store, reporter, recipe, name, small, evaluation)
     run = store.runs.get(ids[0])
     with deleted_if_canceled(store, run):
         measure_speeds(store, dense, [run], reporter)

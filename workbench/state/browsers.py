@@ -1,4 +1,4 @@
-"""State of each browser: displayed policy, pinned plan, prompt, context and undo."""
+"""State of each browser: displayed policy, pinned plan, prompt, context, compared model, undo."""
 
 import threading
 from collections import OrderedDict
@@ -24,6 +24,7 @@ class BrowserState:
         self._prompts: OrderedDict[Hashable, str] = OrderedDict()
         self._contexts: OrderedDict[Hashable, int] = OrderedDict()
         self._histories: OrderedDict[Hashable, PlanHistory] = OrderedDict()
+        self._compared_models: OrderedDict[Hashable, str] = OrderedDict()
         self._history_lock = threading.Lock()
 
     def set_displayed(self, browser: Hashable, recipe: lrcore.Recipe) -> None:
@@ -65,6 +66,12 @@ class BrowserState:
 
     def context(self, browser: Hashable) -> int:
         return self._contexts.get(browser, CONTEXT)
+
+    def compare_model(self, browser: Hashable, model: str) -> bool:
+        """Record the model whose runs are listed; return whether another one was listed before."""
+        previous = self._compared_models.get(browser, model)
+        _put(self._compared_models, browser, model)
+        return previous != model
 
     def change_history(
         self, browser: Hashable, change: Callable[[PlanHistory], PlanHistory]

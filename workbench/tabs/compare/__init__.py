@@ -18,7 +18,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     page.chosen.render()
     conversations = chat.layout()
     columns = answers.layout()
-    headline = panel("headline", changes=("runs",))
+    headline = panel("headline", changes=("runs", "plan"))
     with expert_fold("compare", headline):
         comparison = runs.layout()
         prompts = prompt_set.layout()

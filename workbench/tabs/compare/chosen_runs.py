@@ -15,15 +15,21 @@ from ...widgets.chosen import names, with_new
 from ...widgets.form import differences, read_recipe, try_recipe
 
 
-def list_runs(store: Store, ids: list[str], protocol: str | None, *values: Any) -> tuple[Any, Any]:
+def list_runs(
+    store: Store, browser: gr.Request, ids: list[str], protocol: str | None, *values: Any
+) -> tuple[Any, Any]:
     """Return the lists of runs and of protocols; selected runs stay selected.
 
-    If no run is selected, the newest run of the form's model is. values: of the form.
+    If no run is selected, the newest run of the form's model is; so it is if another model was
+    chosen since, and none of the selected runs belongs to it. values: of the form.
     """
     runs, recipe = store.runs.all()[::-1], try_recipe(values)
     existing = {run.id for run in runs}
     selected = [run_id for run_id in ids or [] if run_id in existing]
     of_model = [run.id for run in runs if recipe is None or run.recipe.model == recipe.model]
+    is_new = recipe and store.browsers.compare_model(browser.session_hash, recipe.model)
+    if is_new and not {*selected} & {*of_model}:
+        selected = []
     return run_and_protocol_lists(runs, selected or of_model[:1], ids, protocol)
 
 
