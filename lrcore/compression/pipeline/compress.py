@@ -139,7 +139,7 @@ def _solve(
     if schedule is None:
         return network, None
     with _timed(seconds, "distill"):
-        windows = distillation_windows(model, recipe, schedule.steps)
+        windows = distillation_windows(model, recipe, schedule)
         key = _fingerprint(model, recipe, plan, factors.calibration)
         return network, distill(network, model, windows, schedule, key, progress)
 

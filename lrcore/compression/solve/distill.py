@@ -47,11 +47,12 @@ RATES_TIMES_WIDTH = (0.64, 0.2, 0.06)
 TRIAL, CHECKED = 30, 2
 # Of a step, in passes forward; it also runs the dense model, and its gradients count twice.
 COST = 4
-# By default: tokens of the steps for each token of the calibration, the highest and the lowest
-# number of steps, the share of the text that they read at most, so that the divergence is measured
-# on other tokens, the rate, which suits models that have lost little, and the largest model, whose
-# copies for the training fit into the memory of a laptop.
-DEFAULT_PASSES, MOST_STEPS, FEWEST_STEPS, SHARE_OF_TEXT = 3, 96, 16, 0.5
+# By default: tokens of a step; tokens of all steps for each token of the calibration; the share of
+# the text that they read at most, so that the divergence is measured on other tokens; the highest
+# and the lowest number of steps; the rate, which suits models that have lost little; and the
+# largest model, whose copies for the training fit into the memory of a laptop.
+DEFAULT_STEP_TOKENS, DEFAULT_PASSES, SHARE_OF_TEXT = 1024, 3, 0.5
+MOST_STEPS, FEWEST_STEPS = 192, 24
 DEFAULT_RATE_TIMES_WIDTH = 0.2
 LEAST_DIVERGENCE = 0.01  # nats/token; a model that is closer to the dense model is left as it is
 LARGEST = 500_000_000  # numbers
@@ -67,13 +68,14 @@ TRIAL_STAGE = Stage("try learning rate", "Distillation", REMEDY)
 class Schedule:
     """The length and the learning rates of a distillation.
 
-    rates: the highest learning rates, as a share of the root mean square of a tensor times the
-    width of the stream, in the order in which they are tried. trial: steps of the trial of a rate;
-    0: the first rate is used without a trial. least: a model with a smaller divergence, in
-    nats/token, is not distilled.
+    step_tokens: tokens of a step. rates: the highest learning rates, as a share of the root mean
+    square of a tensor times the width of the stream, in the order in which they are tried. trial:
+    steps of the trial of a rate; 0: the first rate is used without a trial. least: a model with a
+    smaller divergence, in nats/token, is not distilled.
     """
 
     steps: int
+    step_tokens: int
     rates: tuple[float, ...]
     trial: int
     least: float = 0.0
@@ -81,12 +83,12 @@ class Schedule:
     @property
     def tokens(self) -> int:
         """The cost, in tokens that run forward through the network."""
-        return COST * (self.trial + self.steps) * STEP_TOKENS
+        return COST * (self.trial + self.steps) * self.step_tokens
 
     @property
     def key(self) -> tuple[float | int, ...]:
         """The constants that the distillation depends on."""
-        steps = self.steps, STEP_TOKENS, self.trial, CHECKED
+        steps = self.steps, self.step_tokens, self.trial, CHECKED
         least = (self.least,) if self.least else ()
         return REVISION, *steps, *self.rates, MAX_ROUNDING, *least
 
@@ -109,15 +111,16 @@ def schedule_of(
     tokens = DEFAULT_PASSES * recipe.samples * recipe.seq_len
     if text_tokens is not None:
         tokens = min(tokens, int(SHARE_OF_TEXT * text_tokens))
-    steps = min(tokens // STEP_TOKENS, MOST_STEPS)
+    steps = min(tokens // DEFAULT_STEP_TOKENS, MOST_STEPS)
     if steps < FEWEST_STEPS or model.offloaded or model.size.parameters > LARGEST:
         return None
-    return Schedule(steps, (DEFAULT_RATE_TIMES_WIDTH,), 0, LEAST_DIVERGENCE)
+    rates = (DEFAULT_RATE_TIMES_WIDTH,)
+    return Schedule(steps, DEFAULT_STEP_TOKENS, rates, 0, LEAST_DIVERGENCE)
 
 
 def full_schedule() -> Schedule:
     """Return the schedule of `refit: distilled`."""
-    return Schedule(STEPS, RATES_TIMES_WIDTH, TRIAL)
+    return Schedule(STEPS, STEP_TOKENS, RATES_TIMES_WIDTH, TRIAL)
 
 
 def before_distillation(recipe: Recipe, model: LoadedModel) -> Recipe:
@@ -127,13 +130,14 @@ def before_distillation(recipe: Recipe, model: LoadedModel) -> Recipe:
     return recipe.with_(refit="on")
 
 
-def distillation_windows(model: LoadedModel, recipe: Recipe, steps: int) -> Tensor:
-    """Return windows [CHECKED + steps, b, t] of a recipe's calibration text, about STEP_TOKENS per
-    batch.
+def distillation_windows(model: LoadedModel, recipe: Recipe, schedule: Schedule) -> Tensor:
+    """Return windows [CHECKED + steps, b, t] of a recipe's calibration text, about as many tokens
+    per batch as the schedule has per step.
 
     Raises InputError as `make_calibration_windows` does.
     """
-    batch, batches = max(1, STEP_TOKENS // recipe.seq_len), CHECKED + steps
+    batch = max(1, schedule.step_tokens // recipe.seq_len)
+    batches = CHECKED + schedule.steps
     drawn = recipe.with_(samples=batches * batch, sampling="random", seed=recipe.seed + 1)
     return make_calibration_windows(model, drawn).tokens.view(batches, batch, -1)
 

@@ -51,7 +51,9 @@ def test_distillation_lowers_the_divergence_at_the_same_size(
     recipe = requested(family_folder(family, tiny_llama, tmp_path), story_file)
     model = lrcore.load(recipe.model)
     before = [p.clone() for p in model.network.parameters()]
-    tokens = distill.distillation_windows(model, recipe, 60)[::10].flatten(0, 1)[::16]
+    tokens = distill.distillation_windows(model, recipe, distill.full_schedule())[::10].flatten(
+        0, 1
+    )[::16]
     before_it, distilled = (
         lrcore.compress(model, recipe.with_(refit=r)) for r in ("on", "distilled")
     )
@@ -214,7 +216,7 @@ def test_products_are_in_bfloat16_only_if_its_rounding_is_small_beside_the_diver
 @pytest.fixture
 def few_tokens_suffice(monkeypatch):
     """The default distillation of `default` has 40 steps of 64 tokens."""
-    monkeypatch.setattr(distill, "STEP_TOKENS", 64)
+    monkeypatch.setattr(distill, "DEFAULT_STEP_TOKENS", 64)
     monkeypatch.setattr(distill, "DEFAULT_PASSES", 10)
     monkeypatch.setattr(distill, "SHARE_OF_TEXT", 1.0)
 
@@ -229,7 +231,9 @@ def test_measured_ranks_are_distilled_briefly_by_default(
     recipe = default(tiny_llama, story_file)
     model = lrcore.load(recipe.model)
     made, before_it = (lrcore.compress(model, r) for r in (recipe, recipe.with_(refit="on")))
-    tokens = distill.distillation_windows(model, recipe, 60)[::10].flatten(0, 1)
+    tokens = distill.distillation_windows(model, recipe, distill.full_schedule())[::10].flatten(
+        0, 1
+    )
     assert divergence(model, made, tokens) < 0.9 * divergence(model, before_it, tokens)
     assert made.size == before_it.size
     assert made.fingerprint != before_it.fingerprint
@@ -247,7 +251,7 @@ def test_measured_ranks_are_distilled_briefly_by_default(
         {"refit": "on"},
         {"refit": "off"},
         {"budget": "bytes"},
-        {"samples": 3},  # 15 steps
+        {"samples": 4},  # 20 steps
         {"offload": True},
     ],
     ids=str,
@@ -313,7 +317,7 @@ def small_and_dense(folder, story_file):
 def distilled(small, model, recipe):
     """Return the divergence on other windows before and after a distillation."""
     schedule = distill.schedule_of(recipe, model)
-    windows = distill.distillation_windows(model, recipe, schedule.steps)
+    windows = distill.distillation_windows(model, recipe, schedule)
     before = divergence(model, small, windows[0])
     distill.distill(small.network, model, windows, schedule, "key", silent)
     return before, divergence(model, small, windows[0])
