@@ -11,7 +11,12 @@ import lrcore
 from workbench import words
 from workbench.jobs import AnalyzeJob
 from workbench.state.keys import analysis_recipe, model_key
-from workbench.state.plan_view import PlanView, plan_view, uniform_message
+from workbench.state.plan_view import (
+    PlanView,
+    distillation_message,
+    plan_view,
+    uniform_message,
+)
 from workbench.state.store import Store
 
 BROWSER = "browser"
@@ -131,3 +136,12 @@ def test_the_message_names_the_target(store, recipe):
     message = plan_view(store, limited).messages[1]
     assert message.startswith(words.allocation.describe_target("llama.cpp"))
     assert message.endswith(words.allocation.TARGET_COST_UNKNOWN)
+
+
+def test_a_distillation_by_default_is_announced(store, recipe):
+    """Its perplexities on the page are of the model before it."""
+    store.dense(recipe)
+    distilled = recipe.with_(method="fused", policy="probed", samples=4096)
+    assert distillation_message(store, distilled)
+    for other in (distilled.with_(refit="on"), distilled.with_(refit="distilled"), recipe):
+        assert distillation_message(store, other) == ""
