@@ -96,6 +96,7 @@ def compress(
     fit = _checked_fit(model, recipe, plan)
     error_bounds = tuple(plan_bounds(model, factors, plan, progress)) if bounds else ()
     network, steps = _solve(model, recipe, factors, plan, progress, seconds)
+    account = _account(plan, network)
     protocol = factors.calibration.protocol | {"mode": recipe.calibration_mode, "refit": refit}
     protocol |= _missing_tokens(model, recipe, factors)
     if steps is not None:
@@ -108,7 +109,7 @@ def compress(
         fingerprint=_fingerprint(model, recipe, plan, factors.calibration),
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
-        account=_account(plan, network).without_prediction() if steps else _account(plan, network),
+        account=account.without_prediction() if steps else account,
     )
 
 

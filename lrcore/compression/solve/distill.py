@@ -58,7 +58,7 @@ LEAST_DIVERGENCE = 0.01  # nats/token; a model that is closer to the dense model
 LARGEST = 500_000_000  # numbers
 # Highest share of the rounding to bfloat16 in the divergence before the distillation
 MAX_ROUNDING = 0.01
-REVISION = 2  # part of `distillation_key`: increase it if a distillation yields other weights
+REVISION = 2  # part of `Schedule.key`: increase it if a distillation yields other weights
 REMEDY = "refit on, or dtype float32"
 STAGE = Stage("distill", "Distillation", REMEDY)
 TRIAL_STAGE = Stage("try learning rate", "Distillation", REMEDY)
