@@ -21,6 +21,7 @@ let figure = null,
   handle = null,
   dragged = false,
   hovered = null, // the slot under the pointer in another plot
+  turn = null, // for the first drawing: true once it has come
   width = 0; // of the drawn plot: reading it from the browser would force a layout of the page
 
 // A circle of 9 pixels around a point, as a path: on a logarithmic axis, plotly takes the logarithm
@@ -356,6 +357,31 @@ function readable(trace) {
   return room > new Set(trace.x).size * 7 * letters;
 }
 
+// The first drawings of all plots follow each other, each in a frame of its own: the page shows the
+// heatmap before it draws the curves.
+function takeTurn() {
+  turn = false;
+  const painted = () => new Promise((resume) => requestAnimationFrame(() => setTimeout(resume)));
+  window.firstDrawings = (window.firstDrawings || Promise.resolve()).then(() => {
+    turn = true;
+    draw();
+    return painted();
+  });
+}
+
+// On a page with a <base>, a new plot would refer to its clips and gradients by the address of the
+// page, and lose them when the address changes.
+function withoutBase(plot) {
+  const base = document.querySelector('base[href]'),
+    href = base?.getAttribute('href');
+  base?.removeAttribute('href');
+  try {
+    return plot();
+  } finally {
+    base?.setAttribute('href', href);
+  }
+}
+
 function draw() {
   if (!window.Plotly) {
     setTimeout(draw, 30);
@@ -369,30 +395,23 @@ function draw() {
     if (handle) handle.hidden = true;
     return;
   }
+  if (turn === null) takeTurn();
+  if (!turn) return;
   figure = JSON.parse(props.value);
   const layout = shortened(painted(figure.layout, pageLook()));
   layout.meta ||= {};
   layout.height += legendHeight(window.innerWidth);
   host.style.height = layout.height + 'px';
   head.firstElementChild.textContent = head.firstElementChild.title = figure.caption || '';
-  Plotly.react(
-    host,
-    figure.data.filter(readable),
-    { ...layout, shapes: [...(layout.shapes || []), ...marks()] },
-    CONFIG,
-  ).then(() => {
+  const shapes = [...(layout.shapes || []), ...marks()],
+    react = () => Plotly.react(host, figure.data.filter(readable), { ...layout, shapes }, CONFIG);
+  (host.wired ? react() : withoutBase(react)).then(() => {
     host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
     if (figure && figure.layout.meta.steps && !handle) makeHandle();
     placeHandle();
     if (host.wired) return;
     host.wired = true;
     if (layout.meta.mark === 'cell') makeFocusable();
-    // On a page with a <base>, plotly refers to clips and gradients by the address of the first
-    // drawing, and loses them when the address changes.
-    if (host._context._baseUrl) {
-      host._context._baseUrl = '';
-      Plotly.redraw(host);
-    }
     host.on('plotly_click', (e) => {
       const p = e.points[0];
       const more = e.event && (e.event.ctrlKey || e.event.metaKey);

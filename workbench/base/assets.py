@@ -13,9 +13,9 @@ FOLDER = _PACKAGE / "static"
 if not FOLDER.is_dir():
     FOLDER = _PACKAGE.parent / "assets"
 STYLE = FOLDER / "style.css"
-# The parts of plotly.js for bars, lines and heatmaps (plotly.js-cartesian-dist-min on npm): a third
-# of the size and of the start time.
-PLOTLY_JS = FOLDER / "plotly" / "plotly-cartesian.min.js"
+# The parts of plotly.js for bars, lines and heatmaps, made by scripts/plotly_bundle.sh: a quarter of
+# the size.
+PLOTLY_JS = FOLDER / "plotly" / "plotly-page.min.js"
 
 
 def script(*files: str, **values: Any) -> str:
