@@ -4,6 +4,8 @@ python -m benchmarks NAME, where NAME is one of:
 
     quality     perplexity of all methods and policies at 10-50 % on the demo models and stories260K
     tokens      perplexity by the number of calibration tokens, with and without damped refits
+    calibration_texts
+                perplexity by the calibration text and by the seed of its windows
     variants    perplexity with single options changed from their defaults
     depth       perplexity without one and two layers
     width       perplexity with a narrower residual stream (SliceGPT) at 10-50 %
@@ -55,6 +57,7 @@ import argparse
 import lrcore
 
 from .accuracy import accuracy
+from .calibration_texts import calibration_texts
 from .cancel import cancel
 from .chat import chat
 from .codes import codes
@@ -99,6 +102,7 @@ JOBS = {
     "cached": cached,
     "bytes": sizes,
     "codes": codes,
+    "calibration_texts": calibration_texts,
     "sparse_decoding": sparse_decoding,
     "nested": nested,
     "healing": healing,

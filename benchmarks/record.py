@@ -23,6 +23,7 @@ RECORDED = {
     "bytes": "sizes",
     "accuracy": "accuracy",
     **{part: part for part in ("tokens", "trained", "chat", "healed", "nested", "codes")},
+    "calibration_texts": "calibration_texts",
 }
 # Modules that measure the cells of a part, if named otherwise
 MEASURED_BY = {"cells": "perplexity", "trained": "refit", "healed": "healing"}

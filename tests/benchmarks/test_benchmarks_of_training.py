@@ -2,7 +2,7 @@
 cells in the record.
 """
 
-from benchmarks import codes, healing, nested, record, refit
+from benchmarks import calibration_texts, codes, healing, nested, record, refit
 
 
 def test_a_cell_is_added_to_the_current_record(tmp_path, monkeypatch) -> None:
@@ -51,6 +51,13 @@ def test_the_table_of_nested_checkpoints_has_a_row_per_refit_and_kind() -> None:
     assert "| off | cut | – | – | – | – |" in table
     assert "| on | direct | – | – | – | 3.500 ± 0.250 |" in table
     assert table.endswith("| on | cut | 2.500 ± 0.125 | – | – | – |")
+
+
+def test_the_table_of_calibration_texts_has_a_row_per_text_and_seed() -> None:
+    row = calibration_texts.Row("`llm_surgeon`", {"method": "llm_surgeon"}, "WikiText-2", 1)
+    cells = {row.key(0.2): {"perplexity": 2.5, "error": 0.125}}
+    table = calibration_texts.section("stories260K", cells)
+    assert table.endswith("| `llm_surgeon` | WikiText-2 | 1 | 2.500 ± 0.125 | – |")
 
 
 def test_the_table_of_sparse_codes_has_a_row_per_form() -> None:

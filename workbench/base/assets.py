@@ -13,8 +13,8 @@ FOLDER = _PACKAGE / "static"
 if not FOLDER.is_dir():
     FOLDER = _PACKAGE.parent / "assets"
 STYLE = FOLDER / "style.css"
-# The parts of plotly.js for bars, lines and heatmaps, made by scripts/plotly_bundle.sh: a quarter of
-# the size.
+# The parts of plotly.js for bars, lines and heatmaps, a quarter of its size; made by
+# scripts/plotly_bundle.sh.
 PLOTLY_JS = FOLDER / "plotly" / "plotly-page.min.js"
 
 

@@ -229,7 +229,7 @@ def ring(panel: Panel, chosen: Sequence[str]) -> dict[str, Any]:
 
 
 def front(panel: Panel) -> list[dict[str, Any]]:
-    """Return the Pareto front of runs; [] for fewer than two runs."""
+    """Return the Pareto front of runs, as a staircase; [] for fewer than two runs."""
     if len(panel.runs) < 2:
         return []
     best: list[Point] = []
@@ -243,7 +243,7 @@ def front(panel: Panel) -> list[dict[str, Any]]:
             "name": "Pareto front",
             "x": [point.x for point in best],
             "y": panel.heights(best),
-            "line": {"color": GHOST, "width": 7},
+            "line": {"color": GHOST, "width": 7, "shape": "hv"},
             "hoverinfo": "skip",
         }
     ]
