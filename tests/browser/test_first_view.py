@@ -7,6 +7,20 @@ from lrcore.compression.analyze import Analysis
 from workbench.state.store import FIRST_ANALYSIS
 
 pytestmark = pytest.mark.browser
+# Counts the frames of the page until each plot is drawn for the first time.
+COUNT_FRAMES = """
+  window.framesBefore = {};
+  let frames = 0;
+  const count = () => {
+    frames += 1;
+    if (!window.framesBefore.energy) requestAnimationFrame(count);
+  };
+  count();
+  new MutationObserver((changes) => changes.forEach(({ target }) => {
+    const plot = target.closest('#heatmap, #spectrum, #energy');
+    if (plot) window.framesBefore[plot.id] ??= frames;
+  })).observe(document, { subtree: true, attributeFilter: ['data-drawn'] });
+"""
 
 
 def test_the_heatmap_is_drawn_before_the_first_answer_of_the_server(open_page):
@@ -20,6 +34,16 @@ def test_the_heatmap_is_drawn_before_the_first_answer_of_the_server(open_page):
     ]
     assert len(cells["y"]) >= len((*shipped.components, *shipped.matrices))
     assert "done" not in workbench.status()["text"]
+
+
+def test_the_heatmap_is_on_the_screen_before_the_curves_are_drawn(open_page):
+    workbench = open_page(ready=False)
+    workbench.page.add_init_script(COUNT_FRAMES)
+    workbench.page.reload()
+    for plot in ("heatmap", "spectrum", "energy"):
+        workbench.wait_for_plot(plot)
+    frames = workbench.evaluate("window.framesBefore")
+    assert frames["heatmap"] < frames["spectrum"] < frames["energy"]
 
 
 def test_the_shipped_analysis_equals_a_computed_one(cache):
