@@ -134,12 +134,24 @@ def roots(m: Tensor) -> tuple[Tensor, Tensor]:
     if m is regular.
     """
     values, vectors = eigh_descending(m)
-    nonzero = values > EPS * values[..., :1]
-    root = torch.where(nonzero, values, 0).sqrt()
-    inverse = torch.where(nonzero, values.clamp_min(torch.finfo(torch.float64).tiny).rsqrt(), 0)
-    return (vectors * root.unsqueeze(-2)) @ vectors.mT, (
-        vectors * inverse.unsqueeze(-2)
-    ) @ vectors.mT
+    root = torch.where(_are_nonzero(values), values, 0).sqrt()
+    return (vectors * root.unsqueeze(-2)) @ vectors.mT, _inverse_root(values, vectors)
+
+
+def inverse_root(m: Tensor) -> Tensor:
+    """Return the pseudo-inverse `m^{-1/2}` of a PSD m [..., n, n], as `roots` does."""
+    return _inverse_root(*eigh_descending(m))
+
+
+def _inverse_root(values: Tensor, vectors: Tensor) -> Tensor:
+    reciprocal = values.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+    inverse = torch.where(_are_nonzero(values), reciprocal, 0)
+    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+
+
+def _are_nonzero(values: Tensor) -> Tensor:
+    """Return which descending eigenvalues [..., n] are above EPS * max."""
+    return values > EPS * values[..., :1]
 
 
 def state_gram(weight: Tensor, bias: Tensor | None, second: Tensor, mean: Tensor) -> Tensor:

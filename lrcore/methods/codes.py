@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..layers.forms import sparse_codes
 from ..layers.layer import Layer, LowRank
-from ..layers.linalg import EPS, balanced, cholesky, roots, whitened_svd
+from ..layers.linalg import EPS, balanced, cholesky, inverse_root, whitened_svd
 from ..layers.spectra import Cost
 from .costs import matrix_cost
 from .factors import moved_bias
@@ -111,12 +111,12 @@ def alternate(
     `D^T L^{-1} = B^{-1/2} C^T W`, so L is not inverted.
     """
     mask = torch.ones_like(codes, dtype=torch.bool)
-    before, inverse_root = codes, codes.new_empty(0)
+    before, inverse = codes, codes.new_empty(0)
     for _ in range(rounds + 1):
         before, reached = codes, product.mT @ codes  # [q, k]
-        _, inverse_root = roots(reached.mT @ reached)
-        codes, mask = largest_in_rows(product @ (reached @ inverse_root), entries)
-    return codes, mask, inverse_root @ (before.mT @ weight)
+        inverse = inverse_root(reached.mT @ reached)
+        codes, mask = largest_in_rows(product @ (reached @ inverse), entries)
+    return codes, mask, inverse @ (before.mT @ weight)
 
 
 def largest_in_rows(m: Tensor, entries: int) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from lrcore.layers.linalg import (
     damped,
     eigh_descending,
     inverse_of,
+    inverse_root,
     invert_lower_,
     leverage_complement,
     roots,
@@ -58,6 +59,7 @@ def test_roots_of_singular_matrices_are_pseudo_inverses(case: str) -> None:
         x = torch.ones_like(x)
     m = x.T @ x
     root, inverse = roots(m)
+    assert torch.equal(inverse_root(m), inverse)
     assert torch.isfinite(inverse).all()
     expected = torch.linalg.pinv(m, rtol=1e-10, hermitian=True)
     assert torch.allclose(
