@@ -162,6 +162,14 @@ def test_a_pruned_run_is_compared_with_a_compressed_run(store, recipe):
     assert run_text.pruned(runs[0].history) == ""
 
 
+def test_runs_of_equal_names_are_numbered(store, recipe):
+    names = [
+        store.runs.get(*run_job(store, job).result).name
+        for job in (prune_job(recipe, name="short one"), prune_job(recipe, name="short one"))
+    ]
+    assert names == ["short one", "short one (2)"]
+
+
 def test_a_pruned_run_is_exported_without_code_and_its_report_has_no_ranks(store, recipe):
     (made,) = run_job(store, prune_job(recipe, name="short one")).result
     run = store.runs.get(made)

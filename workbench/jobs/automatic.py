@@ -26,7 +26,6 @@ from .models import (
     log_notices,
     run_name,
     save_and_evaluate,
-    unused_name,
 )
 from .ratio_search import MOST_TRIES, Increase, interpolated, largest_ratio
 
@@ -142,8 +141,7 @@ def save_and_measure(
     """Save a model as a run, measure its perplexity and speed, and return its id."""
     log_notices(reporter, recipe, small)
     reporter.part = words.compress.MEASURE_PART
-    name = unused_name(store, run_name(recipe))
-    ids = save_and_evaluate(store, reporter, recipe, name, small, evaluation)
+    ids = save_and_evaluate(store, reporter, recipe, run_name(recipe), small, evaluation)
     run = store.runs.get(ids[0])
     with deleted_if_canceled(store, run):
         measure_speeds(store, dense, [run], reporter)

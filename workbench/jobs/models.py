@@ -41,7 +41,7 @@ class CompressJob(Job):
         dense = load_dense(store, recipe, reporter, self.evaluation)
         small = compressed(store, reporter, recipe, dense)
         log_notices(reporter, recipe, small)
-        name = self.name or unused_name(store, run_name(recipe))
+        name = self.name or run_name(recipe)
         return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
 
 
@@ -70,7 +70,7 @@ class PruneLayersJob(Job):
         step = small.step(LayersDropped)
         reporter.add_log(run_text.pruned(small.history))
         action = f"without {len(step.gone)} of {step.of} layers, {step.by}"
-        name = self.name or unused_name(store, name_with_model(action, self.recipe))
+        name = self.name or name_with_model(action, self.recipe)
         return save_and_evaluate(store, reporter, self.recipe, name, small, self.evaluation)
 
 
@@ -99,7 +99,7 @@ class SliceJob(Job):
         step = small.step(Sliced)
         reporter.add_log(run_text.sliced(small.history))
         action = f"sliced to {step.width} of {step.of}, {step.rotations}"
-        name = self.name or unused_name(store, name_with_model(action, recipe))
+        name = self.name or name_with_model(action, recipe)
         return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
 
 
@@ -125,7 +125,7 @@ class ShareJob(Job):
         small = lrcore.share_bases(dense, recipe, self.group, progress=reporter.progress)
         reporter.add_log(run_text.shared(small.step(SharedBases)))
         action = f"shared by {self.group} {recipe.ratio:.0%}"
-        name = self.name or unused_name(store, name_with_model(action, recipe))
+        name = self.name or name_with_model(action, recipe)
         return save_and_evaluate(store, reporter, recipe, name, small, self.evaluation)
 
 
@@ -201,7 +201,7 @@ def name_with_model(action: str, recipe: lrcore.Recipe) -> str:
 
 
 def unused_name(store: Store, name: str) -> str:
-    """Return a default name, with a number if a run has this name already."""
+    """Return a name, with a number if a run has this name already."""
     existing = {run.name for run in store.runs.all()}
     numbered = (f"{name} ({number})" for number in itertools.count(2))
     return next(text for text in itertools.chain([name], numbered) if text not in existing)
@@ -230,9 +230,12 @@ def save_run(
     name: str,
     model: lrcore.LoadedModel,
 ) -> Run:
-    """Save a model as a run, as a separate stage of the job."""
+    """Save a model as a run, as a separate stage of the job.
+
+    The name gets a number if a run has this name already.
+    """
     reporter.progress("save", 0, 1)
-    run = store.save_run(name, recipe, model)
+    run = store.save_run(unused_name(store, name), recipe, model)
     reporter.add_log(f"saved as {run.name} ({run.id})")
     reporter.outcome = run_text.outcome(run, None)
     return run
@@ -271,7 +274,7 @@ def save_derived_run(
     store: Store, reporter: Reporter, run: Run, name: str, model: lrcore.LoadedModel
 ) -> Run:
     """Save a model derived from a run, and evaluate it with the settings of that run."""
-    derived = save_run(store, reporter, run.recipe, unused_name(store, name), model)
+    derived = save_run(store, reporter, run.recipe, name, model)
     with deleted_if_canceled(store, derived):
         for evaluation in run.evaluations:
             if "settings" in evaluation:

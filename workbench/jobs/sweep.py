@@ -20,7 +20,7 @@ from ..state.store import Store
 from ..state.sweep_runs import find_evaluation, find_run, run_row, sweep_rows
 from ..views import run_text
 from .measuring import evaluate_run, load_dense
-from .models import run_name, save_run, unused_name
+from .models import run_name, save_run
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,7 @@ class SweepRuns(SweepStore):
 
     def keep_model(self, cell: SweepCell, model: lrcore.LoadedModel) -> None:
         recipe = cell.steps[0].recipe
-        name = unused_name(self._store, run_name(recipe))
-        self._run = save_run(self._store, self._reporter, recipe, name, model)
+        self._run = save_run(self._store, self._reporter, recipe, run_name(recipe), model)
 
     def measure(
         self,
