@@ -8,6 +8,7 @@ from typing import Any
 from .chat_template import Messages, render
 from .tokenized import Tokenized
 
+DIVISION = "divided at messages of the user"  # in the protocol of windows
 INSTRUCTIONS = ("system", "developer")  # roles of messages that apply to a complete conversation
 
 

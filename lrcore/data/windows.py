@@ -11,6 +11,7 @@ from torch import Tensor
 from ..system.errors import InputError, check_tokens_held, unknown
 from ..system.settings import BOS
 from .chat_template import template_key
+from .long_conversations import DIVISION
 from .texts import Texts
 from .tokenized import Tokenized
 from .tokens import bos_token, tokenize_all
@@ -86,13 +87,19 @@ def make_windows(
         "samples": len(tokens),
     } | texts.remarks
     if text.begins is not None:
-        protocol |= {"join": "", "chat_template": template_key(tokenizer)}
+        protocol |= _chat_protocol(tokenizer)
     predicted_bytes = None
     if text.ends is not None:
         predicted_bytes = sum(
             text.bytes(start + 1, start + seq_len) or 0 for start in starts.tolist()
         )
     return Windows(tokens, starts, protocol, key_of(tokens), predicted_bytes)
+
+
+def _chat_protocol(tokenizer: Any) -> dict[str, str]:
+    """Return how conversations become text, as entries of a protocol."""
+    rendered = {"join": "", "chat_template": template_key(tokenizer)}
+    return rendered | {"long_conversations": DIVISION}
 
 
 def with_bos(windows: Windows, texts: Texts, tokenizer: Any, bos: str) -> Windows:

@@ -266,6 +266,7 @@ def _answers(source: _Source) -> Passages:
         "join": "",
         "documents": len(texts.documents),
         "chat_template": template_key(tokenizer),
+        "long_conversations": "answers in parts of at most half a window",
         "assistant_tokens": "marked" if has_generation_tags(tokenizer) else "after the prompt",
         "tokens_available": available,
     }

@@ -181,6 +181,9 @@ def test_a_window_begins_with_a_conversation_unless_the_conversation_is_longer()
     assert random_starts.tolist() == [0, 3, 8, 12, 18, 19]
     assert windows.protocol["join"] == ""
     assert len(windows.protocol["chat_template"]) == 16
+    assert "messages of the user" in windows.protocol["long_conversations"]
+    plain = Texts(("abcdefgh",), "here")
+    assert "long_conversations" not in make_windows(plain, Letters(), None, 4).protocol
 
 
 def turns(*contents, system=""):

@@ -101,6 +101,7 @@ def test_only_tokens_of_the_answers_are_scored(model, chats):
     assert result.nll == pytest.approx(sum(expected) / len(expected), rel=1e-5)
     assert (result.windows, result.protocol["documents"]) == (3, 2)
     assert result.protocol["name"] == "assistant"
+    assert "half a window" in result.protocol["long_conversations"]
     assert result.bits_per_byte == pytest.approx(sum(expected) / math.log(2) / sum(sizes))
     assert lrcore.evaluate(model, chats, protocol="assistant", samples=1).windows == 2
 
