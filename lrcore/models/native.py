@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..layers.layer import MLP, Linear
-from .architecture import Architecture
+from .architecture import Architecture, module_at
 from .architectures import architecture_of, text_config
 
 PARTS = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
@@ -48,9 +48,21 @@ def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
     n_kv = n_kv or getattr(config, "num_key_value_heads", None) or n_q
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
     rotary = row.position == "rotary" and row.rotated(attention)
+    return HeadSizes(n_q, n_kv, size, _rotary_size(network, size) if rotary else 0)
+
+
+def _rotary_size(network: PreTrainedModel, head_size: int) -> int:
+    """Return the number of rotated columns of a head.
+
+    Some families, such as llama, rotate complete heads although their config has a
+    partial_rotary_factor; then the network has a frequency for each pair of a head.
+    """
+    config, model = text_config(network), architecture_of(network).layers.rpartition(".")[0]
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
-    part = getattr(config, "rotary_dim", None) or int(size * share)
-    return HeadSizes(n_q, n_kv, size, part if rotary else 0)
+    frequencies = getattr(module_at(network, f"{model}.rotary_emb"), "inv_freq", None)
+    if frequencies is not None and 2 * len(frequencies) == head_size:
+        return head_size
+    return getattr(config, "rotary_dim", None) or int(head_size * share)
 
 
 def rows_of(row: Architecture, sizes: HeadSizes, name: str) -> Tensor:

@@ -203,7 +203,20 @@ def test_frequencies_of_a_layer_rotate_like_the_network(family) -> None:
 def test_compressed_attention_with_all_heads_equals_native_attention(family, latent) -> None:
     """Masks, windows, softcaps, ALiBi, norms, partial rotary and scales do not change."""
     network, _ = dense(family)
-    row, copied = ARCHITECTURES[family], clone(network)
+    copied = with_compressed_attention(network, latent)
+    assert close(logits(copied), logits(network))
+    assert close(by_pieces(copied), logits(network))
+    mask, positions = left_padding()
+    padded = {"attention_mask": mask, **positions_of(copied, positions)}
+    assert close(
+        logits(copied, padded_tokens(), **padded)[:, 6:],
+        logits(network, padded_tokens(), **padded)[:, 6:],
+    )
+
+
+def with_compressed_attention(network, latent=""):
+    """Return a copy whose attention modules are compressed ones with all heads."""
+    row, copied = ARCHITECTURES[network.config.model_type], clone(network)
     for index, module in enumerate(decoder_layers(copied)):
         value = read_layer(copied, index).attention
         if value.is_native:  # a mixer
@@ -219,14 +232,14 @@ def test_compressed_attention_with_all_heads_equals_native_attention(family, lat
             row.attention,
             attention_module(copied, f"{row.layers}.{index}", sizes, index, native).fill(value),
         )
-    assert close(logits(copied), logits(network))
-    assert close(by_pieces(copied), logits(network))
-    mask, positions = left_padding()
-    padded = {"attention_mask": mask, **positions_of(copied, positions)}
-    assert close(
-        logits(copied, padded_tokens(), **padded)[:, 6:],
-        logits(network, padded_tokens(), **padded)[:, 6:],
-    )
+    return copied
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "stablelm"])
+def test_a_partial_rotary_factor_counts_only_if_the_family_reads_it(family) -> None:
+    positions = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    network = noisy(family, CONFIGS[family] | {"rope_parameters": positions})
+    assert close(logits(with_compressed_attention(network)), logits(network))
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
