@@ -97,7 +97,7 @@ def test_loading_an_export_does_not_run_its_code(care, marker, tmp_path):
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_chat_template_is_saved_and_never_rendered(
+def test_a_chat_template_is_not_rendered_without_conversations(
     template, folder, marker, tmp_path, story_file, monkeypatch
 ):
     def never(*_, **__):
@@ -117,6 +117,17 @@ def test_a_chat_template_is_saved_and_never_rendered(
     lrcore.evaluate(small, str(story_file), samples=2, seq_len=16)
     lrcore.export(small, tmp_path / "export")
     load_or_refuse(str(lrcore.save(small, tmp_path / "small")))
+
+
+@pytest.mark.parametrize("template", ESCAPES)
+def test_a_chat_template_is_rendered_in_a_sandbox(template, folder, marker, tmp_path):
+    (folder / "chat_template.jinja").write_text(template.format(marker=str(marker)))
+    messages = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"messages": messages}))
+    model = lrcore.load(str(folder))
+    with pytest.raises(lrcore.InputError, match="cannot render a conversation"):
+        lrcore.evaluate(model, str(chats), seq_len=8)
 
 
 @pytest.mark.parametrize("base", ["/etc", "owner/elsewhere"])
