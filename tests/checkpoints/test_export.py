@@ -45,6 +45,7 @@ def compressed(folder, data, method="fused", **changes):
 
 
 PIPELINE = """
+import pickle
 import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -61,6 +62,8 @@ assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 assert torch.isfinite(half(tokens).logits).all()
 plain, fast = load(attn_implementation="eager"), load()
 assert torch.allclose(plain(tokens).logits, fast(tokens).logits, atol=1e-4)
+copied = pickle.loads(pickle.dumps(fast))
+assert torch.equal(copied(tokens).logits, fast(tokens).logits)
 assert AutoTokenizer.from_pretrained(sys.argv[1]).chat_template == "{{ messages[0].content }}"
 assert fast.generation_config.max_new_tokens == 7
 """

@@ -1,6 +1,7 @@
 """Reading and writing of layers: bit-identical if unchanged, smaller if compressed."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -67,6 +68,12 @@ def test_clone_shares_tensors_and_is_independent_of_the_original(model) -> None:
         small.get_input_embeddings().weight.data_ptr()
         == model.network.get_input_embeddings().weight.data_ptr()
     )
+
+
+@pytest.mark.parametrize("method", STRUCTURES)
+def test_a_compressed_network_can_be_pickled(model, method: str) -> None:
+    small = compressed(model, method)
+    assert torch.equal(logits(pickle.loads(pickle.dumps(small))), logits(small))
 
 
 @pytest.mark.parametrize("method", STRUCTURES)

@@ -22,16 +22,26 @@ def subclass_of_native(native: nn.Module, compressed_class: type[Any]) -> type[A
 
     transformers finds the modules whose attentions and hidden states it records by their class.
     """
-    family: type[Any] = next(
-        k for k in type(native).__mro__ if not issubclass(k, COMPRESSED_CLASSES)
-    )
-    if (compressed_class, family) not in JOINED:
-        JOINED[compressed_class, family] = type(
-            compressed_class.__name__,
-            (compressed_class, family),
-            {"__module__": compressed_class.__module__},
-        )
-    return JOINED[compressed_class, family]
+    families = (k for k in type(native).__mro__ if not issubclass(k, COMPRESSED_CLASSES))
+    return _joined_class(compressed_class, next(families))
+
+
+def _joined_class(compressed_class: type[Any], family: type[Any]) -> type[Any]:
+    """Return the class of both; its modules can be pickled although no module holds it."""
+    classes = compressed_class, family
+    if classes not in JOINED:
+        fields = {"__module__": compressed_class.__module__, "__reduce_ex__": _reduce}
+        JOINED[classes] = type(compressed_class.__name__, classes, fields)
+    return JOINED[classes]
+
+
+def _reduce(module: nn.Module, _protocol: int) -> tuple[Any, ...]:
+    """Return how pickle makes the module, as for `__reduce_ex__`."""
+    return _without_state, type(module).__bases__, module.__getstate__()
+
+
+def _without_state(compressed_class: type[Any], family: type[Any]) -> Any:
+    return nn.Module.__new__(_joined_class(compressed_class, family))
 
 
 def attention_module(
