@@ -1,7 +1,8 @@
 """Sparsity: two of each four weights of a row (2:4), or a share of all weights, remain nonzero.
 
 See `forms.TwoOfFour` and `forms.Masked`. GPUs with sparse matrix units multiply 2:4 matrices
-faster. Here, and on any CPU, matrices are dense during the product, so only the size falls.
+faster. Here products take about as long as dense ones (see `layers/sparse_product.py`), so only
+the size falls.
 """
 
 from collections.abc import Callable
