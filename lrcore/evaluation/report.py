@@ -5,7 +5,7 @@ A plotting library would add 4 MB of code to each page. Values of points are SVG
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, groupby
 from pathlib import Path
@@ -75,7 +75,7 @@ def page(title: str, *parts: Part, introduction: str = "") -> str:
     from jinja2 import Environment  # takes 0.2 s, and only reports need it
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"text": format_value, "tick": tick_label}
+    environment.filters |= {"text": format_value}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(title=title, parts=parts, introduction=introduction)
 
@@ -154,12 +154,12 @@ def scatter(
     return Figure(title, points, x_name, y_name, x, y, pareto(points), colors)
 
 
-def tick_label(value: float) -> str:
+def tick_label(value: float, digits: int = 4) -> str:
     """Return a value of an axis as text, such as "2.5" or "12 M" for millions."""
     for prefix, size in (("G", 1e9), ("M", 1e6)):
         if abs(value) >= size:
-            return f"{value / size:.4g} {prefix}"
-    return f"{value:.4g}"
+            return f"{value / size:.{digits}g} {prefix}"
+    return f"{value:.{digits}g}"
 
 
 class Axis:
@@ -184,10 +184,21 @@ class Axis:
     def ticks(self) -> list[float]:
         """Return about five round values, or evenly spaced values on a logarithmic axis."""
         if self._log:
-            return [
-                float(f"{math.exp(self._low + self._span * (i + 0.5) / 5):.3g}") for i in range(5)
-            ]
+            marks = [math.exp(self._low + self._span * (i + 0.5) / 5) for i in range(5)]
+            digits = _digits(lambda count: [f"{mark:.{count}g}" for mark in marks], 3)
+            return [float(f"{mark:.{digits}g}") for mark in marks]
         step = 10 ** math.floor(math.log10(self._span / 4))
         step *= next(m for m in (1, 2, 5, 10) if self._span / (step * m) <= 6)
         first = math.ceil(self._low / step)
         return [i * step for i in range(first, math.floor((self._low + self._span) / step) + 1)]
+
+    def labeled_ticks(self) -> list[tuple[float, str]]:
+        """Return the ticks with labels that differ, also on an axis with a narrow range."""
+        marks = self.ticks()
+        digits = _digits(lambda count: [tick_label(mark, count) for mark in marks], 4)
+        return [(mark, tick_label(mark, digits)) for mark in marks]
+
+
+def _digits(labels: Callable[[int], Sequence[str]], least: int) -> int:
+    """Return the fewest digits, at least `least`, with which the labels differ; at most 15."""
+    return next((n for n in range(least, 15) if len({*labels(n)}) == len(labels(n))), 15)

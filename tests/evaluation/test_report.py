@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from lrcore.evaluation.report import (
+    Axis,
     Point,
     answers,
     format_value,
@@ -125,3 +126,10 @@ def test_a_text_is_split_before_the_first_different_word(text, reference, parts)
 )
 def test_values_are_formatted(value, words):
     assert format_value(value) == words
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("values", [(259.1105, 259.1615), (1.519, 1.5191), (1.0e9, 1.0000004e9)])
+def test_labels_of_a_narrow_axis_differ(values, log):
+    labels = [label for _, label in Axis(values, 0, 100, log).labeled_ticks()]
+    assert len({*labels}) == len(labels) >= 4, labels
