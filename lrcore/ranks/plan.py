@@ -29,7 +29,8 @@ class Shape:
     wider dtype, such as routers of experts in float32, and of stored numbers that are not
     parameters, such as the corrections of a router. kv_values: cached numbers per token.
     head_parameters: weights of the output embedding, multiplied once per token. work: multiply-adds
-    of each layer. experts: weights of routed experts. state_bytes: see `ModelAccount`.
+    of each layer. experts: weights of routed experts. state_bytes: see `ModelAccount`. family:
+    `model_type` of the config of the decoder; "" if unknown.
     """
 
     parameters: int
@@ -42,6 +43,7 @@ class Shape:
     extra_bytes: int = 0
     experts: int = 0
     state_bytes: int = 0
+    family: str = ""
 
     @property
     def bytes(self) -> int:

@@ -38,14 +38,16 @@ STRUCTURES = (
 class Target:
     """A row of the table of targets.
 
-    native: structures that it runs. even: all layers must have the same sizes. format: of
-    `lrcore export`. standard: without custom code.
+    native: structures that it runs. even: all layers must have the same sizes. uneven_families:
+    the only model types whose layers may differ in size; empty for all. format: of `lrcore export`.
+    standard: without custom code.
     """
 
     name: str
     about: str
     native: frozenset[str]
     even: bool = False
+    uneven_families: frozenset[str] = frozenset()
     format: str = "transformers"
     standard: bool = False
 
@@ -53,6 +55,10 @@ class Target:
     def takes_code(self) -> bool:
         """Whether the target runs folders with custom code, which all models can be exported to."""
         return self.format in ("transformers", "vllm") and not self.standard
+
+    def is_even(self, family: str) -> bool:
+        """Whether all layers of a model type must have the same sizes."""
+        return self.even or bool(self.uneven_families and family not in self.uneven_families)
 
     @property
     def runs(self) -> str:
@@ -81,6 +87,7 @@ TARGETS: dict[str, Target] = {
             "llama.cpp",
             "a GGUF file",
             frozenset({NARROWER_MLPS, BIASED_MLPS, FEWER_HEADS}),
+            uneven_families=frozenset({"llama", "mistral", "qwen2"}),
             format="gguf",
         ),
         Target(

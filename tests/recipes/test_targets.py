@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.checkpoints.export import check_target
+from lrcore.checkpoints.gguf.gguf_fit import GGUF_FAMILIES
 from lrcore.cli import main
 from lrcore.compression.solve.factorize import Factorization
 from lrcore.methods import METHODS
@@ -153,6 +154,23 @@ def test_methods_that_add_biases_unsupported_by_the_target_raise(story_file) -> 
         lrcore.prepare(model, recipe.with_(method="llm_pruner"))
     check_target(model, recipe.with_(method="a3"))
     check_target(lrcore.load("demo-llama"), recipe.with_(method="fused"))
+
+
+def test_families_of_a_common_width_in_gguf_files_get_even_ranks(story_file) -> None:
+    """Otherwise the export pads the layers to the widest, and the file saves nothing."""
+    tokenizer = lrcore.load("demo-llama").tokenizer
+    config = CONFIGS["qwen3"] | {"vocab_size": len(tokenizer)}
+    model = lrcore.load(noisy("qwen3", config), tokenizer)
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3")
+    factors = lrcore.prepare(model, recipe)
+    recipe = recipe.with_(target="llama.cpp", policy="energy")
+    widths = {
+        rank for (_, name), rank in lrcore.allocate(factors, recipe).ranks.items() if name == "mlp"
+    }
+    assert len(widths) == 1
+    assert TARGETS["llama.cpp"].uneven_families == {
+        name for name, family in GGUF_FAMILIES.items() if family.plain
+    }
 
 
 def test_models_without_a_fit_for_the_target_raise_before_any_work(tiny_opt, story_file) -> None:

@@ -41,11 +41,12 @@ def _plan(factors: Factorization, recipe: Recipe) -> RankPlan:
     """Return the ranks for a single budget. Raises InputError as `allocate` does."""
     row, shape = find_policy(recipe.policy), factors.shape
     kind, target = find_method(recipe.method).budget(recipe.budget), TARGETS[recipe.target]
+    is_even = target.is_even(shape.family)
     constraints = Constraints(
         _fixed_ranks(recipe, factors.spectra),
         recipe.component_ratios,
         recipe.rounding == "nearest",
-        target.even,
+        is_even,
     )
     evidence = factors.evidence.restricted(
         available_forms(
@@ -80,7 +81,7 @@ def _plan(factors: Factorization, recipe: Recipe) -> RankPlan:
         temperature=temperature,
         suggested_temperature=suggested,
         probes=_probes(evidence, recipe),
-        by_probes=row.needs == "probes" and not target.even,
+        by_probes=row.needs == "probes" and not is_even,
         latency=latency,
         is_trained=recipe.trains,
     )

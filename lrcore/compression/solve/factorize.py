@@ -12,7 +12,7 @@ from ...layers.linalg import float64_device
 from ...layers.spectra import Slot, Spectrum
 from ...layers.statistics import ATTENDED_KEYS
 from ...methods import LayerFactors, Method, find_method, spectrum, truncate
-from ...models.architectures import decoder_layers
+from ...models.architectures import decoder_layers, text_config
 from ...models.attended_keys import has_attended_keys
 from ...models.layers import read_exact, read_layer, write_layer
 from ...models.load import LoadedModel
@@ -240,4 +240,5 @@ def shape_of(model: LoadedModel) -> Shape:
         stored - size.parameters * size.bytes_per_value,
         sum(read_layer(model.network, index).expert_parameters for index in range(layers)),
         size.state_bytes,
+        text_config(model.network).model_type,
     )
