@@ -137,7 +137,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def print_table(rows: Rows) -> None:
-    """Print a table with right-aligned numbers and shortened paths."""
+    """Print a table with right-aligned numbers, shortened paths and a dash for None."""
     if not rows:
         return
     columns = list(rows[0])
@@ -145,7 +145,9 @@ def print_table(rows: Rows) -> None:
     names = short_names({text for row in cells for text in row})
     cells = [[names.get(text, text) for text in row] for row in cells]
     widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
-    numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    numeric = [
+        all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns
+    ]
     for line in (columns, *cells):
         print(
             "  ".join(
@@ -172,6 +174,8 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if value is None:
+        return "–"
     if isinstance(value, str) and value and not value.strip():
         return repr(value)  # blanks and line breaks
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -115,7 +115,8 @@ def compare(
     from ..evaluation.answers import answer_prompts
     from ..evaluation.compare_models import compare_models, comparison_page
 
-    answers = answer_prompts(loaded, further.prompt or [], progress=progress)
+    prompts = further.prompt or []
+    answers = answer_prompts(loaded, prompts, progress=progress) if prompts else []
     for row in answers:
         if row["error"]:
             raise InputError(row["error"])
@@ -127,7 +128,8 @@ def compare(
         return
     columns = COLUMNS + (SPEEDS if further.speed else ())
     rows = [{name: row[name] for name in columns} for row in result["models"]]
-    show(False, {"protocol": result["protocol"]}, "models", rows)
+    report = None if html is None else str(html)
+    show(False, {"report": report, "protocol": result["protocol"]}, "models", rows)
     for details in result.get("details", ()):
         for name in ("contributions", "local_errors"):
             show(False, {}, details["name"], details[name])

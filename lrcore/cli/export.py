@@ -118,7 +118,7 @@ def export(
     _check_output(out, how, result)
     if how.format == "gguf":
         values = _gguf(small, out, how.type or DEFAULT_TYPE)
-        show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
+        _show_exported(as_json, values)
         return
     from ..checkpoints.export import export_for
 
@@ -137,7 +137,15 @@ def export(
         "kv_values_per_token": written.kv_values,
         "notes": list(written.notes),
     }
-    show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
+    _show_exported(as_json, values)
+
+
+def _show_exported(as_json: bool, values: dict[str, Any]) -> None:
+    """Print the values of an export; as text without evaluations and notes if there are none."""
+    if not as_json:
+        changes = "; ".join(values["notes"]) or None
+        values = values | {"results": values.get("results") or None, "notes": changes}
+    show(as_json, values)
 
 
 def _check_output(out: Path, how: ExportSettings, results: Sequence[Path] | None) -> None:

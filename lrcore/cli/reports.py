@@ -66,13 +66,14 @@ def compressed_values(model: Any) -> dict[str, Any]:
 
 
 def predicted_line(planned: PlanSummary) -> str | None:
-    """Return the predicted perplexity with its interval, or None."""
+    """Return the predicted perplexity with its interval and its text, or None."""
     value, low, high = planned.predicted_perplexity, planned.predicted_low, planned.predicted_high
     if value is None:
         return None
     if low is None or high is None:
-        return f"{value:.4f}"
-    return f"{value:.4f} (90 % interval {low:.4f} to {high:.4f})"
+        return f"{value:.4f}, on the calibration text"
+    interval = f"90 % interval {low:.4f} to {high:.4f}"
+    return f"{value:.4f} ({interval}), on the test split of the calibration text"
 
 
 def fit_line(fit: StandardFit) -> str:
@@ -83,7 +84,7 @@ def fit_line(fit: StandardFit) -> str:
         return "yes"
     ranks = {component: rank for (_, component), rank in (fit.ranks or {}).items()}
     text = ", ".join(f"{component} {rank}" for component, rank in ranks.items())
-    suffix = f". Ranks that fit: {text}" if text else ""
+    suffix = f". Ranks that fit (--target transformers-stock): {text}" if text else ""
     return f"no: {', '.join(fit.reasons)}{suffix}"
 
 

@@ -107,8 +107,10 @@ def sweep(
     files = sweep_report.write_tables(rows, planned.to_dict(), out)
     if tracker:
         tracker.log_sweep(rows, planned.to_dict())
-    shown = [row.to_dict() for row in rows] if as_json else sweep_report.plain_rows(rows)
-    show(as_json, {"files": files}, "rows", shown)
+    if as_json:
+        show(True, {"files": files}, "rows", [row.to_dict() for row in rows])
+        return
+    show(False, {"files": files}, "rows", sweep_report.different_columns(rows))
 
 
 _counts = numbers(int, "Enter whole numbers separated by commas, such as 16,64")

@@ -17,6 +17,16 @@ AXES = {
     "flops_per_token": "FLOPs per decoded token",
     "time": "decode time, share of the dense model's",
 }
+# columns that follow from others, which a terminal has no place for
+DERIVED = {
+    "achieved",
+    "bits_per_byte",
+    "flops_per_token",
+    "measured_context",
+    "measured_flops_per_token",
+    "measured_kv_bytes_per_token",
+    "nll",
+}
 Rows = Sequence[SweepRow]
 
 
@@ -50,6 +60,22 @@ def plain_rows(rows: Rows) -> list[dict[str, Any]]:
     used = {name for row in values for name in row} - {"protocol"}
     names = [name for name in COLUMNS if name in used]
     return [{name: row.get(name) for name in names} for row in values]
+
+
+def different_columns(rows: Rows) -> list[dict[str, Any]]:
+    """Return the perplexity and the columns that differ between rows, without derived ones, for a
+    terminal; a single row completely.
+    """
+    lines = plain_rows(rows)
+    if len(lines) < 2:
+        return lines
+    names = [
+        name
+        for name in lines[0]
+        if name not in DERIVED
+        and (name == "perplexity" or len({str(line[name]) for line in lines}) > 1)
+    ]
+    return [{name: line[name] for name in names} for line in lines]
 
 
 def to_csv(rows: Rows) -> str:
