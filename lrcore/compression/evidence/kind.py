@@ -25,7 +25,8 @@ class EvidenceKind:
     measure(model, factors, recipe, progress): returns the value; None if it comes with the factors.
     one_budget: whether the value is valid only for the recipe's budget. tokens(factors, recipe):
     number of tokens of forward passes through the complete network that take as long as the
-    measurement; 0 if the value is cached.
+    measurement; 0 if the value is cached. measure_for_ranks: like `measure`, without what only
+    predictions need; None if the ranks need all of it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class EvidenceKind:
     measure: Measure | None = None
     one_budget: bool = False
     tokens: Tokens | None = None
+    measure_for_ranks: Measure | None = None
 
     def budget(self, recipe: Recipe) -> str:
         """Return the key of the budget that the value is valid for; "" if it is valid for all."""

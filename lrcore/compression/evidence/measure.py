@@ -10,7 +10,7 @@ from ...system.progress import Progress, silent
 from ..solve.factorize import Factorization
 from . import error_model, latency, probes, quantization, search, type_search
 from .calibration_evidence import ANGLES, GRADIENTS, SLOPES
-from .kind import EvidenceKind
+from .kind import EvidenceKind, Measure
 
 EVIDENCE: dict[str, EvidenceKind] = {
     row.name: row
@@ -75,11 +75,33 @@ def measure_evidence(
     policy, and the errors of the measurements.
     """
     for kind in _kinds(recipe):
-        budget = kind.budget(recipe)
-        if kind.measure is not None and not factors.evidence.has(kind.name, budget):
-            value = kind.measure(model, factors, recipe, progress or silent)
-            factors = factors.with_measurement(kind.name, value, budget)
+        factors = _with_evidence(model, factors, recipe, (kind, kind.measure), progress or silent)
     return factors
+
+
+def measure_for_ranks(
+    model: LoadedModel, factors: Factorization, recipe: Recipe, progress: Progress
+) -> Factorization:
+    """Return the result of `measure_evidence` without what only predictions need."""
+    for kind in _kinds(recipe):
+        measure = kind.measure_for_ranks or kind.measure
+        factors = _with_evidence(model, factors, recipe, (kind, measure), progress)
+    return factors
+
+
+def _with_evidence(
+    model: LoadedModel,
+    factors: Factorization,
+    recipe: Recipe,
+    measured: tuple[EvidenceKind, Measure | None],
+    progress: Progress,
+) -> Factorization:
+    kind, measure = measured
+    budget = kind.budget(recipe)
+    if measure is None or factors.evidence.has(kind.name, budget):
+        return factors
+    value = measure(model, factors, recipe, progress)
+    return factors.with_measurement(kind.name, value, budget)
 
 
 def with_cached_probes(model: LoadedModel, factors: Factorization, recipe: Recipe) -> Factorization:

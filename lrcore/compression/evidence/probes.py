@@ -169,4 +169,5 @@ KIND = EvidenceKind(
     "on disk.",
     measure_with_interaction,
     tokens=tokens_run,
+    measure_for_ranks=lambda model, factors, _recipe, progress: measure(model, factors, progress),
 )

@@ -27,7 +27,7 @@ from ...system.as_json import json_text
 from ...system.errors import InputError
 from ...system.progress import Progress, silent
 from ..calibration.calibrate import Calibration, calibrate, method_needs
-from ..evidence.measure import evidence_key, measure_evidence
+from ..evidence.measure import evidence_key, measure_evidence, measure_for_ranks
 from ..solve.allocate import check_budget
 from ..solve.compress_layers import compress_layers, has_refit
 from ..solve.distill import distill, distillation_windows, schedule_of
@@ -53,7 +53,9 @@ def prepare(
     """
     check_can_compress(model, recipe)
     seconds = {} if seconds is None else seconds
-    return _prepare(model, recipe, method_options(recipe), progress, seconds)
+    factors = _factorize(model, recipe, method_options(recipe), progress, seconds)
+    with _timed(seconds, "measure"):
+        return measure_evidence(model, factors, recipe, progress)
 
 
 def compress(
@@ -85,14 +87,14 @@ def compress(
     if bounds:
         check_has_bounds(recipe.method)
     if factors is None:
-        factors = _prepare(model, recipe, _single_plan_options(recipe), progress, seconds)
+        factors = _factorize(model, recipe, _single_plan_options(recipe), progress, seconds)
     else:
         _check_factors(factors, recipe)
-        if plan is None:
-            with _timed(seconds, "measure"):
-                factors = measure_evidence(model, factors, recipe, progress)
-    with _timed(seconds, "allocate"):
-        plan = plan or choose_plan(model, factors, recipe)
+    if plan is None:
+        with _timed(seconds, "measure"):
+            factors = _measure(model, factors, recipe, progress)
+        with _timed(seconds, "allocate"):
+            plan = choose_plan(model, factors, recipe)
     fit = _checked_fit(model, recipe, plan)
     error_bounds = tuple(plan_bounds(model, factors, plan, progress)) if bounds else ()
     network, steps = _solve(model, recipe, factors, plan, progress, seconds)
@@ -145,20 +147,30 @@ def _solve(
         return network, distill(network, model, windows, schedule, key, progress)
 
 
-def _prepare(
+def _factorize(
     model: LoadedModel,
     recipe: Recipe,
     options: Mapping[str, Any],
     progress: Progress | None,
     seconds: dict[str, float],
 ) -> Factorization:
-    """Return the result of `prepare` with these options of the method."""
+    """Return the calibrated factors with these options of the method."""
     with _timed(seconds, "calibrate"):
         calibration = calibrate(model, recipe, progress, method_needs(recipe))
     with _timed(seconds, "factorize"):
-        factors = factorize(model, calibration, recipe.method, progress, options)
-    with _timed(seconds, "measure"):
+        return factorize(model, calibration, recipe.method, progress, options)
+
+
+def _measure(
+    model: LoadedModel, factors: Factorization, recipe: Recipe, progress: Progress
+) -> Factorization:
+    """Return the factors with the evidence of the policy.
+
+    Without what only predictions need if the model is distilled: they refer to the model before it.
+    """
+    if schedule_of(recipe, model, _text_tokens(factors.calibration)) is None:
         return measure_evidence(model, factors, recipe, progress)
+    return measure_for_ranks(model, factors, recipe, progress)
 
 
 def _single_plan_options(recipe: Recipe) -> dict[str, Any]:

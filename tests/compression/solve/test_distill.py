@@ -243,6 +243,21 @@ def test_measured_ranks_are_distilled_briefly_by_default(
     assert distill.before_distillation(recipe, model) == recipe.with_(refit="on")
 
 
+@pytest.mark.parametrize(("refit_setting", "measurements"), [("auto", 1), ("on", 2)])
+def test_plans_that_only_a_prediction_needs_are_not_compressed(
+    tiny_llama, story_file, few_tokens_suffice, refit_setting, measurements
+):
+    recipe = default(tiny_llama, story_file).with_(refit=refit_setting)
+    ended = []
+
+    def record(stage, done, total):
+        if done == total:
+            ended.append(stage)
+
+    lrcore.compress(lrcore.load(recipe.model), recipe, progress=record)
+    assert ended.count("probe") == measurements  # of slots, and of complete plans
+
+
 @pytest.mark.parametrize(
     "changes",
     [
