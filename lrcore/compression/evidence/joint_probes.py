@@ -223,10 +223,9 @@ class _PlanMeasurement:
 
     @torch.inference_mode()
     def __call__(self, number: int, progress: Progress) -> JointMeasurement:
-        del progress
         plan, tokens = self.joint.plans[number], self.joint.tokens
         divergences, losses = measure_plan(
-            self.model, self.factors, plan, self._dense.compared, self.recipe
+            self.model, self.factors, plan, self._dense.compared, self.recipe, progress
         )
         rises = losses - self._dense_losses
         error = float(rises.std()) / len(rises) ** 0.5 if len(rises) > 1 else float("inf")

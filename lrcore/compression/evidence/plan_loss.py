@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ...models.load import LoadedModel
 from ...ranks.plan import RankPlan
 from ...recipes.recipe import Recipe
-from ...system.progress import silent
+from ...system.progress import Progress, silent
 from ..solve.compress_layers import compress_layers
 from ..solve.factorize import Factorization
 
@@ -28,10 +28,12 @@ def measure_plan(
     plan: RankPlan,
     measure: Callable[[PreTrainedModel], T],
     recipe: Recipe = TRUNCATED,
+    progress: Progress = silent,
 ) -> T:
     """Return the measurement of a network that is compressed to the ranks of a plan.
 
     measure(network): for example the mean loss or the divergence from the dense network. recipe:
-    how layers are compressed; by default they are truncated, without a refit.
+    how layers are compressed; by default they are truncated, without a refit. progress: reports
+    the layers of a refit, which can take minutes.
     """
-    return measure(compress_layers(model, recipe, factors, plan, silent))
+    return measure(compress_layers(model, recipe, factors, plan, progress))

@@ -13,6 +13,7 @@ from lrcore.compression.evidence.measure import with_cached_probes
 from lrcore.compression.solve.compress_layers import REFIT_PASSES
 from lrcore.data import held_out
 from lrcore.ranks import prediction
+from lrcore.system.errors import Cancelled
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,18 @@ def test_plans_with_refit_are_measured_on_a_subset_of_the_tokens(case, monkeypat
     assert next(
         measurement for measurement in few.joint if measurement.chosen
     ).rise == pytest.approx(rise, abs=1e-5)
+
+
+def test_a_measurement_of_plans_is_canceled_between_two_layers(case, monkeypatch) -> None:
+    model, recipe, factors = case
+    monkeypatch.setattr(joint, "FORMAT", "not cached")
+
+    def cancel(stage: str, done: int, total: int) -> None:
+        if stage == "compress" and done == 1:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        joint.measure_interaction(model, factors, recipe, cancel)
 
 
 def test_plan_at_full_ranks_predicts_the_dense_perplexity(case) -> None:
