@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from itertools import product
 
 import gradio as gr
@@ -16,13 +17,14 @@ from lrcore.methods import METHODS
 from lrcore.ranks.evidence import AgainstUniform
 from lrcore.recipes.history import Compressed
 from workbench import words
+from workbench.base import numbers
 from workbench.jobs import KINDS, AnalyzeJob, start_analysis
 from workbench.state import store as store_module
 from workbench.state.keys import analysis_recipe, factor_key, model_key, probed_recipe
 from workbench.state.sensitivity import ProbedSlot, agreement, probed_slots
 from workbench.state.store import Store
 from workbench.tabs import spectra
-from workbench.tabs.allocation import handlers
+from workbench.tabs.allocation import handlers, plan_figures
 from workbench.views import markup
 from workbench.widgets import polling
 from workbench.widgets.form import input_values
@@ -233,3 +235,31 @@ def test_probes_on_disk_are_read_when_their_heatmap_is_selected(
         assert [factor_key(queued_recipe) for queued_recipe in jobs] == [
             factor_key(expected_recipe) for expected_recipe in expected_recipes
         ]
+
+
+@pytest.mark.parametrize("is_probed", [True, False])
+def test_a_bar_says_what_its_rank_and_the_uniform_rank_lose(store, recipe, is_probed):
+    chosen = recipe.with_(policy="probed")
+    store.factors(chosen)
+    plan, uniform = store.plan(chosen), store.uniform_plan(chosen)
+    plan = plan if is_probed else replace(plan, probes=None)
+
+    def loss(slot, rank):
+        if is_probed:
+            return numbers.small_nats(plan.probes.curves[slot].loss(rank))
+        return numbers.percent(1 - plan.spectra[slot].energy(rank), 2)
+
+    cells = [
+        cell
+        for trace in json.loads(plan_figures.bars(plan, uniform))["data"]
+        for cell in trace.get("customdata", ())
+    ]
+    assert {(layer, name) for layer, name, *_ in cells} == {*plan.ranks}
+    for layer, name, rank, _, text in cells:
+        slot, lines = (layer, name), text.split("<br>")[1:]
+        assert lines[0].startswith(loss(slot, rank))
+        if uniform.ranks[slot] != rank:
+            assert (
+                f"uniform rank {uniform.ranks[slot]}: {loss(slot, uniform.ranks[slot])}" in lines[1]
+            )
+    assert any(text.count("<br>") == 2 for *_, text in cells)

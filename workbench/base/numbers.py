@@ -55,6 +55,11 @@ def nats(change: float) -> str:
     return f"{change:+.2f}".replace("-", MINUS)
 
 
+def small_nats(increase: float) -> str:
+    """Format an increase in loss per token, which may be tiny, with two digits."""
+    return f"{increase:+.2g}".replace("-", MINUS)
+
+
 def percent(share: float, digits: int = 1) -> str:
     """Format a share as percent; NaN as a dash."""
     return "–" if math.isnan(share) else f"{share:.{digits}%}".replace("-", MINUS)

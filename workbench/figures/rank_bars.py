@@ -46,6 +46,7 @@ class Bar:
 
     form: "" for a part with a single form. position: index among the `count` slots of the part in
     its layer. bits: of rounded numbers; 0 if the slot is not rounded, None if the plan has no bits.
+    loss: what this rank loses, and what the rank behind it would lose; "" if unknown.
     """
 
     layer: int
@@ -56,6 +57,7 @@ class Bar:
     position: int = 0
     count: int = 1
     bits: int | None = None
+    loss: str = ""
 
     @property
     def share(self) -> float:
@@ -237,10 +239,13 @@ def of_plan(plot: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
             "name": plot.name(first),
             "legendgroup": plot.name(first),
             "legendrank": LEGEND_RANK - (first.bits or 0),
-            "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in group],
+            "customdata": [
+                [bar.layer, bar.component, bar.rank, bar.full, bar.loss] for bar in group
+            ],
             "hoverinfo": "all",
             "hovertemplate": f"layer %{{x}} · {first.component}{form}<br>"
-            f"rank %{{customdata[2]}} of %{{customdata[3]}} (%{{y:.1%}}){bits}<extra></extra>",
+            f"rank %{{customdata[2]}} of %{{customdata[3]}} (%{{y:.1%}}){bits}"
+            "%{customdata[4]}<extra></extra>",
         }
         traces.append(trace)
     return [*traces, *numbered(plot, bars)] if fits(bars) else traces

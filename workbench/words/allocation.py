@@ -138,11 +138,16 @@ BYTES_FIRST = (
 MEASURES_NOW = "Measurements for {0} are running (see above). Until they end: the ranks of {1}."
 
 # The bars
-BARS = "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({})."
+BARS = (
+    "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({}). Hover: what a rank loses."
+)
 CUT = (
     "No measurement supports so low a rank; the policy probed measures the loss of each component."
 )
 RANKS_OF = "ranks of {}"
+LOSS_ALONE = "{} nats/token, this component alone"
+ENERGY_LOST = "{} of its energy lost"
+UNIFORM_RANK, PINNED_RANK = "uniform rank {}:", "pinned rank {}:"
 UNIFORM_BARS = "These are uniform ranks."
 BITS_PLAN = "Components: {}; {} of {} are below full rank."
 COMPONENTS_IN, COMPONENTS_PLAIN = "{} in {} bits", "{} not quantized"

@@ -1,16 +1,19 @@
 """Figures and controls of the Allocation tab for a displayed plan."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
 import lrcore
+from lrcore.layers.spectra import Slot
 from lrcore.ranks.plan import RankPlan
 from lrcore.ranks.policies.softmax import HIGHEST_SUGGESTED
 
 from ... import words
+from ...base import numbers
 from ...figures.base import captioned
 from ...figures.network import Block, Network, network
 from ...figures.rank_bars import Bar, RankBars, rank_bars
@@ -47,14 +50,40 @@ def bars(
     """
     steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
     steps = {} if displayed_name or plan.budget == BYTES else steps
-    figure = RankBars(
-        bars_by_part(plan), bars_by_part(reference), overrides, steps, displayed_name, is_pinned
-    )
+    behind = words.allocation.PINNED_RANK if is_pinned else words.allocation.UNIFORM_RANK
+    of_plan = bars_by_part(plan, lambda slot: slot_loss(plan, slot, reference, behind))
+    figure = RankBars(of_plan, bars_by_part(reference), overrides, steps, displayed_name, is_pinned)
     return rank_bars(figure)
 
 
-def bars_by_part(plan: Any) -> dict[str, list[Bar]]:
-    """Return the slots of a plan by the part of a layer that they belong to, layer by layer."""
+def slot_loss(plan: RankPlan, slot: Slot, reference: RankPlan, behind: str) -> str:
+    """Return what a slot loses at its rank and would lose at that of the reference, a line each.
+
+    This is the measured increase in loss if the plan has probes, else the energy; "" for a plan of
+    bytes, where bits lose as well.
+    """
+    if plan.budget == BYTES:
+        return ""
+    spectrum, curve = plan.spectra[slot], None
+    if plan.probes is not None:
+        curve = plan.probes.curves[slot]
+
+    def loss(rank: int) -> str:
+        if curve is not None:
+            return words.allocation.LOSS_ALONE.format(numbers.small_nats(curve.loss(rank)))
+        return words.allocation.ENERGY_LOST.format(numbers.percent(1 - spectrum.energy(rank), 2))
+
+    lines, other = [loss(plan.ranks[slot])], reference.ranks.get(slot)
+    if other not in (None, plan.ranks[slot]) and (curve is None or other in curve.ranks):
+        lines.append(f"{behind.format(other)} {loss(other)}")
+    return "".join(f"<br>{line}" for line in lines)
+
+
+def bars_by_part(plan: Any, loss: Callable[[Slot], str] = lambda _: "") -> dict[str, list[Bar]]:
+    """Return the slots of a plan by the part of a layer that they belong to, layer by layer.
+
+    loss: returns the text of `Bar.loss`.
+    """
     components: dict[tuple[str, int], list[str]] = {}
     for (layer, component), spectrum in plan.spectra.items():
         part = component if spectrum.form is None else spectrum.form.part
@@ -66,6 +95,7 @@ def bars_by_part(plan: Any) -> dict[str, list[Bar]]:
             form = "" if spectrum.form is None else spectrum.form.name
             bits = plan.bits.get((layer, name), 0) if plan.budget == BYTES else None
             bar = Bar(layer, name, rank, spectrum.cost.full, form, position, len(names), bits)
+            bar = replace(bar, loss=loss((layer, name)))
             parts.setdefault(part, []).append(bar)
     return parts
 
