@@ -263,3 +263,12 @@ def test_a_bar_says_what_its_rank_and_the_uniform_rank_lose(store, recipe, is_pr
                 f"uniform rank {uniform.ranks[slot]}: {loss(slot, uniform.ranks[slot])}" in lines[1]
             )
     assert any(text.count("<br>") == 2 for *_, text in cells)
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "shrinks"),
+    [("a3", "auto", "decoder parameters"), ("care", "auto", "KV cache"), ("a3", "kv", "KV cache")],
+)
+def test_the_line_of_the_method_says_what_shrinks(recipe, method, budget, shrinks):
+    line = plan_figures.about_choice(recipe.with_(method=method, budget=budget))
+    assert f"{method}, uniform ranks; shrinks {shrinks}</div>" in line

@@ -82,9 +82,11 @@ def about(name: str, summary: str, details: str = "") -> str:
     )
 
 
-def chosen(method: str, policy: str, descriptions: str) -> str:
-    """Return the line of the chosen method and policy; an expert also sees their descriptions."""
-    line = escape(words.allocation.CHOSEN.format(method, policy))
+def chosen(method: str, policy: str, budget: str, descriptions: str) -> str:
+    """Return the line of the chosen method, policy and kind of budget; an expert also sees
+    descriptions.
+    """
+    line = escape(words.allocation.CHOSEN.format(method, policy, budget))
     return f"<div class='note chosen'>{line}</div><div class='{EXPERT}'>{descriptions}</div>"
 
 

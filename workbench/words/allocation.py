@@ -73,7 +73,7 @@ BYTES_POLICY = (
 AUTOMATIC, LOGARITHMIC = "Automatic:", ", logarithmic"
 TEMPERATURE_INFO = f"Low: uneven ranks. High: nearly uniform. {AUTOMATIC} {{:.3g}}"
 TEMPERATURE_UNIFORM = f"Low: uneven ranks. {AUTOMATIC} {{:g}} (nearly uniform ranks)"
-CHOSEN = "Method: {}, {} ranks"
+CHOSEN = "Method: {}, {} ranks; shrinks {}"
 OPTIONS, OPTIONS_OF = "Options", "Options of {}"
 NOTES = "implementation notes"
 

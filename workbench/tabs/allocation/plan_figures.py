@@ -9,6 +9,7 @@ import gradio as gr
 
 import lrcore
 from lrcore.layers.spectra import Slot
+from lrcore.methods import METHODS
 from lrcore.ranks.plan import RankPlan
 from lrcore.ranks.policies.softmax import HIGHEST_SUGGESTED
 
@@ -132,7 +133,8 @@ def about_choice(recipe: lrcore.Recipe) -> str:
     policy = policy_row(recipe)
     descriptions = markup.about(method["name"], method["paper"], method["notes"])
     descriptions += markup.about(policy["name"], policy["summary"])
-    return markup.chosen(method["name"], policy["name"], descriptions)
+    budget = words.allocation.budget(METHODS[recipe.method].budget(recipe.budget))
+    return markup.chosen(method["name"], policy["name"], budget, descriptions)
 
 
 def draw_network(store: Store, browser: gr.Request, *values: Any) -> Any:
