@@ -67,7 +67,8 @@ def check_port(host: str, port: int) -> None:
         reason = getattr(error, "strerror", None) or "it is not a valid host name"
         raise lrcore.InputError(
             f"The page cannot listen on '{host[:100]}', port {port}: {reason}. Another program may "
-            "use the port: give a free one (--port), or another address (--host)."
+            "use the port: give a free one (--port, or GRADIO_SERVER_PORT=7861 make run), or "
+            "another address (--host)."
         ) from error
 
 
@@ -75,7 +76,9 @@ def main() -> None:
     """Serve the page until the process is stopped."""
     keep_in_storage(os.environ)
     parser = argparse.ArgumentParser(description="Start the workbench and print its address.")
-    parser.add_argument("--port", type=port, default=default_port(os.environ))
+    usual = default_port(os.environ)
+    help_text = "the default is %(default)s, or GRADIO_SERVER_PORT"
+    parser.add_argument("--port", type=port, default=usual, help=help_text)
     access.add_options(parser)
     options = parser.parse_args()
     try:
