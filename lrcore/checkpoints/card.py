@@ -83,7 +83,7 @@ def model_card(
         f"Note: {note}." if (note := usage.note or model_note(Path(folder))) else "",
         _changes(usage.notes),
         _usage(usage),
-        "" if provenance.account is None else _account(provenance.account),
+        "" if provenance.account is None else _account(provenance.account, bool(usage.notes)),
         _measurements(results),
         _compression(provenance.history),
     ]
@@ -209,8 +209,12 @@ def _lora(names: Sequence[str]) -> str:
     )
 
 
-def _account(account: SizeAndCost) -> str:
-    """Return the section that compares size and cost with the dense model."""
+def _account(account: SizeAndCost, is_changed: bool) -> str:
+    """Return the section that compares size and cost with the dense model.
+
+    is_changed: whether the export has another size than the compressed model of the account.
+    """
+    column = "compressed model, before this export" if is_changed else "this model"
     names = {
         "parameters": "parameters",
         "megabytes": "MB",
@@ -223,7 +227,7 @@ def _account(account: SizeAndCost) -> str:
         f"{_number(getattr(account.dense, name))} |"
         for name, label in names.items()
     )
-    return f"## Size\n\n| | this model | dense |\n|---|---:|---:|\n{lines}"
+    return f"## Size\n\n| | {column} | dense |\n|---|---:|---:|\n{lines}"
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,7 @@
 """Exports that load without this package, give bit-identical logits, and have a model card."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,15 @@ def test_the_model_card_has_license_perplexity_recipe_and_ranks(
     assert f"{small.size.parameters:,} parameters" in text
     assert "| 1 | mlp |" in text
     assert "base_model" not in fields  # a folder is not a model id of the hub
+
+
+def test_the_card_of_a_padded_export_names_the_model_of_its_sizes(dense, story_file, tmp_path):
+    small = compressed(dense("llama"), story_file)
+    padded = lrcore.export(small, tmp_path / "standard", standard=True)
+    with_code = lrcore.export(small, tmp_path / "code")
+    cards = [(Path(folder) / "README.md").read_text() for folder in (padded, with_code)]
+    assert "padded with zeros" in cards[0]
+    assert ["| this model |" in card for card in cards] == [False, True]
 
 
 def test_the_code_of_an_export_is_short_and_independent_of_lrcore(tiny_llama) -> None:
