@@ -43,7 +43,7 @@ def test_gray_bars_are_the_pinned_plan_until_it_is_unpinned(store, recipe):
     assert measured_cells.toggle_pin(store, BROWSER, *values).value == words.allocation.UNPIN
     data, caption, summary = draw_traces(store, other_recipe)
     (gray, current_bars), plan, pinned = data[:2], store.plan(other_recipe), store.plan(recipe)
-    layer, component, rank, full = current_bars["customdata"][0]
+    layer, component, rank, full, *_ = current_bars["customdata"][0]
     before = pinned.ranks[layer, component]
     assert gray["name"] == "pinned"
     assert str(rank) in [text for trace in data[2:4] for text in trace["text"]]
