@@ -281,7 +281,7 @@ class Workbench:
             (name, layer): rank
             for trace in self.plot("bars")["traces"]
             if trace["custom"]
-            for layer, name, rank, _ in trace["custom"]
+            for layer, name, rank, *_ in trace["custom"]
         }
 
     def plotted(self, component: str) -> bool:
