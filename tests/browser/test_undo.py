@@ -29,7 +29,16 @@ def settings(workbench) -> dict:
 
 
 def becomes(workbench, expected: dict, why: str) -> None:
-    workbench.until(lambda: settings(workbench) == expected, why)
+    """Wait until the page has the settings; the message of a failure says what differs."""
+    try:
+        workbench.until(lambda: settings(workbench) == expected, why)
+    except AssertionError as error:
+        differing = {
+            name: (value, expected[name])
+            for name, value in settings(workbench).items()
+            if value != expected[name]
+        }
+        raise AssertionError(f"{why}: {differing}") from error
     workbench.answered()
 
 

@@ -46,7 +46,13 @@ def test_late_reports_do_not_change_the_history():
     undone = recorded((SVD, 1), (HALF, 2)).undo(2)
     assert undone.record(HALF, 2) == undone  # reported before the page showed the restored settings
     assert undone.record(HALF, 1) == undone
-    assert undone.record(HALF, 3).past == (START, SVD)
+    assert undone.record(HALF, 3) == undone  # the report of a click beside the plan
+    assert undone.record(SVD, 3).record(HALF, 4).past == (START, SVD)
+
+
+def test_a_click_while_several_steps_are_undone_does_not_stop_them():
+    undone = recorded((SVD, 1), (HALF, 2)).undo(2).undo(2)
+    assert undone.record(SVD, 3).future == (SVD, HALF)  # reported between the two steps
 
 
 def test_the_oldest_steps_are_dropped():

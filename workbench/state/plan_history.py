@@ -12,7 +12,8 @@ class PlanHistory:
     """The settings of a page, and the settings before and after them, in order of time.
 
     gesture: number of the last gesture that changed the settings, see `assets/gestures.js`.
-    is_restored: whether `present` was undone or redone after that gesture.
+    is_restored: whether `present` was undone or redone after that gesture. left: the settings that
+    were left by undoing or redoing, until the page reports `present`.
     """
 
     present: lrcore.Recipe
@@ -20,15 +21,19 @@ class PlanHistory:
     future: tuple[lrcore.Recipe, ...] = ()
     gesture: int = 0
     is_restored: bool = False
+    left: tuple[lrcore.Recipe, ...] = ()
 
     def record(self, recipe: lrcore.Recipe, gesture: int) -> "PlanHistory":
         """Return the history after the page reported its settings.
 
         All settings of one gesture are one step. Until the next gesture, settings that differ from
-        those that were undone or redone are a report that was late.
+        those that were undone or redone are a report that was late. So are settings that were left,
+        whose report may have the number of a later gesture, until the page shows the restored ones.
         """
+        if recipe == self.present:
+            return replace(self, left=())
         is_late = gesture < self.gesture or (gesture == self.gesture and self.is_restored)
-        if recipe == self.present or is_late:
+        if is_late or recipe in self.left:
             return self
         if gesture == self.gesture:
             return replace(self, present=recipe)
@@ -40,11 +45,21 @@ class PlanHistory:
         if not self.past:
             return self
         *past, previous = self.past
-        return PlanHistory(previous, tuple(past), (self.present, *self.future), gesture, True)
+        return self._restored(previous, tuple(past), (self.present, *self.future), gesture)
 
     def redo(self, gesture: int) -> "PlanHistory":
         """Return the history one step forward; the same history if there is no step."""
         if not self.future:
             return self
         following, *future = self.future
-        return PlanHistory(following, (*self.past, self.present), tuple(future), gesture, True)
+        return self._restored(following, (*self.past, self.present), tuple(future), gesture)
+
+    def _restored(
+        self,
+        present: lrcore.Recipe,
+        past: tuple[lrcore.Recipe, ...],
+        future: tuple[lrcore.Recipe, ...],
+        gesture: int,
+    ) -> "PlanHistory":
+        left = tuple(recipe for recipe in (*self.left, self.present) if recipe != present)
+        return PlanHistory(present, past, future, gesture, is_restored=True, left=left)
