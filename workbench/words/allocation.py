@@ -138,7 +138,7 @@ BYTES_FIRST = (
 MEASURES_NOW = "Measurements for {0} are running (see above). Until they end: the ranks of {1}."
 
 # The bars
-BARS = "Highest share: layer {} · {} ({}); lowest: layer {} · {} ({}). Hover for losses."
+BARS = "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({})."
 CUT = (
     "No measurement supports so low a rank; the policy probed measures the loss of each component."
 )
