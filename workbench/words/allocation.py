@@ -38,7 +38,7 @@ FIELDS = {
     ),
     "method": ("Method", ""),
     "policy": ("Policy", ""),
-    "ratio": ("Size reduction", "fraction to remove"),
+    "ratio": ("Size reduction", "fraction"),
     "budget": ("What shrinks", ""),
     "temperature": ("Temperature", "Low: uneven ranks. High: nearly uniform."),
     "component_ratios": (
@@ -73,7 +73,7 @@ BYTES_POLICY = (
 AUTOMATIC, LOGARITHMIC = "Automatic:", ", logarithmic"
 TEMPERATURE_INFO = f"Low: uneven ranks. High: nearly uniform. {AUTOMATIC} {{:.3g}}"
 TEMPERATURE_UNIFORM = f"Low: uneven ranks. {AUTOMATIC} {{:g}} (nearly uniform ranks)"
-CHOSEN = "Method: {}, {} ranks; shrinks {}"
+CHOSEN = "{}, {} ranks; shrinks {}"
 OPTIONS, OPTIONS_OF = "Options", "Options of {}"
 NOTES = "implementation notes"
 
