@@ -12,8 +12,8 @@ class PlanHistory:
     """The settings of a page, and the settings before and after them, in order of time.
 
     gesture: number of the last gesture that changed the settings, see `assets/gestures.js`.
-    is_restored: whether `present` was undone or redone after that gesture. left: the settings that
-    were left by undoing or redoing, until the page reports `present`.
+    is_restored: whether `present` was undone or redone after that gesture. replaced: the settings
+    that undo or redo replaced, until the page reports `present`.
     """
 
     present: lrcore.Recipe
@@ -21,19 +21,19 @@ class PlanHistory:
     future: tuple[lrcore.Recipe, ...] = ()
     gesture: int = 0
     is_restored: bool = False
-    left: tuple[lrcore.Recipe, ...] = ()
+    replaced: tuple[lrcore.Recipe, ...] = ()
 
     def record(self, recipe: lrcore.Recipe, gesture: int) -> "PlanHistory":
         """Return the history after the page reported its settings.
 
         All settings of one gesture are one step. Until the next gesture, settings that differ from
-        those that were undone or redone are a report that was late. So are settings that were left,
-        whose report may have the number of a later gesture, until the page shows the restored ones.
+        those that were undone or redone are a report that was late. So are replaced settings,
+        whose report may have the number of a later gesture.
         """
         if recipe == self.present:
-            return replace(self, left=())
+            return replace(self, replaced=())
         is_late = gesture < self.gesture or (gesture == self.gesture and self.is_restored)
-        if is_late or recipe in self.left:
+        if is_late or recipe in self.replaced:
             return self
         if gesture == self.gesture:
             return replace(self, present=recipe)
@@ -61,5 +61,6 @@ class PlanHistory:
         future: tuple[lrcore.Recipe, ...],
         gesture: int,
     ) -> "PlanHistory":
-        left = tuple(recipe for recipe in (*self.left, self.present) if recipe != present)
-        return PlanHistory(present, past, future, gesture, is_restored=True, left=left)
+        before = *self.replaced, self.present
+        replaced = tuple(recipe for recipe in before if recipe != present)
+        return PlanHistory(present, past, future, gesture, is_restored=True, replaced=replaced)
