@@ -114,6 +114,7 @@ def shoot(page: Page, folder: Path, view: str) -> None:
             page.click("#generate")
             page.get_by_role("button", name="Loss, token by token").click()
             page.click("#colour")
+            page.wait_for_selector("#answers .tokens", timeout=120_000)
             page.wait_for_timeout(4000)
             page.evaluate("document.activeElement.blur()")
         if title == "Runs & export" and page.locator("#runs-table [role=gridcell]").count():
