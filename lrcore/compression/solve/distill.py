@@ -49,11 +49,12 @@ TRIAL, CHECKED = 30, 2
 COST = 4
 # By default: tokens of a step; tokens of all steps for each token of the calibration; the share of
 # the text that they read at most, so that the divergence is measured on other tokens; the highest
-# and the lowest number of steps; the rate, which suits models that have lost little; and the
-# largest model, whose copies for the training fit into the memory of a laptop.
+# and the lowest number of steps; the rates in the order in which they are tried, and the steps of
+# a trial: a rate that is too high is seen at once; and the largest model, whose copies for the
+# training fit into the memory of a laptop.
 DEFAULT_STEP_TOKENS, DEFAULT_PASSES, SHARE_OF_TEXT = 1024, 3, 0.5
 MOST_STEPS, FEWEST_STEPS = 192, 24
-DEFAULT_RATE_TIMES_WIDTH = 0.2
+DEFAULT_RATES_TIMES_WIDTH, DEFAULT_TRIAL = (0.2, 0.06), 8
 LEAST_DIVERGENCE = 0.01  # nats/token; a model that is closer to the dense model is left as it is
 LARGEST = 500_000_000  # numbers
 # Highest share of the rounding to bfloat16 in the divergence before the distillation
@@ -70,8 +71,8 @@ class Schedule:
 
     step_tokens: tokens of a step. rates: the highest learning rates, as a share of the root mean
     square of a tensor times the width of the stream, in the order in which they are tried. trial:
-    steps of the trial of a rate; 0: the first rate is used without a trial. least: a model with a
-    smaller divergence, in nats/token, is not distilled.
+    steps of the trial of a rate; the last rate has none. least: a model with a smaller divergence,
+    in nats/token, is not distilled.
     """
 
     steps: int
@@ -114,8 +115,8 @@ def schedule_of(
     steps = min(tokens // DEFAULT_STEP_TOKENS, MOST_STEPS)
     if steps < FEWEST_STEPS or model.offloaded or model.size.parameters > LARGEST:
         return None
-    rates = (DEFAULT_RATE_TIMES_WIDTH,)
-    return Schedule(steps, DEFAULT_STEP_TOKENS, rates, 0, LEAST_DIVERGENCE)
+    rates = DEFAULT_RATES_TIMES_WIDTH
+    return Schedule(steps, DEFAULT_STEP_TOKENS, rates, DEFAULT_TRIAL, LEAST_DIVERGENCE)
 
 
 def full_schedule() -> Schedule:
@@ -196,23 +197,19 @@ class _Distillation:
         self.before = self._divergence()
 
     def run(self) -> bool:
-        """Train at the first rate whose trial succeeds, or at that of an interrupted run, unless
-        the divergence is small already, and return whether it fell.
+        """Train at the first rate whose trial succeeds, else at the last, or at that of an
+        interrupted run, unless the divergence is small already, and return whether it fell.
         """
         if self.before < self.task.schedule.least:
             return False
-        rates = self.task.schedule.rates
-        begun = [rate for rate in rates if self.task.state_file(rate).is_file()]
-        for rate in begun or rates:
-            if begun or self._succeeds(rate):
-                return self._train(rate)
-        return False
+        *tried, last = self.task.schedule.rates
+        begun = [rate for rate in (*tried, last) if self.task.state_file(rate).is_file()]
+        rates = begun or (rate for rate in tried if self._succeeds(rate))
+        return self._train(next(iter(rates), last))
 
     def _succeeds(self, rate: float) -> bool:
-        """Return whether a trial, if there is one, lowers the divergence, and undo it."""
+        """Return whether a trial lowers the divergence, and undo it."""
         steps = self.task.schedule.trial
-        if not steps:
-            return True
         with suppress(Diverged):
             self._descend(Descent(self.parameters, self._rates(rate), steps, stage=TRIAL_STAGE))
         is_lower = self._divergence() < self.before  # not if it is NaN

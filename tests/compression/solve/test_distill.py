@@ -218,6 +218,7 @@ def few_tokens_suffice(monkeypatch):
     """The default distillation of `default` has 40 steps of 64 tokens."""
     monkeypatch.setattr(distill, "DEFAULT_STEP_TOKENS", 64)
     monkeypatch.setattr(distill, "DEFAULT_PASSES", 10)
+    monkeypatch.setattr(distill, "DEFAULT_TRIAL", 20)
     monkeypatch.setattr(distill, "SHARE_OF_TEXT", 1.0)
 
 
@@ -314,7 +315,7 @@ def test_large_models_are_not_distilled_by_default(
 def test_a_distillation_that_diverges_leaves_the_model_of_the_refit(
     tiny_llama, story_file, few_tokens_suffice, monkeypatch
 ):
-    monkeypatch.setattr(distill, "DEFAULT_RATE_TIMES_WIDTH", 1e30)
+    monkeypatch.setattr(distill, "DEFAULT_RATES_TIMES_WIDTH", (1e30,))
     recipe = default(tiny_llama, story_file)
     model = lrcore.load(recipe.model)
     made, before_it = (lrcore.compress(model, r) for r in (recipe, recipe.with_(refit="on")))
@@ -322,6 +323,15 @@ def test_a_distillation_that_diverges_leaves_the_model_of_the_refit(
         assert torch.equal(made.network(TOKENS).logits, before_it.network(TOKENS).logits)
     assert made.step(Compressed).calibration["distillation_steps"] == 0
     assert made.account.planned.predicted_perplexity is not None
+
+
+def test_by_default_a_rate_that_raises_the_divergence_is_replaced_by_a_lower_one(
+    tiny_llama, story_file, few_tokens_suffice, monkeypatch
+):
+    monkeypatch.setattr(distill, "DEFAULT_RATES_TIMES_WIDTH", (1e3, 0.64))
+    recipe = default(tiny_llama, story_file)
+    made = lrcore.compress(lrcore.load(recipe.model), recipe)
+    assert made.step(Compressed).calibration["distillation_steps"] > 0
 
 
 def small_and_dense(folder, story_file):
