@@ -52,7 +52,7 @@ COST = 4
 # and the lowest number of steps; the rates in the order in which they are tried, and the steps of
 # a trial: a rate that is too high is seen at once; and the largest model, whose copies for the
 # training fit into the memory of a laptop.
-DEFAULT_STEP_TOKENS, DEFAULT_PASSES, SHARE_OF_TEXT = 1024, 3, 0.5
+DEFAULT_STEP_TOKENS, DEFAULT_PASSES, SHARE_OF_TEXT = 1024, 4, 0.5
 MOST_STEPS, FEWEST_STEPS = 192, 24
 DEFAULT_RATES_TIMES_WIDTH, DEFAULT_TRIAL = (0.2, 0.06), 8
 LEAST_DIVERGENCE = 0.01  # nats/token; a model that is closer to the dense model is left as it is
