@@ -24,6 +24,8 @@ from ..system.errors import InputError
 # Argument and output of a network's forward; "cache" since transformers 5.24.
 _NAMES = ("cache", "past_key_values")
 CACHE_ARGUMENT = next(name for name in _NAMES if name in CausalLMOutputWithPast.__annotations__)
+# Families whose networks count the positions of each forward pass from 0, unless they are passed.
+_WITHOUT_POSITIONS = {"bamba"}
 
 
 def forward_with_cache(
@@ -35,6 +37,10 @@ def forward_with_cache(
     canceled job stops before the next forward pass.
     """
     arguments = {CACHE_ARGUMENT: cache, "use_cache": True, **options}
+    if cache is not None and network.config.model_type in _WITHOUT_POSITIONS:
+        start = int(cache.get_seq_length())
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        arguments.setdefault("position_ids", positions[None])
     with unchecked():  # checks before thousands of small functions would distort measured speeds
         out = network(input_ids=tokens, **arguments)
     return out, getattr(out, CACHE_ARGUMENT)

@@ -13,6 +13,7 @@ from lrcore.models.kv_cache import (
     quantized_kv_bytes,
 )
 from lrcore.system.errors import InputError
+from tests.tiny_models import tiny
 
 TOKENS = torch.arange(90).view(1, 90) % 60 + 3
 
@@ -92,6 +93,17 @@ def test_tokens_in_groups_give_the_logits_of_single_tokens(models, method) -> No
         for approximation in (grouped, logits(GROUP, 8))
     ]
     assert errors[0] > 4 * errors[1] > 0
+
+
+@torch.inference_mode()
+def test_tokens_after_those_in_a_cache_continue_their_positions() -> None:
+    """Bamba counts the positions of each forward pass from 0 unless they are passed."""
+    network = tiny("bamba").eval()
+    tokens, cache, logits = TOKENS[:, :20], None, []
+    for part in tokens.split([12, 1, 1, 6], 1):
+        output, cache = forward_with_cache(network, part, cache)
+        logits.append(output.logits)
+    assert torch.allclose(torch.cat(logits, 1), network(tokens).logits, atol=1e-4)
 
 
 def test_generation_uses_the_cache_and_beams_are_reordered(models) -> None:
