@@ -40,8 +40,8 @@ from .trained_layer import assign, trainable
 
 STEPS, STEP_TOKENS = 300, 2048
 # The highest learning rate is a share of the root mean square of each tensor: the first of these,
-# divided by the width of the stream, at which TRIAL steps lower the divergence. The best shares
-# were 0.01 at a width of 64; at 576 0.001, and less for a model that has lost little.
+# divided by the width of the stream, at which TRIAL steps lower the divergence, else the last. The
+# best shares were 0.01 at a width of 64; at 576 0.001, and less for a model that has lost little.
 RATES_TIMES_WIDTH = (0.64, 0.2, 0.06)
 # Steps of a trial, and batches, of other windows, on which the divergence is measured
 TRIAL, CHECKED = 30, 2
