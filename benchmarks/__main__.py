@@ -3,6 +3,7 @@
 python -m benchmarks NAME, where NAME is one of:
 
     quality     perplexity of all methods and policies at 10-50 % on the demo models and stories260K
+    sample      repeat a random sample of the cells of `quality` and `real` with the present code
     tokens      perplexity by the number of calibration tokens, with and without damped refits
     calibration_texts
                 perplexity by the calibration text and by the seed of its windows
@@ -82,6 +83,7 @@ from .perplexity import Selection, quality, solve
 from .predictions import prediction
 from .real_model import real
 from .refit import trained
+from .sample import sample
 from .sizes import sizes
 from .sparse_decoding import sparse_decoding
 from .speed import speed
@@ -95,6 +97,7 @@ from .variants import variants
 from .workers import workers
 
 JOBS = {
+    "sample": sample,
     "tokens": tokens,
     "variants": variants,
     "depth": depth,

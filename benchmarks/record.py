@@ -2,15 +2,18 @@
 
 An entry per model holds the dense perplexity, the protocol, and parts with cells, such as "cells"
 by "method policy budget ratio". The stamp "measured" of a cell states when and by which code.
+"samples" states, by part, which cells were repeated later and how much they differed.
 """
 
 import json
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .machine import ROOT
-from .stamps import stamp
+from .stamps import Stamp, fingerprint, stamp
 
 RECORD = ROOT / "benchmarks" / "record.json"
 # First word of the sections whose figures are cells of the record, and the part of the record
@@ -28,6 +31,65 @@ RECORDED = {
 # Modules that measure the cells of a part, if named otherwise
 MEASURED_BY = {"cells": "perplexity", "trained": "refit", "healed": "healing"}
 BUDGETS = ("params", "all_params", "kv")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Cells that were repeated with later code.
+
+    cells: number of cells from which the sample was drawn. differences: by name of a cell, the
+    absolute difference of the two perplexities in standard errors of the recorded one.
+    """
+
+    seed: int
+    cells: int
+    differences: dict[str, float]
+    stamp: Stamp
+
+    @classmethod
+    def of(cls, entry: dict[str, Any], part: str) -> "Sample | None":
+        """Return the sample of a part of an entry; None if there is none."""
+        found = entry.get("samples", {}).get(part)
+        if found is None:
+            return None
+        return cls(**{**found, "stamp": Stamp.parse(found["stamp"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sample as the record stores it."""
+        return {**vars(self), "stamp": str(self.stamp)}
+
+    @property
+    def largest(self) -> float:
+        """The largest difference in standard errors."""
+        return max(self.differences.values())
+
+    def covers(self, part: str, names: Iterable[str]) -> bool:
+        """Return whether the sample is of the present code and no difference reaches a standard
+        error. names: of all cells of the part.
+        """
+        code = fingerprint(measuring_file(part), " ".join(names))
+        return self.stamp.code == code and self.largest < 1
+
+    def line(self) -> str:
+        """Return the sample as a section of a document states it."""
+        return (
+            f"A random sample of {len(self.differences)} of {self.cells} cells (seed {self.seed}) "
+            f"was repeated {self.stamp.date} at commit `{self.stamp.commit}`; the largest "
+            f"difference was {self.largest:.2g} standard errors."
+        )
+
+
+@dataclass(frozen=True)
+class RecordedCell:
+    """Name and stamp of a cell, and the sample of its model.
+
+    is_sampled: whether this sample confirms the cell for the present code.
+    """
+
+    name: str
+    stamp: Stamp | None
+    sample: Sample | None
+    is_sampled: bool
 
 
 def read_record() -> dict[str, Any]:
@@ -64,14 +126,26 @@ def measuring_file(part: str) -> Path:
     return ROOT / "benchmarks" / f"{MEASURED_BY.get(part, part)}.py"
 
 
-def cells_of(section: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the names and cells behind a section, such as "tokens demo-llama", of its model or of
-    all models.
+def cells_of(section: str) -> list[RecordedCell]:
+    """Return the cells behind a section, such as "tokens demo-llama", of its model or of all
+    models.
     """
     first, _, title = section.partition(" ")
+    part = RECORDED[first]
     return [
-        (name, cell)
+        cell
         for model, entry in read_record().items()
         if not title or model == title or model.startswith(f"{section} ")
-        for name, cell in entry.get(RECORDED[first], {}).items()
+        for cell in _cells(entry, part)
+    ]
+
+
+def _cells(entry: dict[str, Any], part: str) -> list[RecordedCell]:
+    cells, sample = entry.get(part, {}), Sample.of(entry, part)
+    is_sampled = sample is not None and sample.covers(part, cells)
+    return [
+        RecordedCell(
+            name, Stamp.parse(cell["measured"]) if "measured" in cell else None, sample, is_sampled
+        )
+        for name, cell in cells.items()
     ]

@@ -12,7 +12,7 @@ from prose import wrap
 
 from .machine import ROOT
 from .record import RECORDED, cells_of
-from .stamps import Stamp, stamp
+from .stamps import stamp
 
 PAGES = ROOT / "docs" / "benchmarks"
 
@@ -66,15 +66,18 @@ def measured_line(section: str, text: str) -> str:
     part = RECORDED.get(section.split()[0])
     if part is None:
         return stamp(writer(section), text).line()
-    cells = [cell.get("measured") for _, cell in cells_of(section)]
-    stamps = sorted({Stamp.parse(text) for text in cells if text}, key=lambda stamp: stamp.date)
-    if not stamps:
-        return ""
-    dates = " to ".join(dict.fromkeys([stamps[0].date, stamps[-1].date]))
-    commits = ", ".join(dict.fromkeys(f"`{stamp.commit}`" for stamp in stamps))
-    machines = "; ".join(dict.fromkeys(stamp.machine for stamp in stamps))
-    earlier = f"; {cells.count(None)} of {len(cells)} cells earlier" if None in cells else ""
-    return f"Cells measured {dates} at commit {commits}, {machines}{earlier}."
+    cells = cells_of(section)
+    samples = dict.fromkeys(cell.sample.line() for cell in cells if cell.sample)
+    found = sorted({cell.stamp for cell in cells if cell.stamp}, key=lambda stamp: stamp.date)
+    if not found:
+        return " ".join(samples)
+    dates = " to ".join(dict.fromkeys([found[0].date, found[-1].date]))
+    commits = ", ".join(dict.fromkeys(f"`{stamp.commit}`" for stamp in found))
+    machines = "; ".join(dict.fromkeys(stamp.machine for stamp in found))
+    unknown = sum(cell.stamp is None for cell in cells)
+    earlier = f"; {unknown} of {len(cells)} cells earlier" if unknown else ""
+    line = f"Cells measured {dates} at commit {commits}, {machines}{earlier}."
+    return " ".join([line, *samples])
 
 
 def sections() -> Iterator[tuple[Path, str, str]]:

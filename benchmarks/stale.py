@@ -3,7 +3,8 @@
     python -m benchmarks.stale [SECTION ...]
 
 Lists the sections that are not of the present code, with the files that differ from the commit of
-the measurement; default: all sections of the documents. The exit code is 1 if there are any.
+the measurement; default: all sections of the documents. The exit code is 1 if there are any. Cells
+of the record also count as of the present code if a sample of them was repeated with it and agrees.
 """
 
 import argparse
@@ -52,23 +53,40 @@ class State:
 def state(section: str, text: str) -> State:
     """Return the state of a section with a text."""
     measured = list(_measurements(section, text))
+    old = [found for found in measured if not found.is_current]
     outdated = [
-        (stamp, changed_files(source, names, stamp.commit))
-        for source, names, stamp in measured
-        if stamp and stamp.code != fingerprint(source, names)
+        (found.stamp, changed_files(found.source, found.names, found.stamp.commit))
+        for found in old
+        if found.stamp
     ]
-    return State(len(measured), sum(not stamp for *_, stamp in measured), outdated)
+    return State(len(measured), sum(not found.stamp for found in old), outdated)
 
 
-def _measurements(section: str, text: str) -> Iterator[tuple[Path, str, Stamp | None]]:
-    """Yield the file, the names and the stamp of each measurement of a section."""
+@dataclass(frozen=True)
+class Measurement:
+    """The file, the names of methods and policies, and the stamp of a measurement."""
+
+    source: Path
+    names: str
+    stamp: Stamp | None
+    is_sampled: bool = False  # an agreeing sample of its model is of the present code
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the figure is of the present code."""
+        return self.is_sampled or (
+            self.stamp is not None and self.stamp.code == fingerprint(self.source, self.names)
+        )
+
+
+def _measurements(section: str, text: str) -> Iterator[Measurement]:
+    """Yield the measurements of a section."""
     part = RECORDED.get(section.split()[0])
     if part is None:
-        yield writer(section), *Stamp.split(text)
+        yield Measurement(writer(section), *Stamp.split(text))
         return
-    for key, cell in cells_of(section):
-        stamp = cell.get("measured")
-        yield measuring_file(part), key, Stamp.parse(stamp) if stamp else None
+    for cell in cells_of(section):
+        yield Measurement(measuring_file(part), cell.name, cell.stamp, cell.is_sampled)
 
 
 @cache

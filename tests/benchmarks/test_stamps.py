@@ -2,10 +2,11 @@
 
 import ast
 import subprocess
+from dataclasses import replace
 
 import pytest
 
-from benchmarks import record, report, stale, stamps
+from benchmarks import record, report, sample, stale, stamps
 from benchmarks.machine import ROOT
 from benchmarks.stamps import Stamp, files, fingerprint, shape_of_source
 
@@ -122,3 +123,30 @@ def test_a_section_without_cells_is_not_of_the_present_code() -> None:
 def test_the_fingerprint_is_that_of_the_files() -> None:
     assert fingerprint(QUALITY, "a3") == fingerprint(QUALITY, "the method a3")
     assert fingerprint(QUALITY, "a3") != fingerprint(QUALITY, "a3 fused")
+
+
+def test_a_sample_confirms_older_cells_unless_a_figure_differs(monkeypatch) -> None:
+    cells = {"a3 owl params 0.2": {"perplexity": 3.0}, "svd uniform params 0.2": {"perplexity": 4}}
+    now = stamps.stamp(QUALITY, " ".join(cells))
+    for difference, code, words in (
+        (0.4, now.code, ""),
+        (1.4, now.code, "2 of 2 measured before stamps were recorded"),
+        (0.4, "01234567", "2 of 2 measured before stamps were recorded"),
+    ):
+        found = record.Sample(7, 2, {"a3 owl params 0.2": difference}, replace(now, code=code))
+        entry = {"cells": cells, "samples": {"cells": found.to_dict()}}
+        monkeypatch.setattr(record, "read_record", lambda entry=entry: {"toy": entry})
+        assert str(stale.state("quality toy", "")) == words
+        assert found.line() == report.measured_line("quality toy", "")
+
+
+def test_a_repeated_cell_replaces_the_recorded_one(monkeypatch) -> None:
+    old = {"perplexity": 3.0, "error": 0.2, "megabytes": 5}
+    stored = {"toy": {"cells": {"a3 owl params 0.2": old}}}
+    monkeypatch.setattr(sample, "read_record", lambda: stored)
+    monkeypatch.setattr(sample, "write_record", lambda _: None)
+    sample.add("toy", sample.begun("toy"), "a3 owl params 0.2", {"perplexity": 3.1, "error": 0.3})
+    assert stored["toy"]["cells"]["a3 owl params 0.2"] == {
+        "perplexity": 3.1, "error": 0.3, "megabytes": 5
+    }  # fmt: skip
+    assert sample.begun("toy").differences == {"a3 owl params 0.2": 0.5}
