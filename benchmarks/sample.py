@@ -88,7 +88,8 @@ def add(title: str, done: Sample, name: str, cell: dict[str, Any]) -> None:
     record = read_record()
     entry = record[title]
     old = entry["cells"][name]
-    difference = abs(cell["perplexity"] - old["perplexity"]) / old["error"]
+    error = max(old["error"], 1e-4)  # the record has four decimals
+    difference = abs(cell["perplexity"] - old["perplexity"]) / error
     done.differences[name] = round(difference, 4)
     entry["cells"][name] = {**old, **cell}
     entry.setdefault("samples", {})["cells"] = done.to_dict()
