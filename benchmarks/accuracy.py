@@ -214,10 +214,10 @@ def short_caption() -> str:
     """Return the caption of the table in README.md."""
     return (
         "SmolLM2-135M-Instruct, dequantized from 4 bits and calibrated on "
-        f"{SAMPLES} windows of WikiText-2's training text. Perplexity ± the "
-        "paired error of the difference from the dense model, and mean accuracy on "
+        f"{SAMPLES} windows of WikiText-2's training text. Perplexity on two texts, with the "
+        "paired standard error of the difference from the dense model, and mean accuracy on "
         f"{len(TASKS)} zero-shot tasks of {ITEMS} items; `fused` without its default distillation. "
-        "[More](docs/benchmarks/tasks.md)."
+        "[Protocols, results per task and other ratios](docs/benchmarks/tasks.md)."
     )
 
 

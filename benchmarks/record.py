@@ -37,12 +37,14 @@ BUDGETS = ("params", "all_params", "kv")
 class Sample:
     """Cells that were repeated with later code.
 
-    cells: number of cells from which the sample was drawn. differences: by name of a cell, the
-    absolute difference of the two perplexities in standard errors of the recorded one.
+    cells: number of cells from which the sample was drawn. drawn: number of cells of the complete
+    sample. differences: of the repeated cells so far, by name, the absolute difference of the two
+    perplexities in standard errors of the recorded one.
     """
 
     seed: int
     cells: int
+    drawn: int
     differences: dict[str, float]
     stamp: Stamp
 
@@ -63,12 +65,14 @@ class Sample:
         """The largest difference in standard errors."""
         return max(self.differences.values())
 
-    def covers(self, part: str, names: Iterable[str]) -> bool:
-        """Return whether the sample is of the present code and no difference reaches a standard
-        error. names: of all cells of the part.
-        """
-        code = fingerprint(measuring_file(part), " ".join(names))
-        return self.stamp.code == code and self.largest < 1
+    def is_current(self, part: str, names: Iterable[str]) -> bool:
+        """Return whether the sample is of the present code. names: of all cells of the part."""
+        return self.stamp.code == fingerprint(measuring_file(part), " ".join(names))
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the sample is complete and no difference reaches a standard error."""
+        return len(self.differences) == self.drawn and self.largest < 1
 
     def line(self) -> str:
         """Return the sample as a section of a document states it."""
@@ -142,7 +146,7 @@ def cells_of(section: str) -> list[RecordedCell]:
 
 def _cells(entry: dict[str, Any], part: str) -> list[RecordedCell]:
     cells, sample = entry.get(part, {}), Sample.of(entry, part)
-    is_sampled = sample is not None and sample.covers(part, cells)
+    is_sampled = sample is not None and sample.agrees and sample.is_current(part, cells)
     return [
         RecordedCell(
             name, Stamp.parse(cell["measured"]) if "measured" in cell else None, sample, is_sampled

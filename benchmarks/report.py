@@ -68,12 +68,12 @@ def measured_line(section: str, text: str) -> str:
         return stamp(writer(section), text).line()
     cells = cells_of(section)
     samples = dict.fromkeys(cell.sample.line() for cell in cells if cell.sample)
-    found = sorted({cell.stamp for cell in cells if cell.stamp}, key=lambda stamp: stamp.date)
-    if not found:
+    stamps = sorted({cell.stamp for cell in cells if cell.stamp}, key=lambda stamp: stamp.date)
+    if not stamps:
         return " ".join(samples)
-    dates = " to ".join(dict.fromkeys([found[0].date, found[-1].date]))
-    commits = ", ".join(dict.fromkeys(f"`{stamp.commit}`" for stamp in found))
-    machines = "; ".join(dict.fromkeys(stamp.machine for stamp in found))
+    dates = " to ".join(dict.fromkeys([stamps[0].date, stamps[-1].date]))
+    commits = ", ".join(dict.fromkeys(f"`{stamp.commit}`" for stamp in stamps))
+    machines = "; ".join(dict.fromkeys(stamp.machine for stamp in stamps))
     unknown = sum(cell.stamp is None for cell in cells)
     earlier = f"; {unknown} of {len(cells)} cells earlier" if unknown else ""
     line = f"Cells measured {dates} at commit {commits}, {machines}{earlier}."

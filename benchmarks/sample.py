@@ -57,7 +57,7 @@ def drawn(title: str) -> list[str]:
 
 def repeat(subject: Subject, names: Sequence[str]) -> None:
     """Measure the cells that the sample of the present code lacks."""
-    done = begun(subject.title)
+    done = begun(subject.title, len(names))
     missing: dict[str, list[lrcore.Recipe]] = defaultdict(list)  # by method
     for name in names:
         method, policy, _, ratio = name.split()
@@ -73,14 +73,16 @@ def repeat(subject: Subject, names: Sequence[str]) -> None:
             add(subject.title, done, name, cell)
 
 
-def begun(title: str) -> Sample:
-    """Return the sample of the present code so far; without cells if there is none."""
+def begun(title: str, drawn: int) -> Sample:
+    """Return the sample of the present code so far; without cells if there is none.
+
+    drawn: number of cells of the complete sample.
+    """
     entry = read_record()[title]
-    now = stamp(measuring_file("cells"), " ".join(entry["cells"]))
-    found = Sample.of(entry, "cells")
-    if found is not None and found.seed == SEED and found.stamp.code == now.code:
+    names, found = entry["cells"], Sample.of(entry, "cells")
+    if found is not None and found.seed == SEED and found.is_current("cells", names):
         return found
-    return Sample(SEED, len(entry["cells"]), {}, now)
+    return Sample(SEED, len(names), drawn, {}, stamp(measuring_file("cells"), " ".join(names)))
 
 
 def add(title: str, done: Sample, name: str, cell: dict[str, Any]) -> None:

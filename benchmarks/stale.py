@@ -25,8 +25,27 @@ FILES = 4  # named per section
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """The file, the names of methods and policies, and the stamp of a measurement."""
+
+    source: Path
+    names: str
+    stamp: Stamp | None
+    is_sampled: bool = False  # a sample of its model confirms it for the present code
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the figure is of the present code."""
+        return self.is_sampled or (
+            self.stamp is not None and self.stamp.code == fingerprint(self.source, self.names)
+        )
+
+
+@dataclass(frozen=True)
 class State:
-    """Measurements of a section: those without a stamp, and changed files of each outdated one."""
+    """Number of measurements of a section, of those without a stamp among the ones that are not of
+    the present code, and changed files of each outdated one.
+    """
 
     count: int
     unknown: int
@@ -60,23 +79,6 @@ def state(section: str, text: str) -> State:
         if found.stamp
     ]
     return State(len(measured), sum(not found.stamp for found in old), outdated)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The file, the names of methods and policies, and the stamp of a measurement."""
-
-    source: Path
-    names: str
-    stamp: Stamp | None
-    is_sampled: bool = False  # an agreeing sample of its model is of the present code
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the figure is of the present code."""
-        return self.is_sampled or (
-            self.stamp is not None and self.stamp.code == fingerprint(self.source, self.names)
-        )
 
 
 def _measurements(section: str, text: str) -> Iterator[Measurement]:

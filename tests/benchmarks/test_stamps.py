@@ -128,12 +128,14 @@ def test_the_fingerprint_is_that_of_the_files() -> None:
 def test_a_sample_confirms_older_cells_unless_a_figure_differs(monkeypatch) -> None:
     cells = {"a3 owl params 0.2": {"perplexity": 3.0}, "svd uniform params 0.2": {"perplexity": 4}}
     now = stamps.stamp(QUALITY, " ".join(cells))
-    for difference, code, words in (
-        (0.4, now.code, ""),
-        (1.4, now.code, "2 of 2 measured before stamps were recorded"),
-        (0.4, "01234567", "2 of 2 measured before stamps were recorded"),
+    for difference, drawn, code, words in (
+        (0.4, 1, now.code, ""),
+        (0.4, 2, now.code, "2 of 2 measured before stamps were recorded"),  # unfinished
+        (1.4, 1, now.code, "2 of 2 measured before stamps were recorded"),
+        (0.4, 1, "01234567", "2 of 2 measured before stamps were recorded"),
     ):
-        found = record.Sample(7, 2, {"a3 owl params 0.2": difference}, replace(now, code=code))
+        differences = {"a3 owl params 0.2": difference}
+        found = record.Sample(7, 2, drawn, differences, replace(now, code=code))
         entry = {"cells": cells, "samples": {"cells": found.to_dict()}}
         monkeypatch.setattr(record, "read_record", lambda entry=entry: {"toy": entry})
         assert str(stale.state("quality toy", "")) == words
@@ -145,8 +147,10 @@ def test_a_repeated_cell_replaces_the_recorded_one(monkeypatch) -> None:
     stored = {"toy": {"cells": {"a3 owl params 0.2": old}}}
     monkeypatch.setattr(sample, "read_record", lambda: stored)
     monkeypatch.setattr(sample, "write_record", lambda _: None)
-    sample.add("toy", sample.begun("toy"), "a3 owl params 0.2", {"perplexity": 3.1, "error": 0.3})
+    sample.add(
+        "toy", sample.begun("toy", 1), "a3 owl params 0.2", {"perplexity": 3.1, "error": 0.3}
+    )
     assert stored["toy"]["cells"]["a3 owl params 0.2"] == {
         "perplexity": 3.1, "error": 0.3, "megabytes": 5
     }  # fmt: skip
-    assert sample.begun("toy").differences == {"a3 owl params 0.2": 0.5}
+    assert sample.begun("toy", 1).differences == {"a3 owl params 0.2": 0.5}
