@@ -69,10 +69,16 @@ class Sample:
         """Return whether the sample is of the present code. names: of all cells of the part."""
         return self.stamp.code == fingerprint(measuring_file(part), " ".join(names))
 
-    @property
-    def agrees(self) -> bool:
-        """Whether the sample is complete and no difference reaches a standard error."""
-        return len(self.differences) == self.drawn and self.largest < 1
+    def confirms(self, name: str) -> bool:
+        """Return whether the sample is complete and no repeated cell of the same method differs by
+        a standard error. name: of a cell, starting with its method.
+        """
+        method = name.split()[0]
+        return len(self.differences) == self.drawn and all(
+            difference < 1
+            for repeated, difference in self.differences.items()
+            if repeated.split()[0] == method
+        )
 
     def line(self) -> str:
         """Return the sample as a section of a document states it."""
@@ -87,7 +93,7 @@ class Sample:
 class RecordedCell:
     """Name and stamp of a cell, and the sample of its model.
 
-    is_sampled: whether this sample confirms the cell for the present code.
+    is_sampled: whether this sample confirms the cells of its method for the present code.
     """
 
     name: str
@@ -146,10 +152,13 @@ def cells_of(section: str) -> list[RecordedCell]:
 
 def _cells(entry: dict[str, Any], part: str) -> list[RecordedCell]:
     cells, sample = entry.get(part, {}), Sample.of(entry, part)
-    is_sampled = sample is not None and sample.agrees and sample.is_current(part, cells)
+    is_current = sample is not None and sample.is_current(part, cells)
     return [
         RecordedCell(
-            name, Stamp.parse(cell["measured"]) if "measured" in cell else None, sample, is_sampled
+            name,
+            Stamp.parse(cell["measured"]) if "measured" in cell else None,
+            sample,
+            is_sampled=is_current and sample.confirms(name),
         )
         for name, cell in cells.items()
     ]

@@ -4,7 +4,8 @@
 
 Lists the sections that are not of the present code, with the files that differ from the commit of
 the measurement; default: all sections of the documents. The exit code is 1 if there are any. Cells
-of the record also count as of the present code if a sample of them was repeated with it and agrees.
+of the record also count as of the present code if a sample of them was repeated with it, except
+those of methods whose repeated cells differ by a standard error or more.
 """
 
 import argparse
@@ -31,7 +32,7 @@ class Measurement:
     source: Path
     names: str
     stamp: Stamp | None
-    is_sampled: bool = False  # a sample of its model confirms it for the present code
+    is_sampled: bool = False  # a sample of its model confirms its method for the present code
 
     @property
     def is_current(self) -> bool:

@@ -131,7 +131,7 @@ def test_a_sample_confirms_older_cells_unless_a_figure_differs(monkeypatch) -> N
     for difference, drawn, code, words in (
         (0.4, 1, now.code, ""),
         (0.4, 2, now.code, "2 of 2 measured before stamps were recorded"),  # unfinished
-        (1.4, 1, now.code, "2 of 2 measured before stamps were recorded"),
+        (1.4, 1, now.code, "1 of 2 measured before stamps were recorded"),  # only this method
         (0.4, 1, "01234567", "2 of 2 measured before stamps were recorded"),
     ):
         differences = {"a3 owl params 0.2": difference}
@@ -154,3 +154,12 @@ def test_a_repeated_cell_replaces_the_recorded_one(monkeypatch) -> None:
         "perplexity": 3.1, "error": 0.3, "megabytes": 5
     }  # fmt: skip
     assert sample.begun("toy", 1).differences == {"a3 owl params 0.2": 0.5}
+
+
+def test_a_repeated_cell_without_an_error_is_compared_by_its_digits(monkeypatch) -> None:
+    stored = {"toy": {"cells": {"a3 owl params 0.2": {"perplexity": 3.0, "error": 0.0}}}}
+    monkeypatch.setattr(sample, "read_record", lambda: stored)
+    monkeypatch.setattr(sample, "write_record", lambda _: None)
+    cell = {"perplexity": 3.0, "error": 0.0}
+    sample.add("toy", sample.begun("toy", 1), "a3 owl params 0.2", cell)
+    assert sample.begun("toy", 1).differences == {"a3 owl params 0.2": 0.0}
