@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "pretended"
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select")
@@ -139,8 +138,9 @@ class Device(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_flatten((args, kwargs))[0])
-        if _is_elsewhere(kwargs.get("device")) and not has_tensors:
+        if _is_elsewhere(kwargs.get("device")) and not any(
+            isinstance(leaf, Tensor) for leaf in _leaves((args, kwargs))
+        ):
             # PyTorch creates some tensors in steps that a driver in Python does not support
             return func(*args, **kwargs | {"device": "cpu"}).to(ELSEWHERE)
         if args and isinstance(args[0], Away):
@@ -157,6 +157,26 @@ class Device(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+# Arguments and results are tuples, lists and dicts of values. Walking them directly is faster than
+# PyTorch's trees, and this runs for each operation.
+def _leaves(value) -> list:
+    if isinstance(value, tuple | list):
+        return [leaf for entry in value for leaf in _leaves(entry)]
+    if isinstance(value, dict):
+        return [leaf for entry in value.values() for leaf in _leaves(entry)]
+    return [value]
+
+
+def _mapped(function, value):
+    if isinstance(value, dict):
+        return {key: _mapped(function, entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        entries = [_mapped(function, entry) for entry in value]
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        return type(value)(*entries) if is_named else type(value)(entries)
+    return function(value)
+
+
 def _is_elsewhere(device) -> bool:
     return device is not None and torch.device(device).type == NAME
 
@@ -166,7 +186,7 @@ def _run(func, args, kwargs):
     mode, name = Device.current, func.overloadpacket.__name__
     if mode is None:
         raise RuntimeError(f"{func} outside of Device")
-    leaves = tree_flatten((args, kwargs))[0]
+    leaves = _leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     devices = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
     away = any(isinstance(tensor, Away) for tensor in tensors)
@@ -176,15 +196,15 @@ def _run(func, args, kwargs):
     is_on_device = _is_elsewhere(devices[0]) if devices else away
     stream = getattr(Stream.local, "now", None)
     if name == "copy_" and away and stream is not None:
-        stream.add(tensors[0], partial(func, *tree_map(_to_cpu, args), **tree_map(_to_cpu, kwargs)))
+        stream.add(tensors[0], partial(func, *_mapped(_to_cpu, args), **_mapped(_to_cpu, kwargs)))
         return tensors[0]
     if away and (name in WAITS or not is_on_device):
         mode.waits[name] += 1
     if (away or is_on_device) and not func.is_view:
         mode.kernels[name] += 1
-    out = func(*tree_map(_to_cpu, args), **tree_map(_to_cpu, kwargs))
+    out = func(*_mapped(_to_cpu, args), **_mapped(_to_cpu, kwargs))
     if "out" in kwargs and away:
-        (filled,) = tree_flatten(kwargs["out"])[0]
+        (filled,) = _leaves(kwargs["out"])
         if filled.shape != filled.cpu_tensor.shape:
             raise RuntimeError(f"{name} resizes its result, which is not simulated")
         return filled
@@ -195,7 +215,7 @@ def _run(func, args, kwargs):
     # a view of an inference tensor is one, in any mode
     normal = func.is_view and not all(tensor.is_inference() for tensor in tensors)
     with torch.inference_mode(torch.is_inference_mode_enabled() and not normal):
-        return tree_map(lambda value: _to_device(value, mode, name), out)
+        return _mapped(lambda value: _to_device(value, mode, name), out)
 
 
 def _to_cpu(value):
