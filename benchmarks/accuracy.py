@@ -4,10 +4,10 @@ parameters, KV cache and seconds.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lrcore
 from lrcore.compression.solve.factorize import Factorization
@@ -36,8 +36,30 @@ TASKS = {
     "OBQA": "openbookqa.test.jsonl",
 }
 ITEMS = 200  # per task
+
+
+class Row(NamedTuple):
+    """A compressed model of the table. is_distilled: by the default refit of `fused`."""
+
+    method: str
+    policy: str
+    ratio: float
+    is_distilled: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name of the row in the record."""
+        name = f"{self.method} {self.policy} {self.ratio}"
+        return f"{name} auto" if self.is_distilled else name
+
+    def recipe(self, base: lrcore.Recipe) -> lrcore.Recipe:
+        """Return the recipe of the row."""
+        recipe = recipe_of(base, self.method, policy=self.policy, ratio=self.ratio)
+        return recipe.with_(refit="auto") if self.is_distilled else recipe
+
+
 # The methods with the policies of their papers or uniform ranks, and `fused`
-ROWS = (
+PAIRINGS = (
     ("fused", "probed"),
     ("a3", "uniform"),
     ("modegpt", "softmax"),
@@ -47,7 +69,8 @@ ROWS = (
     ("flap", "global_ranking"),
     ("llm_surgeon", "uniform"),
 )
-CACHED = ("care", "uniform", 0.5)  # fraction of the KV cache
+DISTILLED = PAIRINGS[0]  # by default
+CACHED = Row("care", "uniform", 0.5)  # fraction of the KV cache
 DENSE = "dense"
 Cell = dict[str, Any]
 
@@ -60,33 +83,28 @@ def accuracy(models: list[str]) -> None:
         return
     model = lrcore.load(MODEL)
     dense = measure(DENSE, model, text, None)
-    for recipe in recipes(text):
-        if missing_figures(recorded().get(key(recipe), {})):
-            measure(key(recipe), lrcore.compress(model, recipe), text, dense)
-        write_tables(recorded())
-    measure_seconds(model, recipes(text))
-    write_tables(recorded())
-
-
-def recipes(text: Path) -> Iterator[lrcore.Recipe]:
-    """Yield the recipes of the table, starting with the first ratio."""
     base = lrcore.Recipe(
         model=MODEL, data=str(text / "wikitext2.train.txt"), samples=SAMPLES, seq_len=LENGTH
     )
-    first = [(*pair, RATIOS[0]) for pair in ROWS]
-    remaining = [(*pair, ratio) for ratio in RATIOS[1:] for pair in ROWS]
-    for method, policy, ratio in (*first, CACHED, *remaining):
-        yield recipe_of(base, method, policy=policy, ratio=ratio)
+    for row in table_rows():
+        if missing_figures(recorded().get(row.key, {})):
+            measure(row.key, lrcore.compress(model, row.recipe(base)), text, dense)
+        write_tables(recorded())
+    measure_seconds(model, base)
+    write_tables(recorded())
 
 
-def key(recipe: lrcore.Recipe) -> str:
-    """Return the name of a recipe in the record."""
-    return row_key((recipe.method, recipe.policy, recipe.ratio))
-
-
-def row_key(row: tuple[str, str, float]) -> str:
-    """Return the name of a method, policy and ratio in the record."""
-    return " ".join(map(str, row))
+def table_rows() -> list[Row]:
+    """Return the rows of the table, starting with the first ratio."""
+    rows = [
+        row
+        for ratio in RATIOS
+        for row in (
+            Row(*DISTILLED, ratio, is_distilled=True),
+            *(Row(*pairing, ratio) for pairing in PAIRINGS),
+        )
+    ]
+    return [*rows, CACHED]
 
 
 # ---- measuring
@@ -128,28 +146,30 @@ def perplexity(
     return {"perplexity": result.perplexity, "error": error}
 
 
-def measure_seconds(model: lrcore.LoadedModel, all_recipes: Iterator[lrcore.Recipe]) -> None:
+def measure_seconds(model: lrcore.LoadedModel, base: lrcore.Recipe) -> None:
     """Record the seconds of calibration, and from the second moments to each model, including
-    probes, with an empty cache. Shared work of all ratios of a pairing is done once and counts for
-    each ratio.
+    probes, with an empty cache. Shared work of all rows of a pairing is done once and counts for
+    each row.
     """
-    pending: dict[tuple[str, str], list[lrcore.Recipe]] = {}  # by pairing
-    for recipe in all_recipes:
-        if "seconds" not in recorded()[key(recipe)]:
-            pending.setdefault((recipe.method, recipe.policy), []).append(recipe)
+    pending: dict[tuple[str, str], list[Row]] = {}  # by pairing
+    for row in table_rows():
+        if "seconds" not in recorded()[row.key]:
+            pending.setdefault((row.method, row.policy), []).append(row)
     if not pending:
         return
     with empty_cache():  # holds the moments until the last model is finished
-        first = next(iter(pending.values()))[0]
+        first = next(iter(pending.values()))[0].recipe(base)
         calibration, seconds = timed(partial(lrcore.calibrate, model, first))
         store(DENSE, "seconds", round(seconds, 1))  # calibration
-        for pairing in pending.values():
+        for rows in pending.values():
             with empty_cache():
-                factors, shared = timed(partial(measured_factors, model, calibration, pairing[0]))
-                for recipe in pairing:
+                recipe = rows[0].recipe(base)
+                factors, shared = timed(partial(measured_factors, model, calibration, recipe))
+                for row in rows:
+                    recipe = row.recipe(base)
                     _, separate = timed(partial(lrcore.compress, model, recipe, factors))
-                    log(f"accuracy: {key(recipe)} in {shared:.1f} + {separate:.1f} s")
-                    store(key(recipe), "seconds", round(shared + separate, 1))
+                    log(f"accuracy: {row.key} in {shared:.1f} + {separate:.1f} s")
+                    store(row.key, "seconds", round(shared + separate, 1))
 
 
 def measured_factors(model, calibration, recipe: lrcore.Recipe) -> Factorization:
@@ -179,13 +199,13 @@ def write_tables(cells: dict[str, Cell]) -> None:
     """Write perplexity, mean accuracy, sizes and seconds to docs/benchmarks/tasks.md, with the
     accuracies on each task; write the first ratio and CARE to README.md.
     """
-    order = [DENSE, *map(row_key, table_rows())]
+    order = [DENSE, *(row.key for row in table_rows())]
     complete = {
         name: cells[name] for name in order if name in cells and not missing_figures(cells[name])
     }
     if not complete:
         return
-    later = {row_key(row) for row in table_rows() if row[2] in RATIOS[1:]}
+    later = {row.key for row in table_rows() if row.ratio in RATIOS[1:]}
     short = [name for name in complete if name not in later]
     readme = f"{summary_table(complete, short)}\n\n{short_caption()}"
     write_section("accuracy", readme, ROOT / "README.md")
@@ -196,11 +216,6 @@ def write_tables(cells: dict[str, Cell]) -> None:
         for name, cell in complete.items()
     ]
     write_section("accuracy", f"{summary}\n\n{table(header, lines)}")
-
-
-def table_rows() -> list[tuple[str, str, float]]:
-    """Return method, policy and ratio of the rows."""
-    return [(*pair, ratio) for ratio in RATIOS for pair in ROWS] + [CACHED]
 
 
 def summary_table(cells: dict[str, Cell], names: Iterable[str]) -> str:
@@ -216,7 +231,8 @@ def short_caption() -> str:
         "SmolLM2-135M-Instruct, dequantized from 4 bits and calibrated on "
         f"{SAMPLES} windows of WikiText-2's training text. Perplexity on two texts, with the "
         "paired standard error of the difference from the dense model, and mean accuracy on "
-        f"{len(TASKS)} zero-shot tasks of {ITEMS} items; `fused` without its default distillation. "
+        f"{len(TASKS)} zero-shot tasks of {ITEMS} items. `refit: on`: without the default "
+        "distillation. "
         "[Protocols, results per task and other ratios](docs/benchmarks/tasks.md)."
     )
 
@@ -234,9 +250,10 @@ def caption(cells: dict[str, Cell]) -> str:
         f"{SAMPLES} windows of {LENGTH} tokens of WikiText-2's training text. Perplexity of "
         f"{texts}, ± the standard error of the difference from the dense model, paired by window. "
         f"Accuracy on {', '.join(TASKS)}, the first {ITEMS} items of each, without examples, ± its "
-        "standard error. Removed: fraction of the decoder-linear parameters, for CARE of the KV "
-        "cache. Seconds: from the second moments to the compressed model, including probes, on two "
-        f"CPU cores with an empty cache{calibration} (–: not timed)."
+        "standard error. `refit: on`: without the default distillation. Removed: fraction of the "
+        "decoder-linear parameters, for CARE of the KV cache. Seconds: from the second moments to "
+        "the compressed model, including probes, on two CPU cores with an empty cache"
+        f"{calibration} (–: not timed)."
     )
 
 
@@ -244,8 +261,10 @@ def heading(name: str) -> list[str]:
     """Return the first cells of a row: method, policy and fraction removed."""
     if name == DENSE:
         return [DENSE, "–", "–"]
-    method, policy, ratio = name.split()
-    return [method, policy, f"{float(ratio):.0%}{' of KV' if method == CACHED[0] else ''}"]
+    row = next(row for row in table_rows() if row.key == name)
+    is_on = row[:2] == DISTILLED and not row.is_distilled
+    method = f"{row.method}, `refit: on`" if is_on else row.method
+    return [method, row.policy, f"{row.ratio:.0%}{' of KV' if row == CACHED else ''}"]
 
 
 def summary_line(name: str, cell: Cell) -> list[str]:

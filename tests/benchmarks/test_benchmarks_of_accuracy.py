@@ -30,7 +30,8 @@ def reference(monkeypatch, tmp_path, tiny_llama, story_file) -> Path:
         "SAMPLES": 2,
         "LENGTH": 16,
         "TEXTS": {"WikiText-2": ("wikitext2.test.txt", 3, "gptq-2048")},
-        "ROWS": (("a3", "uniform"),),
+        "PAIRINGS": (("a3", "uniform"),),
+        "DISTILLED": ("a3", "uniform"),
     }
     for name, value in changed.items():
         monkeypatch.setattr(accuracy, name, value)
@@ -70,16 +71,18 @@ def test_tables_contain_the_measured_figures(reference, monkeypatch) -> None:
     accuracy.accuracy([])
     assert factorized == ["a3", "care"]  # the ratios of a pairing share factors
     recorded = accuracy.recorded()
-    assert set(recorded) == {"dense", "a3 uniform 0.3", "a3 uniform 0.4", "care uniform 0.5"}
+    rows = ("a3 uniform 0.3 auto", "a3 uniform 0.3", "a3 uniform 0.4 auto", "a3 uniform 0.4")
+    assert set(recorded) == {"dense", *rows, "care uniform 0.5"}
     cell = recorded["a3 uniform 0.3"]
     assert cell["parameters"] < recorded["dense"]["parameters"]
     assert cell["WikiText-2"]["error"] > 0
     assert cell["seconds"] >= 0
-    line = f"| a3 | uniform | 30% | {cell['WikiText-2']['perplexity']:.2f} ± "
+    line = f"| a3, `refit: on` | uniform | 30% | {cell['WikiText-2']['perplexity']:.2f} ± "
     assert line in written["README.md"]
     assert line in written["tasks.md"]
+    assert "| a3 | uniform | 30% |" in written["README.md"]  # by default
     assert "| care | uniform | 50% of KV |" in written["README.md"]
-    second_ratio = "| a3 | uniform | 40% | "
+    second_ratio = "| a3, `refit: on` | uniform | 40% | "
     assert second_ratio in written["tasks.md"]
     assert second_ratio not in written["README.md"]
     assert "| ARC-E |" in written["tasks.md"]
