@@ -54,8 +54,8 @@ check: $(READY)
 # wait for pages and jobs a quarter of the time.
 test:
 	$(MAKE) --no-print-directory -j -O setup check browser axe
-	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
-	$(PYTHON) -m pytest -q -m browser -n 3 --dist loadfile --no-loadscope-reorder tests/browser
+	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+	$(PYTHON) -m pytest -q -m browser -n 3 --dist loadfile --no-loadscope-reorder --durations=20 tests/browser
 
 # Takes hours: the long campaigns of docs/reliability.md, and all browser tests with the longest,
 # which `make test` leaves out. LRCORE_SOAK_SEED: seed of the random input. LRCORE_SOAK_SHARE=0.1: a
