@@ -149,7 +149,9 @@
       press(text.close, store),
     );
     const aside = { id: 'welcome', className: 'guidance' };
-    container().append(make('aside', aside, make('p', {}, text.welcome), ...cards, buttons));
+    const welcome = make('aside', aside, make('p', {}, text.welcome), buttons, ...cards);
+    // Above the plots, not on them. Gradio builds the tabs after the footer.
+    whenShown('#tabs', (tabs) => tabs.parentElement.prepend(welcome));
   }
   function endTour() {
     document.getElementById('tour')?.remove();

@@ -30,6 +30,33 @@ def test_the_tour_of_a_first_visit_is_skipped_for_ever(open_page):
     assert welcome.count() == 0
 
 
+# Names of the plots that intersect the welcome, and whether the welcome is wider than the window.
+COVERED = """(() => {
+  const box = document.querySelector('#welcome').getBoundingClientRect();
+  const covers = (plot) => {
+    const { left, right, top, bottom } = plot.getBoundingClientRect();
+    return left < box.right && box.left < right && top < box.bottom && box.top < bottom;
+  };
+  const plots = [...document.querySelectorAll('.js-plotly-plot')].filter((p) => p.offsetParent);
+  return { plots: plots.length, covered: plots.filter(covers).length,
+    isWide: box.left < 0 || box.right > window.innerWidth };
+})()"""
+
+
+@pytest.mark.parametrize("width", [1440, 1280, 390])
+def test_the_welcome_covers_no_plot(open_page, width):
+    workbench = open_page(ready=False, is_first=True, width=width)
+    workbench.locator("#welcome").wait_for()
+    workbench.analyzed()
+    for tab, plot in (("Spectra", "heatmap"), ("Allocation", "bars")):
+        workbench.tab(tab, expert=False)
+        workbench.wait_for_plot(plot)
+        workbench.settled()
+        found = workbench.evaluate(COVERED)
+        assert found["plots"] > 0
+        assert (found["covered"], found["isWide"]) == (0, False)
+
+
 def test_an_example_of_the_first_visit_opens_its_plan(open_page):
     workbench = open_page(ready=False, is_first=True)
     workbench.analyzed()
