@@ -82,6 +82,20 @@ def test_an_almost_removed_component_is_named_unless_it_was_probed(store, recipe
     assert words.allocation.CUT not in uniform_message(plan, uniform)
 
 
+def test_ranks_by_softmax_are_explained_by_the_block_influence(store, recipe):
+    influences = store.factors(recipe).evidence.influence["block"]
+    view = plan_view(store, recipe, BROWSER)
+    shares = {
+        slot: rank / view.plan.spectra[slot].cost.full for slot, rank in view.plan.ranks.items()
+    }
+    highest, lowest = max(shares, key=shares.get)[0], min(shares, key=shares.get)[0]
+    assert influences[highest] > influences[lowest]
+    for layer in (highest, lowest):
+        assert f"layer {layer}: {influences[layer]:.3f}" in view.messages[0]
+    for other in ({"policy": "energy"}, {"rank_overrides": {"1.q": 3}}):
+        assert "Block Influence" not in plan_view(store, recipe.with_(**other)).messages[0]
+
+
 def test_uniform_ranks_have_a_message(store, recipe):
     view = plan_view(store, recipe.with_(policy="uniform"))
     assert view.messages[0] == words.allocation.UNIFORM_BARS

@@ -60,6 +60,11 @@ def small_nats(increase: float) -> str:
     return f"{increase:+.2g}".replace("-", MINUS)
 
 
+def influence(value: float) -> str:
+    """Format a Block Influence."""
+    return f"{value:.3f}"
+
+
 def percent(share: float, digits: int = 1) -> str:
     """Format a share as percent; NaN as a dash."""
     return "–" if math.isnan(share) else f"{share:.{digits}%}".replace("-", MINUS)

@@ -9,6 +9,7 @@ from typing import Any
 import lrcore
 from lrcore.compression.slower_decoding import slower_decoding
 from lrcore.compression.solve.distill import before_distillation
+from lrcore.layers.spectra import Slot
 from lrcore.ranks.plan import RankPlan
 
 from .. import words
@@ -102,6 +103,7 @@ def plan_view(store: Store, recipe: lrcore.Recipe, browser: Hashable = None) -> 
     pinned = None if pinned_recipe is None else store.plan(pinned_recipe)
     if pinned_recipe is None or pinned is None:
         pinned_recipe, comparison = None, uniform_message(plan, uniform)
+        comparison += influence_message(store, recipe, plan)
     else:
         comparison = pinned_message(plan, pinned_recipe, pinned)
     return PlanView(
@@ -139,7 +141,7 @@ def uniform_message(plan: RankPlan, uniform: RankPlan) -> str:
     if plan.ranks == uniform.ranks:
         is_time = plan.budget == "latency"
         return words.allocation.UNIFORM_TIMES if is_time else words.allocation.UNIFORM_BARS
-    shares = {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
+    shares = rank_shares(plan)
     highest, lowest = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
     sentence = words.allocation.BARS.format(
         *highest, numbers.percent(shares[highest], 0), *lowest, numbers.percent(shares[lowest], 0)
@@ -147,6 +149,26 @@ def uniform_message(plan: RankPlan, uniform: RankPlan) -> str:
     is_measured = plan.by_probes or plan.against_uniform is not None
     is_cut = shares[lowest] < LEAST_SHARE and not is_measured
     return f"{sentence} {words.allocation.CUT}" if is_cut else sentence
+
+
+def rank_shares(plan: RankPlan) -> dict[Slot, float]:
+    """Return the share of its full rank that each slot keeps, in [0, 1]."""
+    return {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
+
+
+def influence_message(store: Store, recipe: lrcore.Recipe, plan: RankPlan) -> str:
+    """Return a sentence, after a space, about why layers differ under policy softmax.
+
+    It has the Block Influence of the layers with the highest and the lowest share; "" for other
+    policies, and if ranks were set manually.
+    """
+    factors = store.peek_factors(recipe)
+    if recipe.policy != "softmax" or recipe.rank_overrides or factors is None:
+        return ""
+    shares, influences = rank_shares(plan), factors.evidence.influence["block"]
+    layers = [choose(shares, key=shares.__getitem__)[0] for choose in (max, min)]
+    values = [(layer, numbers.influence(influences[layer])) for layer in layers]
+    return " " + words.allocation.INFLUENCES.format(*values[0], *values[1])
 
 
 def bits_message(plan: RankPlan) -> str:

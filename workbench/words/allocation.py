@@ -139,6 +139,7 @@ MEASURES_NOW = "Measurements for {0} are running (see above). Until they end: th
 
 # The bars
 BARS = "Highest rank share: layer {} · {} ({}); lowest: layer {} · {} ({})."
+INFLUENCES = "Block Influence of layer {}: {}, of layer {}: {}."
 CUT = (
     "No measurement supports so low a rank; the policy probed measures the loss of each component."
 )
@@ -146,7 +147,7 @@ RANKS_OF = "ranks of {}"
 LOSS_ALONE = "{} nats/token, this component alone"
 ENERGY_LOST = "{} of its energy lost"
 UNIFORM_RANK, PINNED_RANK = "uniform rank {}:", "pinned rank {}:"
-UNIFORM_BARS = "These are uniform ranks."
+UNIFORM_BARS = "Uniform ranks: equal shares."
 BITS_PLAN = "Components: {}; {} of {} are below full rank."
 COMPONENTS_IN, COMPONENTS_PLAIN = "{} in {} bits", "{} not quantized"
 BITS_OF, NOT_QUANTIZED = "{} bits", "not quantized"

@@ -23,6 +23,8 @@ TERMS = {
     "squared error.",
     "singular values": "Strengths of the independent directions of a matrix, in descending order. "
     "A low-rank approximation keeps the largest.",
+    "uniform ranks": "Each component of each layer keeps the same share of its rank. For ranks "
+    "that differ by layer, choose another policy in the expert settings.",
     "effective rank": "Exponential of the entropy of the normalized singular values: the number of "
     "directions that matter if all mattered equally.",
     "stable rank": "Sum of the squared singular values divided by the largest square.",

@@ -143,7 +143,7 @@ def half_of(slot: Slot) -> Half:
 
 SOFTMAX = Policy(
     "softmax",
-    "Layers with little influence on the residual stream lose most (MoDeGPT eq. 11).",
+    "Layers with little Block Influence lose most (MoDeGPT eq. 11).",
     softmax,
     needs="influence",
     options=SoftmaxOptions,
