@@ -32,6 +32,27 @@ QUALITY = (
     "word_perplexity",
     "nonfinite",
 )
+# Names of columns in the report, which is read without the documentation
+HEADINGS = {
+    "delta_nll": "change of the loss, nats/token",
+    "delta_error": "standard error of the change",
+    "kl": "KL from the first model, nats/token",
+    "top1": "share of equal most likely tokens",
+    "bits_per_byte": "bits per byte",
+    "word_perplexity": "perplexity per word",
+    "nonfinite": "windows without a finite loss",
+    "bytes_on_disk": "bytes on disk",
+    "kv_bytes_per_token": "KV cache, bytes per token",
+    "state_bytes": "state, bytes per sequence",
+    "context": "tokens in the cache",
+    "flops_prefill": "FLOPs per token of a prompt",
+    "flops_decode": "FLOPs per decoded token",
+    "flops_formula": "FLOPs per decoded token, by formula",
+    "prefill_tokens_per_second": "prompt tokens per second",
+    "decode_tokens_per_second": "decoded tokens per second",
+    "peak_memory": "peak memory, bytes",
+    "seconds_per_token": "seconds per decoded token",
+}
 MAX_MODELS = 6
 _SELF_COMPARISON = {"delta": 0.0, "delta_error": None, "kl": 0.0, "top1": 1.0}
 
@@ -136,8 +157,11 @@ def comparison_page(
             heading = f"Perplexity against {name}"
             parts.append(report.scatter(heading, points, name, "perplexity"))
     quality_columns = {*QUALITY[1:], "nll", "tokens"}
-    quality = [{name: row[name] for name in QUALITY} for row in rows]
-    cost = [{name: row[name] for name in row if name not in quality_columns} for row in rows]
+    quality = [{HEADINGS.get(name, name): row[name] for name in QUALITY} for row in rows]
+    cost = [
+        {HEADINGS.get(name, name): row[name] for name in row if name not in quality_columns}
+        for row in rows
+    ]
     for details in result.get("details", ()):
         name = details["name"]
         parts += [

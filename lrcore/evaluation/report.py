@@ -112,17 +112,23 @@ def split_at_difference(text: str, reference: str) -> tuple[str, str]:
 
 
 def format_value(value: Any) -> str:
-    """Format a value: four decimals or scientific notation, with thousands separators."""
+    """Format a value: four decimals or scientific notation, with thousands separators.
+
+    Floats without a fraction from 1000 on have no decimals, and a blank text, such as a line break,
+    is quoted.
+    """
     if value is None:
         return "—"
     if isinstance(value, float):
         if not math.isfinite(value):
             return "not finite"
-        if abs(value) >= 1e5:
+        if abs(value) >= 1e5 or (abs(value) >= 1e3 and value.is_integer()):
             return f"{value:,.0f}"
         return f"{value:.4f}" if abs(value) >= 1e-2 or value == 0 else f"{value:.3e}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if isinstance(value, str) and value and not value.strip():
+        return repr(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {format_value(part)}" for name, part in value.items()) or "—"
     return ", ".join(map(format_value, value)) if isinstance(value, list | tuple) else str(value)

@@ -87,6 +87,10 @@ def test_compare_evaluates_models_side_by_side_and_writes_a_page(
     text = page.read_text()
     assert "<h1>Models side by side</h1>" in text
     assert text.count("<svg") == 4
+    for section in text.split("<h2>")[1:3]:  # quality and cost
+        columns = re.findall("<th[^>]*>([^<]+)</th>", section)
+        assert len(columns) > 5
+        assert not any("_" in column for column in columns)
     assert "fingerprint" in text
     assert "http" not in text.replace("http-equiv", "")
     assert [row["prompt"] for row in result["answers"]] == ["Once <b>upon"] * 3 + ["Tom"] * 3

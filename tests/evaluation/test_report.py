@@ -78,6 +78,14 @@ def test_a_page_is_complete_and_loads_no_external_resources(tmp_path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.html"]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(6144.0, "6,144"), (1234.5, "1234.5000"), (8.0, "8.0000"), ("\n\n", r"'\n\n'"), ("", "")],
+)
+def test_values_are_readable(value, text):
+    assert format_value(value) == text
+
+
 def test_answers_are_side_by_side_with_differences_marked():
     rows = [
         {"prompt": prompt, "model": model, "answer": answer, "error": error}
