@@ -59,6 +59,9 @@ def as_text(listener: Callable) -> Callable:
             raise gr.Error(html.unescape(str(error.message)), print_exception=False) from None
         return json_text(result, nulls=True) if _from_agent(request) else result
 
+    # From Python 3.14 on, `functools.wraps` copies no annotations, but the function that computes
+    # them, which is None here. Without them Gradio does not pass the request.
+    answer.__annotations__ = listener.__annotations__
     return answer
 
 
