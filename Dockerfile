@@ -1,4 +1,4 @@
-# The page in a container, as a user without rights, with everything that it writes in /data:
+# The page in a container, as a user without rights, with everything that it keeps in /data:
 #
 #   docker build -t low-rank-workbench .
 #   docker run -p 7860:7860 -v workbench:/data -e LRCORE_PASSWORD=... low-rank-workbench
