@@ -1,8 +1,8 @@
 """Stamps of measurements: date, commit, machine and the code behind a figure.
 
 The code is a fingerprint: eight digits of a hash of the syntax trees of the modules in COMPUTING
-that a benchmark imports, directly or indirectly. Comments, docstrings, imports, error messages and
-file names do not count, nor do methods and policies that a table does not name.
+that a benchmark imports, directly or indirectly. Comments, docstrings, imports, error messages,
+sentences and file names do not count, nor do methods and policies that a table does not name.
 """
 
 import ast
@@ -198,9 +198,15 @@ def shape(node: Any) -> str:
     if not isinstance(node, ast.AST):
         return repr(node)
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+    if is_text or isinstance(node, ast.Import | ast.ImportFrom) or _is_sentence(node):
         return ""
     if isinstance(node, ast.Raise):
         return "Raise"
     fields = [shape(value) for _, value in ast.iter_fields(node) if value not in (None, [])]
     return f"{type(node).__name__}({','.join(fields)})"
+
+
+def _is_sentence(node: ast.AST) -> bool:
+    """Return whether a node is a text for people, such as the description of a policy."""
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and " " in text and text.rstrip().endswith(".")

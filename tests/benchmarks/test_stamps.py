@@ -20,6 +20,8 @@ def double(x):
     if x is None:
         raise ValueError("no number")
     return 2 * x
+
+DOUBLE = Method("double", "Doubles each number.", double)
 '''
 
 
@@ -34,6 +36,8 @@ def names(source: str, text: str) -> set[str]:
         ("Return twice x.", "Double a number.", False),
         ("import math", "from math import pi", False),
         ("no number", "x is missing; give a number", False),
+        ("Doubles each number.", "Multiplies by two.", False),
+        ('Method("double"', 'Method("twice"', True),
         ("    return 2 * x", "    # twice\n    return 2 * x", False),
         ("2 * x", "3 * x", True),
         ("x is None", "x is not None", True),
