@@ -228,12 +228,10 @@ def summary_table(cells: dict[str, Cell], names: Iterable[str]) -> str:
 def short_caption() -> str:
     """Return the caption of the table in README.md."""
     return (
-        "SmolLM2-135M-Instruct, dequantized from 4 bits and calibrated on "
-        f"{SAMPLES} windows of WikiText-2's training text. Perplexity on two texts, with the "
-        "paired standard error of the difference from the dense model, and mean accuracy on "
-        f"{len(TASKS)} zero-shot tasks of {ITEMS} items. `refit: on`: without the default "
-        "distillation. "
-        "[Protocols, results per task and other ratios](docs/benchmarks/tasks.md)."
+        f"SmolLM2-135M-Instruct, dequantized from 4 bits, calibrated on {SAMPLES} windows of "
+        "WikiText-2's training text. Perplexities ± paired standard error of the difference from "
+        f"dense; mean accuracy on {len(TASKS)} zero-shot tasks of {ITEMS} items. `refit: on`: no "
+        "distillation. [All results](docs/benchmarks/tasks.md)."
     )
 
 
