@@ -233,7 +233,7 @@ def test_heads_and_table_match_the_analysis(store, empty_store):
 
 def test_moving_the_slider_updates_bars_summary_and_key(store):
     widgets = handlers.draw_plan(store, BROWSER, *input_values(RECIPE))
-    assert words.allocation.UNIFORM_BARS in widgets.caption
+    assert marked(words.allocation.UNIFORM_BARS) in widgets.caption
     assert "requested 30.0%" in widgets.summary
     assert "a3" in widgets.about
     assert widgets.plan_key == store.live_key(RECIPE)

@@ -26,6 +26,7 @@ from workbench.state.store import Store
 from workbench.tabs import spectra
 from workbench.tabs.allocation import handlers, plan_figures
 from workbench.views import markup
+from workbench.views.term_markup import marked
 from workbench.widgets import polling
 from workbench.widgets.form import input_values
 
@@ -118,7 +119,7 @@ def test_the_displayed_ranks_are_those_of_the_compressed_model(store, recipe, mo
     factors, values = store.factors(chosen), input_values(chosen)
     draft, state = store.plan(chosen), polling.factors_state(store, chosen)
     caption = handlers.draw_plan(store, BROWSER, *values).caption
-    assert markup.escape(words.allocation.DRAFT.format("probed")) in caption
+    assert marked(words.allocation.DRAFT.format("probed")) in caption
     wait_until(lambda: not store.is_draft(chosen))
     assert polling.factors_state(store, chosen) != state
     compressed = lrcore.compress(store.dense(chosen), chosen, factors).step(Compressed)
