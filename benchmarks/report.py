@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def measured_line(section: str, text: str) -> str:
         return stamp(writer(section), text).line()
     cells = cells_of(section)
     samples = dict.fromkeys(cell.sample.line() for cell in cells if cell.sample)
-    stamps = sorted({cell.stamp for cell in cells if cell.stamp}, key=lambda stamp: stamp.date)
+    stamps = sorted({cell.stamp for cell in cells if cell.stamp}, key=astuple)
     if not stamps:
         return " ".join(samples)
     dates = " to ".join(dict.fromkeys([stamps[0].date, stamps[-1].date]))
