@@ -55,11 +55,16 @@ def write_section(name: str, text: str, document: Path | None = None) -> None:
     pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     if not pattern.search(page):
         raise SystemExit(f"{document.name} has no section '{name}'")
-    if line := measured_line(name, text):
-        text = f"{text}\n\n{line}"
+    written = section_text(name, text)
     document.write_text(
-        pattern.sub(lambda match: match[1] + wrap(text) + "\n" + match[2], page), encoding="utf-8"
+        pattern.sub(lambda match: match[1] + written + match[2], page), encoding="utf-8"
     )
+
+
+def section_text(name: str, text: str) -> str:
+    """Return the lines of a section, which end with the line on its measurement if there is one."""
+    line = measured_line(name, text)
+    return wrap(f"{text}\n\n{line}" if line else text) + "\n"
 
 
 def measured_line(section: str, text: str) -> str:

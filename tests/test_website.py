@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from prose import wrap  # noqa: E402
 from website import build  # noqa: E402
 
 from benchmarks.rankings import choice_block  # noqa: E402
+from benchmarks.report import section_text  # noqa: E402
 from lrcore.models.load import DEMO_MODELS  # noqa: E402
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
@@ -82,5 +82,4 @@ def test_the_tables_of_advice_follow_from_the_benchmark_record() -> None:
     assert page.count("<!-- begin choice ") == len(measured) > 2
     for title, measurements in measured.items():
         block = page.split(f"<!-- begin choice {title} -->\n")[1].split("<!-- end")[0]
-        # a line on the measurement follows
-        assert block.startswith(wrap(choice_block(title, measurements)) + "\n")
+        assert block == section_text(f"choice {title}", choice_block(title, measurements))
