@@ -52,6 +52,26 @@ HEADINGS = {
     "decode_tokens_per_second": "decoded tokens per second",
     "peak_memory": "peak memory, bytes",
     "seconds_per_token": "seconds per decoded token",
+    "parts": "compressed parts",
+    "delta_perplexity": "change of perplexity",
+    "component": "output",
+    "error": "relative squared error",
+    "predicted": "predicted from the spectrum",
+}
+# Cells of the tables of `local_errors` and `contributions` in the report
+PARTS = {
+    "qk": "QK",
+    "ov": "OV",
+    "mlp": "MLP",
+    "qk + ov": "QK plus OV: sum of both rows",
+    "qk, ov": "QK and OV together",
+}
+OUTPUTS = {
+    "scores": "attention scores (QK)",
+    "ov": "attention with the dense scores (OV)",
+    "attention": "attention",
+    "mlp": "MLP",
+    "residual": "residual stream, with all layers before",
 }
 MAX_MODELS = 6
 _SELF_COMPARISON = {"delta": 0.0, "delta_error": None, "kl": 0.0, "top1": 1.0}
@@ -163,11 +183,7 @@ def comparison_page(
         for row in rows
     ]
     for details in result.get("details", ()):
-        name = details["name"]
-        parts += [
-            report.table(f"{name}: loss by component", details["contributions"]),
-            report.table(f"{name}: local errors, measured and predicted", details["local_errors"]),
-        ]
+        parts += _detail_tables(details)
     return report.page(
         title,
         report.table("Quality", quality),
@@ -175,3 +191,21 @@ def comparison_page(
         *parts,
         report.fields_table("Protocol", result["protocol"]),
     )
+
+
+def _detail_tables(details: Mapping[str, Any]) -> list[report.Table]:
+    """Return the tables of contributions and local errors, without columns that have no value."""
+    name, windows = details["name"], details["local_protocol"]["windows"]
+    losses = [
+        row | {"parts": PARTS.get(row["parts"], row["parts"])} for row in details["contributions"]
+    ]
+    errors = [row | {"component": OUTPUTS[row["component"]]} for row in details["local_errors"]]
+    return [
+        report.table(f"{name}: loss with only some parts compressed", _with_headings(losses)),
+        report.table(f"{name}: errors of each layer, on {windows} windows", _with_headings(errors)),
+    ]
+
+
+def _with_headings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    return [{HEADINGS.get(name, name): row[name] for name in columns} for row in rows]

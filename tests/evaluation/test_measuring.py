@@ -87,10 +87,14 @@ def test_compare_evaluates_models_side_by_side_and_writes_a_page(
     text = page.read_text()
     assert "<h1>Models side by side</h1>" in text
     assert text.count("<svg") == 4
-    for section in text.split("<h2>")[1:3]:  # quality and cost
+    tables = [section for section in text.split("<h2>") if "<th" in section]
+    assert len(tables) == 6  # quality, cost, and losses and errors of two models
+    for section in tables:
         columns = re.findall("<th[^>]*>([^<]+)</th>", section)
-        assert len(columns) > 5
-        assert not any("_" in column for column in columns)
+        assert len(columns) > 2
+        assert not any("_" in column or column in ("parts", "predicted") for column in columns)
+    cells = {*re.findall("<td>([^<]+)</td>", text)}
+    assert not cells & {"qk", "ov", "mlp", "qk, ov", "scores", "residual"}
     assert "fingerprint" in text
     assert "http" not in text.replace("http-equiv", "")
     assert [row["prompt"] for row in result["answers"]] == ["Once <b>upon"] * 3 + ["Tom"] * 3
