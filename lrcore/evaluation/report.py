@@ -161,9 +161,12 @@ def scatter(
 
 
 def tick_label(value: float, digits: int = 4) -> str:
-    """Return a value of an axis as text, such as "2.5" or "12 M" for millions."""
-    for prefix, size in (("G", 1e9), ("M", 1e6)):
-        if abs(value) >= size:
+    """Return a value of an axis as text, such as "2.5", "280 k" or "12 M" for millions.
+
+    Thousands have a prefix from 10 k on; smaller values fit in four digits.
+    """
+    for prefix, size, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
+        if abs(value) >= least:
             return f"{value / size:.{digits}g} {prefix}"
     return f"{value:.{digits}g}"
 

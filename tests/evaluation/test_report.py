@@ -16,6 +16,7 @@ from lrcore.evaluation.report import (
     scatter,
     split_at_difference,
     table,
+    tick_label,
 )
 from lrcore.system.files import write_text
 
@@ -64,6 +65,7 @@ def test_large_values_on_an_axis_have_no_exponents():
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", page("A", scatter("B", points, "size", "y")))
     assert {"4 M", "12 M"} <= set(labels)
     assert not any("e+" in label for label in labels)
+    assert [tick_label(value) for value in (9999, 20000, 280000)] == ["9999", "20 k", "280 k"]
 
 
 def test_a_page_is_complete_and_loads_no_external_resources(tmp_path):
