@@ -137,11 +137,13 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def print_table(rows: Rows) -> None:
-    """Print a table with right-aligned numbers, shortened paths and a dash for None."""
+    """Print a table with right-aligned numbers, shortened paths and a dash for None; line breaks in
+    a cell are printed as `\\n`, so that a row is a line.
+    """
     if not rows:
         return
     columns = list(rows[0])
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    cells = [[_cell(row.get(column)).replace("\n", "\\n") for column in columns] for row in rows]
     names = short_names({text for row in cells for text in row})
     cells = [[names.get(text, text) for text in row] for row in cells]
     widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]

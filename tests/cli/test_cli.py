@@ -401,3 +401,8 @@ def test_a_second_command_in_a_process_prints_its_stages(tiny_llama, story_file,
     for _ in range(2):
         assert main([*words, "--seq-len", "16", "--json"]) == 0
         assert capsys.readouterr().err == "evaluate (1)\n"
+
+
+def test_a_cell_with_line_breaks_stays_in_its_row(capsys):
+    print_table([{"answer": "One.\n\nTwo.", "tokens": 5}])
+    assert len(capsys.readouterr().out.splitlines()) == 2
