@@ -257,3 +257,12 @@ def test_the_exported_reference_model_has_the_same_logits(reference, tmp_path) -
     assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(model))
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert stored.keys() <= model.network.state_dict().keys()
+
+
+def test_a_method_on_matrices_has_one_reason_not_to_fit(tiny_llama, story_file):
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="svd"
+    )
+    model = lrcore.load(recipe.model)
+    plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe)
+    assert len(standard_fit(model, plan).reasons) == 1

@@ -99,10 +99,10 @@ def _rank_reasons(plan: RankPlan) -> list[str]:
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
     reasons = []
     if not mlp:
-        reasons.append(
+        return [
             "the method factors matrices, which standard architectures do not support; use a "
             "method on components"
-        )
+        ]
     reduced = sorted(
         {
             name
