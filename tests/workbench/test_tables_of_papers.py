@@ -71,6 +71,9 @@ def test_a_table_equals_that_of_the_command_line_and_is_reused(recipe, sweep, tm
     record.job.run(store, repeated)
     assert sum("already saved" in line for line in repeated.log) == 3  # with the dense model
     assert not store.runs.all()
+    polling.act(store, [], click(action="forget", job=record.id))
+    assert not store.jobs.all()
+    assert not list((store.runs.folder / ".tables").rglob(f"{record.id}*"))
 
 
 def test_a_canceled_table_resumes_after_the_saved_rows(recipe, sweep, tmp_path):

@@ -106,6 +106,17 @@ def summary(rows: list[SweepRow]) -> str:
     return "; ".join(parts)
 
 
+def remove(store: Store, job_id: str) -> None:
+    """Remove the record of a job that has ended and, if it was a table, its rows.
+
+    The rows of single cells remain in `tables_folder`, since all tables share them.
+    """
+    record = store.jobs.get(job_id)
+    store.jobs.remove(job_id)
+    if record is not None and isinstance(record.job, TableJob) and store.jobs.get(job_id) is None:
+        (tables_folder(store) / f"{job_id}.json").unlink(missing_ok=True)
+
+
 def table_files(store: Store, job_id: str, job: TableJob) -> dict[str, str]:
     """Return {file name: text} for table.csv, table.json and report.html of a finished job.
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -231,7 +232,7 @@ def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
     actions = {
         "cancel": store.jobs.cancel,
         "again": store.jobs.restart,
-        "forget": store.jobs.remove,
+        "forget": partial(paper_table.remove, store),
         "read": store.jobs.mark_read,
     }
     if action not in actions:
