@@ -134,7 +134,8 @@ def compare(
         for name in ("contributions", "local_errors"):
             show(False, {}, details["name"], details[name])
     if answers:
-        show(False, {}, "answers", answers)
+        shown = [{name: row[name] for name in row if name != "error"} for row in answers]
+        show(False, {}, "answers", shown)
 
 
 @dataclass(frozen=True)

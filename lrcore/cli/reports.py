@@ -47,7 +47,11 @@ def size_rows(account: SizeAndCost) -> Iterator[dict[str, Any]]:
             account.model.kv_bytes_per_token,
         ),
         *([("states, bytes per sequence", *states)] if account.dense.state_bytes else []),
-        ("FLOPs per token", account.dense.flops_per_token, account.model.flops_per_token),
+        (
+            "FLOPs per token after a window",
+            account.dense.flops_per_token,
+            account.model.flops_per_token,
+        ),
     )
     for name, dense, compressed in pairs:
         change = f"{compressed / dense - 1:+.1%}" if dense else ""

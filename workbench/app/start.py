@@ -89,6 +89,7 @@ def main() -> None:
         parser.error(str(error))
     os.environ.pop("LRCORE_PASSWORD", None)  # child processes do not need it
     # These imports take seconds; a wrong option is reported before them.
+    print("Starting the workbench.", flush=True)
     from ..base import process
     from ..server.web_app import page_server, web_app
     from .app import build_app
