@@ -1,4 +1,4 @@
-"""What a GPU would wait for, counted on a simulated device: calibration, factorization, decoding.
+"""Waits of a GPU, counted on a simulated device: calibration, factorization, decoding.
 
 docs/scale.md lists the counts.
 """

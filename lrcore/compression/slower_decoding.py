@@ -1,4 +1,4 @@
-"""Which recipes make models that decode slower than the dense model, and why."""
+"""The reasons why the model of a recipe decodes slower than the dense model."""
 
 from ..layers.sparse_product import has_sparse_product
 from ..methods import find_method
