@@ -177,11 +177,8 @@ def comparison_page(
             heading = f"Perplexity against {name}"
             parts.append(report.scatter(heading, points, name, "perplexity"))
     quality_columns = {*QUALITY[1:], "nll", "tokens"}
-    quality = [{HEADINGS.get(name, name): row[name] for name in QUALITY} for row in rows]
-    cost = [
-        {HEADINGS.get(name, name): row[name] for name in row if name not in quality_columns}
-        for row in rows
-    ]
+    quality = _with_headings(rows, QUALITY)
+    cost = _with_headings(rows, [name for name in rows[0] if name not in quality_columns])
     for details in result.get("details", ()):
         parts += _detail_tables(details)
     return report.page(
@@ -200,12 +197,21 @@ def _detail_tables(details: Mapping[str, Any]) -> list[report.Table]:
         row | {"parts": PARTS.get(row["parts"], row["parts"])} for row in details["contributions"]
     ]
     errors = [row | {"component": OUTPUTS[row["component"]]} for row in details["local_errors"]]
+    titles = (
+        f"{name}: loss with only some parts compressed",
+        f"{name}: errors of each layer, on {windows} windows",
+    )
     return [
-        report.table(f"{name}: loss with only some parts compressed", _with_headings(losses)),
-        report.table(f"{name}: errors of each layer, on {windows} windows", _with_headings(errors)),
+        report.table(title, _with_headings(rows, _columns_with_values(rows)))
+        for title, rows in zip(titles, (losses, errors), strict=True)
     ]
 
 
-def _with_headings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+def _columns_with_values(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in rows[0] if any(row[name] is not None for row in rows)]
+
+
+def _with_headings(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> list[dict[str, Any]]:
     return [{HEADINGS.get(name, name): row[name] for name in columns} for row in rows]

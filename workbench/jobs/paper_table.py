@@ -47,7 +47,7 @@ class TableJob(Job):
         if all(row.error for row in compressed):
             raise lrcore.InputError(str(compressed[0].error))
         content = json_text([row.to_dict() for row in rows], nulls=True)
-        write_text(tables_folder(store) / f"{reporter.id}.json", content)
+        write_text(rows_file(store, reporter.id), content)
         reporter.outcome = summary(compressed)
         return []
 
@@ -92,6 +92,11 @@ def tables_folder(store: Store) -> Path:
     return store.runs.folder / ".tables"
 
 
+def rows_file(store: Store, job_id: str) -> Path:
+    """Return the file with the rows of a job's table."""
+    return tables_folder(store) / f"{job_id}.json"
+
+
 def summary(rows: list[SweepRow]) -> str:
     """Return the number of rows, the number of failed rows, and the lowest perplexity."""
     measured = [(row.perplexity, row) for row in rows if row.perplexity is not None]
@@ -111,10 +116,9 @@ def remove(store: Store, job_id: str) -> None:
 
     The rows of single cells remain in `tables_folder`, since all tables share them.
     """
-    record = store.jobs.get(job_id)
-    store.jobs.remove(job_id)
-    if record is not None and isinstance(record.job, TableJob) and store.jobs.get(job_id) is None:
-        (tables_folder(store) / f"{job_id}.json").unlink(missing_ok=True)
+    removed = store.jobs.remove(job_id)
+    if removed is not None and isinstance(removed.job, TableJob):
+        rows_file(store, job_id).unlink(missing_ok=True)
 
 
 def table_files(store: Store, job_id: str, job: TableJob) -> dict[str, str]:
@@ -122,7 +126,7 @@ def table_files(store: Store, job_id: str, job: TableJob) -> dict[str, str]:
 
     Raises InputError if the rows were deleted.
     """
-    path = tables_folder(store) / f"{job_id}.json"
+    path = rows_file(store, job_id)
     if not path.is_file():
         raise lrcore.InputError("The rows of this table were deleted. Start the job again.")
     rows = [SweepRow.from_dict(row) for row in json.loads(path.read_text(encoding="utf-8"))]

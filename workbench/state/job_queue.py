@@ -156,12 +156,17 @@ class JobQueue:
         (self.folder / f"{job_id}.json").unlink(missing_ok=True)
         return record
 
-    def remove(self, job_id: str) -> None:
-        """Remove the record of a job that has ended, from disk as well."""
+    def remove(self, job_id: str) -> JobRecord | None:
+        """Remove the record of a job that has ended, from disk as well, and return it; None if
+        there is no such job.
+        """
         with self._disk_lock, self._lock:
-            if self._records.get(job_id) is not None and self._records[job_id].state in ENDED:
-                del self._records[job_id]
-                (self.folder / f"{job_id}.json").unlink(missing_ok=True)
+            record = self._records.get(job_id)
+            if record is None or record.state not in ENDED:
+                return None
+            del self._records[job_id]
+            (self.folder / f"{job_id}.json").unlink(missing_ok=True)
+            return record
 
     def mark_read(self, job_id: str) -> None:
         """Remove the result of a job from the status bar."""

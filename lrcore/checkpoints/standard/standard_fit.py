@@ -97,12 +97,12 @@ def _is_compressed(network: PreTrainedModel) -> bool:
 def _rank_reasons(plan: RankPlan) -> list[str]:
     """Return reasons why the ranks of a plan do not fit a standard architecture."""
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
-    reasons = []
     if not mlp:
         return [
             "the method factors matrices, which standard architectures do not support; use a "
             "method on components"
         ]
+    reasons = []
     reduced = sorted(
         {
             name
