@@ -5,7 +5,7 @@ import json
 import re
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 
 import gradio as gr
@@ -130,6 +130,35 @@ def test_unread_answers_are_dropped_after_a_timeout(busy):
         assert join(http, "vanished").status_code == 200  # the page returns
 
 
+@contextmanager
+def page_closed_with_two_streams(patch=None):
+    """Serve a page that has two streams of its answers open, and close both."""
+    release = threading.Event()
+    page = page_with_button(gr.Blocks, lambda: release.wait(60))
+    if patch:
+        patch(page)
+    answers, queue = "/gradio_api/queue/data?session_hash=page", page._queue
+    with served(page) as url:
+        with httpx.Client(base_url=url, timeout=60) as http:
+            assert join(http, "page").status_code == 200
+            with http.stream("GET", answers), http.stream("GET", answers):
+                messages = queue.pending_messages_per_session["page"]
+                wait_until(lambda: len(messages._getters) == 2)
+        wait_until(lambda: "page" not in queue.pending_messages_per_session)
+        yield
+        release.set()
+
+
+def logged_errors(caplog):
+    return [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_page_may_close_with_two_streams_of_answers(caplog):
+    with page_closed_with_two_streams(patches.limit_queue):
+        pass
+    assert not logged_errors(caplog)
+
+
 def test_the_queue_is_checked_often_while_events_arrive(busy, monkeypatch):
     url, release, queue = busy
     release.set()
@@ -207,6 +236,11 @@ def test_unpatched_gradio_does_not_limit_the_events_of_a_page():
     with served(page) as url, httpx.Client(base_url=url, timeout=60) as http:
         count = patches.MAX_PAGE_EVENTS + 1
         assert [join(http, "greedy").status_code for _ in range(count)] == [200] * count
+
+
+def test_unpatched_gradio_fails_if_a_page_closes_with_two_streams_of_answers(caplog):
+    with page_closed_with_two_streams():
+        wait_until(lambda: logged_errors(caplog))
 
 
 def test_unpatched_gradio_keeps_the_state_of_closed_pages():

@@ -8,7 +8,9 @@ tests/workbench/test_gradio_patches.py fails once a patch is not needed.
    this, and its checks answer with tracebacks.
 2. `limit_queue` limits the waiting events per page, and drops the answers and the state of closed
    pages. Gradio's `max_size` is a limit for all pages together, so a single page could fill the
-   queue. Gradio also stores up to a megabyte for each of thousands of closed pages.
+   queue. Gradio also stores up to a megabyte for each of thousands of closed pages. A page that
+   closes while it opens its stream of answers again has two streams. Each removes the answers of
+   the page, and in Gradio the second one fails: see `AnswersByPage`.
 3. `QueuePace` lets an idle queue sleep longer. Gradio's queue wakes a thousand times a second.
 4. `FirstScripts` stops the clock of Gradio's loading sign, which redraws an idle page 40 to 60
    times a second, and loads the scripts of the page as a file.
@@ -34,6 +36,7 @@ from gradio.blocks import BlockFunction
 from gradio.components.api_component import Api
 from gradio.queueing import Queue
 from gradio.state_holder import SessionState, StateHolder
+from gradio.utils import LRUCache
 from gradio_client.utils import python_type_to_json_schema
 
 from ..base.assets import script
@@ -271,6 +274,7 @@ def limit_queue(blocks: gr.Blocks) -> None:
     queue.ANAYLTICS_CACHE_FREQUENCY = sys.maxsize
     queue.ANALYTICS_MAX_EVENTS = 1
     queue.progress_update_sleep_when_free = PROGRESS_INTERVAL
+    queue.pending_messages_per_session = AnswersByPage(queue.pending_messages_per_session.max_size)
     push, answers, pace = queue.push, UnreadAnswers(queue), QueuePace(queue)
 
     async def limited_push(body: Any, **options: Any) -> Any:
@@ -300,6 +304,14 @@ def drop_closed_pages(pages: StateHolder, now: datetime) -> None:
             if now - pages.time_last_used.get(name, now) >= PAGE_TIMEOUT:
                 del pages.session_data[name]
                 pages.time_last_used.pop(name, None)
+
+
+class AnswersByPage(LRUCache):
+    """The waiting answers of each page. It is no error to remove a page that is not there."""
+
+    def __delitem__(self, page: str) -> None:
+        if page in self:
+            super().__delitem__(page)
 
 
 class UnreadAnswers:
